@@ -1,0 +1,347 @@
+"""The config file: YAML read with line numbers, overrides applied, every problem reported at once.
+
+YAML is read by its 1.2 core rules, because the 1.1 rules of most Python loaders bite: there `2e-4` is a text and `no`
+is false. Anchors are allowed within a bound, tags and duplicate keys are not.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError, did_you_mean
+
+MAX_BYTES = 256 * 1024
+MAX_VALUES = 20_000
+"""Values in a file after anchors are expanded: a bound against files that expand without end."""
+OVERRIDE = "--set"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A valid config and where its values came from.
+
+    Attributes:
+        config: the config; it may still hold "auto".
+        path: the file it was read from.
+        lines: dotted key → 1-based line, for the keys in the file.
+        overridden: the dotted keys set on the command line.
+    """
+
+    config: Config
+    path: Path
+    lines: dict[str, int]
+    overridden: frozenset[str]
+
+
+class _Loader(yaml.SafeLoader):
+    """A composer whose plain scalars follow the YAML 1.2 core schema."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Read, override and validate a config file.
+
+    Args:
+        path: the YAML file.
+        overrides: `a.b=value` texts; the value is read as YAML.
+
+    Raises:
+        ConfigError: with file, line and field, for every problem found.
+    """
+    tree, lines = _parse(read_text(path), path)
+    if not isinstance(tree, dict):
+        what = "is empty" if tree is None else f"holds {_shape(tree)} where the sections should be"
+        raise ConfigError(f"the config {what}", path=path, help="`surefit init RECIPE` writes a config to start from")
+    tree = dict(tree)
+    overridden = {_override(tree, text) for text in overrides}
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        problems = [_problem(item, path, lines, overridden) for item in _merge_unions(error)]
+        first, *rest = problems
+        raise ConfigError(
+            first.message, help=first.help, path=first.path, line=first.line, field=first.field, also=rest
+        ) from None
+    return Loaded(config, path, lines, frozenset(overridden))
+
+
+def read_text(path: Path) -> str:
+    """A small UTF-8 file's text, with or without a byte-order mark."""
+    if path.is_dir():
+        raise ConfigError("this is a directory, not a config file", path=path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        siblings = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        raise ConfigError(
+            f"no such file{did_you_mean(str(path), siblings)}",
+            path=path,
+            help="`surefit init RECIPE -o FILE` writes a config to start from",
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"larger than {MAX_BYTES // 1024} KiB: this is no config file", path=path)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError("not UTF-8 text", path=path, line=line, help="save the file as UTF-8") from None
+
+
+def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
+    """YAML text → (plain Python values, dotted key → line)."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[str, int] = {}
+        return (None if node is None else _Builder(path, lines).build(node, "")), lines
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        problem = " ".join(str(part) for part in (error.problem, error.context) if part)
+        raise ConfigError(f"not valid YAML: {problem}", path=path, line=line, help=_yaml_help(text, line)) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not valid YAML: {error}".replace("\n", " "), path=path) from None
+    except RecursionError:
+        raise ConfigError("nested too deeply to be a config", path=path) from None
+
+
+def _yaml_help(text: str, line: int | None) -> str | None:
+    rows = text.splitlines()
+    if line and any("\t" in row for row in rows[max(0, line - 2) : line]):
+        return "indent with spaces: YAML does not allow tabs"
+    return "check indentation, quotes and brackets at and above this line"
+
+
+class _Builder:
+    """Turns YAML nodes into plain values, noting the line of every key."""
+
+    def __init__(self, path: Path, lines: dict[str, int]) -> None:
+        self.path = path
+        self.lines = lines
+        self.count = 0
+
+    def build(self, node: yaml.Node, dotted: str) -> Any:
+        self.count += 1
+        if self.count > MAX_VALUES:
+            raise self._error(node, dotted, f"more than {MAX_VALUES:,} values once its anchors are expanded")
+        if isinstance(node, yaml.MappingNode):
+            return dict(self._items(node, dotted))
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(child, dotted) for child in node.value]
+        assert isinstance(node, yaml.ScalarNode)
+        return self._scalar(node, dotted)
+
+    def _items(self, node: yaml.MappingNode, dotted: str) -> Iterator[tuple[str, Any]]:
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._error(key_node, dotted, "a key must be plain text")
+            key = key_node.value
+            name = f"{dotted}.{key}" if dotted else key
+            if key in seen:
+                raise self._error(key_node, name, f"set twice; the first time on line {self.lines[name]}")
+            seen.add(key)
+            self.lines[name] = key_node.start_mark.line + 1
+            yield key, self.build(value_node, name)
+
+    def _scalar(self, node: yaml.ScalarNode, dotted: str) -> Any:
+        kind, text = node.tag.removeprefix("tag:yaml.org,2002:"), node.value
+        if kind == "str":
+            return text
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return text.lower() == "true"
+        if kind == "int" and len(text) <= 30:
+            return int(text, 0 if text[:2] in ("0x", "0o") else 10)
+        if kind == "float" and len(text) <= 60:
+            return float(re.sub(r"\.(inf|nan)$", r"\1", text.lower()))
+        problem = "a number this long is not usable" if kind in ("int", "float") else f"the YAML tag {node.tag!r}"
+        raise self._error(node, dotted, problem if kind in ("int", "float") else f"{problem} is not allowed")
+
+    def _error(self, node: yaml.Node, dotted: str, message: str) -> ConfigError:
+        return ConfigError(message, path=self.path, line=node.start_mark.line + 1, field=dotted or None)
+
+
+def _override(tree: dict[str, Any], text: str) -> str:
+    """Apply one `a.b=value` to the tree; returns the dotted key."""
+    dotted, equals, value = text.partition("=")
+    dotted = dotted.strip()
+    if not equals or not dotted:
+        raise ConfigError(f"{OVERRIDE} {text}: expected KEY=VALUE", help=f"for example {OVERRIDE} train.epochs=2")
+    *parents, leaf = dotted.split(".")
+    parsed, _ = _parse(value, Path(OVERRIDE))
+    here = tree
+    for name in parents:
+        child = here.get(name)
+        # Copied, not changed in place: an anchor may share this mapping with another key.
+        here[name] = dict(child) if isinstance(child, dict) else {}
+        here = here[name]
+    here[leaf] = parsed
+    return dotted
+
+
+def _merge_unions(error: ValidationError) -> list[dict[str, Any]]:
+    """One entry per key: pydantic reports every branch of a union on its own."""
+    merged: dict[str, dict[str, Any]] = {}
+    for item in error.errors(include_url=False):
+        dotted = ".".join(_key_path(item["loc"]))
+        merged.setdefault(dotted, {"dotted": dotted, **item})
+    return list(merged.values())
+
+
+def _key_path(loc: tuple[int | str, ...]) -> list[str]:
+    """The config keys in a pydantic location, without list positions and the names of union branches."""
+    keys: list[str] = []
+    here: Any = Config
+    for part in loc:
+        section = here if isinstance(here, type) and issubclass(here, BaseModel) else None
+        if section is None:
+            if here is dict and isinstance(part, str):
+                keys.append(part)
+            break
+        keys.append(str(part))
+        field = section.model_fields.get(str(part))
+        here = _container(field.annotation) if field else None
+    return keys
+
+
+def _container(annotation: Any) -> Any:
+    """The section class or `dict` that an annotation can hold, else None."""
+    for option in _options(annotation):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+        if typing.get_origin(option) is dict:
+            return dict
+    return None
+
+
+def _options(annotation: Any) -> list[Any]:
+    """The branches of a union, flattened."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [leaf for part in typing.get_args(annotation) for leaf in _options(part)]
+    return [annotation]
+
+
+def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str]) -> ConfigError:
+    """A pydantic error in the user's terms."""
+    dotted: str = item["dotted"]
+    message, help_text = _explain(item)
+    nearest = dotted
+    while nearest and nearest not in lines:
+        nearest = nearest.rpartition(".")[0]
+    if any(dotted == key or dotted.startswith(f"{key}.") for key in overridden):
+        return ConfigError(message, path=OVERRIDE, field=dotted, help=help_text)
+    return ConfigError(message, path=path, line=lines.get(nearest), field=dotted, help=help_text)
+
+
+def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
+    dotted, value = item["dotted"], item["input"]
+    section, _, name = dotted.rpartition(".")
+    if item["type"] == "extra_forbidden":
+        known = list(_section_at(section).model_fields) if _section_at(section) else []
+        hint = did_you_mean(name, known) or _elsewhere(name)
+        return f"unknown key{hint}", f"known here: {', '.join(known)}"
+    expected = expected_text(dotted)
+    if item["type"] == "missing":
+        return "missing", f"add {name}: {expected}"
+    if item["type"] == "value_error":
+        return str(item["ctx"]["error"]), None
+    return f"expected {expected}, got {_shape(value)}", _value_help(value)
+
+
+def _elsewhere(name: str) -> str:
+    """Point to the section a misplaced key belongs to."""
+    for section, field in Config.model_fields.items():
+        inner = _container(field.annotation)
+        if inner not in (None, dict) and name in inner.model_fields:
+            return f"; it belongs under '{section}'"
+    return ""
+
+
+def _section_at(dotted: str) -> type[BaseModel] | None:
+    here: Any = Config
+    for part in filter(None, dotted.split(".")):
+        field = here.model_fields.get(part) if here not in (None, dict) else None
+        here = _container(field.annotation) if field else None
+    return here if here is not dict else None
+
+
+def expected_text(dotted: str) -> str:
+    """What a key accepts, in words.
+
+    >>> expected_text("train.per_device_train_batch_size")
+    "'auto' or a whole number (at least 1)"
+    """
+    section = _section_at(dotted.rpartition(".")[0])
+    field = section.model_fields.get(dotted.rpartition(".")[2]) if section else None
+    if field is None:
+        return "text"
+    return " or ".join(dict.fromkeys(_type_text(option, field.metadata) for option in _options(field.annotation)))
+
+
+def _type_text(option: Any, metadata: list[Any]) -> str:
+    if typing.get_origin(option) is typing.Annotated:
+        inner, *extra = typing.get_args(option)
+        return _type_text(inner, [m for e in extra for m in getattr(e, "metadata", [e])])
+    if typing.get_origin(option) is typing.Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(option))
+    if isinstance(option, type) and issubclass(option, BaseModel):
+        return f"a section with {', '.join(option.model_fields)}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    origin = typing.get_origin(option) or option
+    name = names.get(origin, "a list of texts" if origin is list else "a mapping of texts")
+    bounds = _bounds_text(metadata) if origin in (int, float) else ""
+    return f"{name} ({bounds})" if bounds else name
+
+
+def _bounds_text(metadata: list[Any]) -> str:
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = [(word, getattr(m, key)) for m in metadata for key, word in words.items() if hasattr(m, key)]
+    return ", ".join(f"{word} {bound}" for word, bound in found)
+
+
+def _shape(value: Any) -> str:
+    """A value as the user wrote it, short."""
+    text = {True: "true", False: "false", None: "null"}.get(value) if value is None or value is True or value is False else None
+    if text is None:
+        text = f"the text {value!r}" if isinstance(value, str) else repr(value)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    if isinstance(value, list):
+        return f"a list: {text}"
+    return f"a mapping: {text}" if isinstance(value, dict) else text
+
+
+def _value_help(value: Any) -> str | None:
+    if isinstance(value, list) and len(value) == 1:
+        return f"write {value[0]!r} without the brackets"
+    if isinstance(value, str) and value.endswith(","):
+        return "remove the comma at the end: in YAML it makes the number a text"
+    if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9][0-9_,]*(\.[0-9]+)?", value):
+        return "write the number without quotes, commas or underscores"
+    return None

@@ -1,0 +1,169 @@
+"""The shape of a config file: what can be set, with which values, and what each setting does.
+
+One class per section; the docstring under a field is what `surefit init` writes beside it and the docs show.
+Validators look at one section and never change a value: checks across sections are lint rules, and every `auto` is
+decided in `resolve.py`. Names are the ones Hugging Face users know.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Auto = Literal["auto"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, strict about types, and refusing keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """The base model."""
+
+    name_or_path: str
+    """A local directory, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or surefit/nano (the built-in model)."""
+    revision: str | None = None
+    """The hub revision (branch, tag or commit) to pin."""
+    dtype: Auto | Dtype = "auto"
+    """The type the weights are held and computed in."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Leave it off unless you have read that code."""
+
+
+class AdapterSection(Section):
+    """What is trained: a LoRA adapter or all the weights."""
+
+    kind: Literal["lora", "full"] = "lora"
+    """lora trains low-rank factors beside frozen weights; full trains every weight."""
+    r: Annotated[int, Field(ge=1)] = 16
+    """The rank of the LoRA factors."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """The LoRA update is scaled by alpha / r."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the input of the LoRA factors."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
+
+
+class DataSection(Section):
+    """The rows to train on and to be scored on."""
+
+    train: str
+    """A .jsonl, .json, .parquet or .csv file, a directory of them, a hub data set id, or a surefit/… sample."""
+    eval: Annotated[float, Field(gt=0, lt=1)] | str = 0.02
+    """The held-out rows: another file, or the share of the training rows to set aside."""
+    format: Literal["auto", "recipe", "messages", "prompt_completion", "text", "alpaca", "sharegpt"] = "auto"
+    """How rows are laid out; auto looks at the column names."""
+    split: str = "train"
+    """Which split of a hub data set to train on."""
+    max_length: Annotated[int, Field(ge=8)] = 2048
+    """Tokens per example, prompt and answer together."""
+    too_long: Literal["drop", "error"] = "drop"
+    """What to do with an example over max_length: leave it out (counted and reported) or stop."""
+    bad_rows: Literal["error", "skip"] = "error"
+    """What to do with a row that cannot be used: stop and name it, or leave it out (counted and reported)."""
+
+
+class TrainSection(Section):
+    """The optimisation."""
+
+    epochs: Annotated[float, Field(gt=0)] = 1.0
+    """Passes over the training rows."""
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """Stop after this many optimizer steps, whatever epochs says."""
+    learning_rate: Annotated[float, Field(gt=0, lt=10)] = 2e-4
+    """The peak learning rate."""
+    global_batch_size: Annotated[int, Field(ge=1)] = 64
+    """Examples per optimizer step, over all devices and accumulation: the batch the optimizer sees."""
+    per_device_train_batch_size: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Examples per forward pass (micro batch); must divide global_batch_size."""
+    gradient_checkpointing: Auto | bool = "auto"
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    optimizer: Literal["adamw"] = "adamw"
+    """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate goes from its peak to zero after warmup; constant keeps it."""
+    warmup: Annotated[float, Field(ge=0)] = 0.03
+    """Below 1: the share of all steps over which the rate rises from zero; 1 or more: the number of steps."""
+    weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Decoupled weight decay; biases and norm weights are exempt."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are scaled down to this norm."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seeds the order of the rows, the LoRA initialisation and dropout."""
+
+
+class HardwareSection(Section):
+    """The device to train on."""
+
+    gpu: str = "auto"
+    """auto uses the GPU of this machine if there is one; cpu forces the CPU; a name such as h100 plans for that GPU."""
+
+
+class CheckpointSection(Section):
+    """What is saved while training."""
+
+    every: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Optimizer steps between checkpoints; the held-out loss is measured at the same steps."""
+    save_total_limit: Annotated[int, Field(ge=1)] = 2
+    """How many checkpoints to keep."""
+
+
+class GateSection(Section):
+    """The condition under which `evaluate` exits with 0."""
+
+    metric: str | None = None
+    """The metric to look at; the recipe's primary metric if not set."""
+    min: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The tuned model must score at least this."""
+    not_worse_than: Literal["base"] | None = None
+    """Fail when the tuned model is worse than the base by more than chance (95 % paired interval below zero)."""
+
+
+class EvaluateSection(Section):
+    """How base, adapter and merged model are scored."""
+
+    max_examples: Annotated[int, Field(ge=1)] | None = None
+    """Score only this many held-out rows, taken evenly from the whole set."""
+    max_new_tokens: Annotated[int, Field(ge=1)] = 256
+    """Answers longer than this are cut and counted as truncated."""
+    batch_size: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Prompts per generation batch."""
+    also: dict[str, str] = Field(default_factory=dict)
+    """More sets to score, by name: for example what the base model could already do."""
+    gate: GateSection | None = None
+    """Turn the scores into an exit code."""
+
+    @model_validator(mode="after")
+    def _names_are_usable_as_folders(self) -> EvaluateSection:
+        for name in self.also:
+            if name == "eval" or not name.replace("_", "").replace("-", "").isalnum():
+                raise ValueError(f"the name {name!r} cannot be used: letters, digits, - and _, and not 'eval'")
+        return self
+
+
+class Config(Section):
+    """One run."""
+
+    recipe: str = "sft"
+    """The task: how rows become messages and answers become scores (`surefit init --list` names them)."""
+    model: ModelSection
+    """The base model."""
+    adapter: AdapterSection = AdapterSection()
+    """What is trained."""
+    data: DataSection
+    """The rows to train on and to be scored on."""
+    train: TrainSection = TrainSection()
+    """The optimisation."""
+    hardware: HardwareSection = HardwareSection()
+    """The device to train on."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """What is saved while training."""
+    evaluate: EvaluateSection = EvaluateSection()
+    """How base, adapter and merged model are scored."""
+    output_dir: str
+    """The run directory."""

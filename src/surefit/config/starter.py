@@ -1,0 +1,70 @@
+"""`surefit init`: a commented config to start from, written from the schema so that it cannot fall behind it."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from surefit.config.schema import Config
+
+STARTERS: dict[str, dict[str, Any]] = {
+    "function_calling": {
+        "model.name_or_path": "surefit/nano",
+        "data.train": "surefit/function-calling-train",
+        "data.eval": "surefit/function-calling-eval",
+        "data.max_length": 512,
+        "evaluate.max_new_tokens": 96,
+        "output_dir": "runs/function-calling",
+    },
+}
+"""Per recipe, the values of a config that runs as written; a recipe that is not here gets `GENERAL`."""
+
+GENERAL: dict[str, Any] = {
+    "model.name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
+    "data.train": "train.jsonl",
+    "data.eval": 0.02,
+    "output_dir": "runs/my-run",
+}
+
+
+def starter(recipe: str) -> str:
+    """A config for `recipe` as commented YAML: the values one has to look at set, every other one a comment.
+
+    The file parses as it is; uncommenting a line sets that value.
+    """
+    values = {"recipe": recipe, **(STARTERS.get(recipe) or GENERAL)}
+    lines = [
+        "# A SureFit config. Lines such as '#  r: 16' show the defaults: remove the '#' to change one (and the one of",
+        "# its section). `surefit check` says what is wrong with the config, `surefit run` runs it.",
+        "",
+    ]
+    return "\n".join(lines + _section(Config, "", values)) + "\n"
+
+
+def _section(section: type[BaseModel], prefix: str, values: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    indent = "  " * prefix.count(".")
+    for name, field in section.model_fields.items():
+        dotted = f"{prefix}{name}"
+        inner = field.annotation
+        lines += [f"{indent}# {text}" for text in textwrap.wrap(field.description or "", 110)]
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            used = any(key.startswith(f"{dotted}.") for key in values)
+            lines.append(f"{'' if used else '#'}{indent}{name}:")
+            lines += _section(inner, f"{dotted}.", values)
+        elif dotted in values:
+            lines.append(f"{indent}{name}: {_inline(values[dotted])}")
+        else:
+            default = field.get_default(call_default_factory=True)
+            lines.append(f"#{indent}{name}: {_inline(None if default is PydanticUndefined else default)}")
+        if not prefix:
+            lines.append("")
+    return lines
+
+
+def _inline(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10**9).removesuffix("\n").removesuffix("\n...")

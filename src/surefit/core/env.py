@@ -1,0 +1,105 @@
+"""The process environment: the only file that reads or writes `os.environ`.
+
+Tokens come from the environment or from a `.env` file beside the work, never from a config, and are never printed:
+`redact` takes them out of any text on its way to a log or a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+SECRET_NAMES = (
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "HUGGINGFACE_HUB_TOKEN",
+    "WANDB_API_KEY",
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD",
+    "OPENAI_API_KEY",
+)
+SECRET_SHAPE = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b")
+"""Access keys of the hub, OpenAI-like services, GitHub and AWS."""
+
+_TRUE = {"1", "true", "yes", "on"}
+
+
+def load_dotenv(directory: Path | None = None) -> Path | None:
+    """Read `.env` in `directory` (default: the working directory); what the environment already has wins."""
+    path = (directory or Path.cwd()) / ".env"
+    if not path.is_file():
+        return None
+    from dotenv import load_dotenv as load
+
+    load(path, override=False)
+    return path
+
+
+def hub_token() -> str | None:
+    """The Hugging Face token of the environment or of `huggingface-cli login`, if there is one."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
+        if os.environ.get(name):
+            return os.environ[name]
+    file = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def hub_home() -> Path:
+    """Where Hugging Face's libraries keep their files."""
+    home = os.environ.get("HF_HOME")
+    return Path(home).expanduser() if home else _user_cache() / "huggingface"
+
+
+def hub_cache() -> Path:
+    """Where downloaded models and data sets lie."""
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(cache).expanduser() if cache else hub_home() / "hub"
+
+
+def offline() -> bool:
+    """Whether the user asked Hugging Face's libraries not to use the network."""
+    return any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def cache_dir() -> Path:
+    """SureFit's own cache (tokenised data): `SUREFIT_CACHE`, or `surefit` in the user's cache directory."""
+    own = os.environ.get("SUREFIT_CACHE")
+    return Path(own).expanduser() if own else _user_cache() / "surefit"
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base).expanduser() if base else Path.home() / ".cache"
+
+
+def set_default(name: str, value: str) -> None:
+    """Set an environment variable that other libraries read, unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
+def quiet_libraries() -> None:
+    """One progress line is ours: keep the libraries' own bars and banners away from it. Call before importing them."""
+    set_default("TRANSFORMERS_VERBOSITY", "error")
+    set_default("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    set_default("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    set_default("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    # Our worker threads and the tokenizers' own would compete; forking after their use also warns.
+    set_default("TOKENIZERS_PARALLELISM", "true")
+
+
+def redact(text: str) -> str:
+    """`text` with every known secret, and everything that looks like one, replaced by `***`."""
+    for name in SECRET_NAMES:
+        value = os.environ.get(name)
+        if value and len(value) >= 8:
+            text = text.replace(value, "***")
+    return SECRET_SHAPE.sub("***", text)
+
+
+def secrets_present() -> dict[str, bool]:
+    """Which secrets the environment holds, by name; never their values."""
+    return {name: bool(os.environ.get(name)) for name in SECRET_NAMES}

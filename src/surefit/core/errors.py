@@ -1,0 +1,123 @@
+"""What can go wrong, said the same way everywhere.
+
+Every error a user can cause is a `SureFitError`: it states the problem in the user's own names and numbers, says
+where it is (file, line, field), and only its `help` proposes what to do. The CLI prints it without a traceback and
+exits with the class's `exit_code`. Anything else that escapes is a bug in SureFit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+EXIT_OK = 0
+EXIT_FINDINGS = 1
+"""Findings of severity error, or a gate (certificate, score) that did not pass."""
+EXIT_USAGE = 2
+"""The command line, the config or the data is not usable as it is."""
+EXIT_ENVIRONMENT = 3
+"""The machine is not usable as it is: a package, a permission, disk space, a device."""
+EXIT_BUG = 4
+"""An error that SureFit did not foresee: please report it."""
+EXIT_INTERRUPTED = 75
+"""Stopped on request with the work saved; `surefit train --resume` continues (75 is sysexits' EX_TEMPFAIL)."""
+
+
+class SureFitError(Exception):
+    """A problem the user can understand and fix.
+
+    Args:
+        message: the problem, in the user's names and numbers.
+        help: what to do about it.
+        path: the file it is in.
+        line: 1-based line in that file.
+        field: dotted config key or column name.
+        also: further problems found in the same pass, so that all are reported at once.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        help: str | None = None,  # noqa: A002 - the word users see
+        path: str | Path | None = None,
+        line: int | None = None,
+        field: str | None = None,
+        also: Iterable[SureFitError] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.help = help
+        self.path = str(path) if path is not None else None
+        self.line = line
+        self.field = field
+        self.also = tuple(also)
+
+    @property
+    def where(self) -> str:
+        """`file:line: field`, with whatever of the three is known."""
+        place = self.path or ""
+        if place and self.line is not None:
+            place += f":{self.line}"
+        return ": ".join(part for part in (place, self.field) if part)
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.message}" if self.where else self.message
+        text = f"{head}\n  help: {self.help}" if self.help else head
+        return "\n".join([text, *map(str, self.also)])
+
+    def as_dict(self) -> dict[str, object]:
+        """The same, for `--json`."""
+        return {
+            "error": type(self).__name__,
+            "message": self.message,
+            "path": self.path,
+            "line": self.line,
+            "field": self.field,
+            "help": self.help,
+            "exit_code": self.exit_code,
+            "also": [other.as_dict() for other in self.also],
+        }
+
+
+class ConfigError(SureFitError):
+    """The config file, or an override of it, is not usable."""
+
+
+class DataError(SureFitError):
+    """A data file or a row in it is not usable."""
+
+
+class ModelError(SureFitError):
+    """A model directory or hub id is not usable."""
+
+
+class MachineError(SureFitError):
+    """The machine lacks something: a package, a permission, space, a device."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class GateError(SureFitError):
+    """A check that stands between two stages did not pass."""
+
+    exit_code = EXIT_FINDINGS
+
+
+class Interrupted(SureFitError):
+    """Stopped on request, with the work saved."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` where something known is close to `word`, else the empty string.
+
+    >>> did_you_mean("learnig_rate", ["learning_rate", "epochs"])
+    "; did you mean 'learning_rate'?"
+    """
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""

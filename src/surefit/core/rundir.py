@@ -1,0 +1,216 @@
+"""The run directory: every stage reads the config and this directory, and writes its one artefact into it.
+
+A run directory is all that anyone needs to understand a run a year later:
+
+    resolved.yaml            every value of the config and where it came from
+    check.json  plan.json    what was found and what was planned
+    events.jsonl             when each stage started, finished, failed or was interrupted
+    metrics.jsonl            one line per optimizer step
+    checkpoints/step-N/      complete checkpoints only
+    adapter/ | model/        what was trained (LoRA | full)
+    merged/ certificate.json the merged model and the proof that it equals base + adapter
+    eval/SET/VARIANT.json    scores; VARIANT.predictions.jsonl beside it; eval/summary.json compares them
+    report.html              the page that shows all of it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import DataError, MachineError
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The paths of one run."""
+
+    path: Path
+
+    @property
+    def resolved(self) -> Path:
+        return self.path / "resolved.yaml"
+
+    @property
+    def check(self) -> Path:
+        return self.path / "check.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def merged(self) -> Path:
+        return self.path / "merged"
+
+    @property
+    def certificate(self) -> Path:
+        return self.path / "certificate.json"
+
+    @property
+    def eval(self) -> Path:
+        return self.path / "eval"
+
+    @property
+    def eval_summary(self) -> Path:
+        return self.eval / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def create(self) -> None:
+        """Make the directory, and prove that it can be written before anything costly starts."""
+        with machine_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".writable-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+
+    def note(self, stage: str, event: str, **details: Any) -> None:
+        """Append one line to events.jsonl: `event` is started, finished, failed, resumed or interrupted."""
+        append_jsonl(self.events, {"time": time.time(), "stage": stage, "event": event, **details})
+
+
+@contextlib.contextmanager
+def machine_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals at `path` into errors that say what to do."""
+    helps = {
+        errno.EACCES: "choose an output_dir you may write to, or change its permissions",
+        errno.EPERM: "choose an output_dir you may write to, or change its permissions",
+        errno.EROFS: "the file system is read-only: choose another output_dir",
+        errno.ENOSPC: "free some space or choose an output_dir on another disk; nothing was half-written",
+        errno.EDQUOT: "your disk quota is used up: free some space or choose another output_dir",
+        errno.ENOTDIR: "a part of this path is a file: choose another output_dir",
+        errno.EEXIST: "this path is a file: choose another output_dir",
+    }
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in helps:
+            raise
+        raise MachineError(f"cannot write: {error.strerror}", path=path, help=helps[error.errno]) from error
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part of it."""
+    data = content.encode() if isinstance(content, str) else content
+    with machine_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def directory_atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling directory to fill; on success fsync it and rename it to `path`, replacing what was there.
+
+    On an exception the temporary directory is removed and `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with machine_errors(path):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for file in sorted(temporary.rglob("*")):
+                fsync_directory(file) if file.is_dir() else _fsync_file(file)
+            fsync_directory(temporary)
+            if path.exists():
+                old = path.with_name(f".{path.name}.{os.getpid()}.old")
+                os.replace(path, old)
+                os.replace(temporary, path)
+                shutil.rmtree(old)
+            else:
+                os.replace(temporary, path)
+            fsync_directory(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make a rename inside `path` survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fsync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of readable JSON; NaN and infinity are refused by `json` rather than written as invalid JSON."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON artefact of an earlier stage; a missing or damaged one is a `DataError` that names the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError("not there yet", path=path, help="run the stage that writes it first") from None
+    except ValueError as error:
+        raise DataError(f"not valid JSON: {error}", path=path, help="run the stage that writes it again") from error
+
+
+def append_jsonl(path: Path, record: dict[str, Any]) -> None:
+    """Append one record as one line in one write, so that a crash can damage the last line only."""
+    with machine_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The records of one of our own JSONL logs; a last line that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise DataError(f"not valid JSON: {error}", path=path, line=number) from error
+    return records

@@ -1,0 +1,46 @@
+"""How SureFit writes quantities: memory and disk always in GiB or MiB, times as a person says them."""
+
+from __future__ import annotations
+
+GIB = 1024**3
+MIB = 1024**2
+KIB = 1024
+
+
+def bytes_text(count: float) -> str:
+    """Bytes with a binary unit.
+
+    >>> bytes_text(3 * GIB), bytes_text(1536), bytes_text(12)
+    ('3.00 GiB', '1.5 KiB', '12 B')
+    """
+    if count >= GIB:
+        return f"{count / GIB:.2f} GiB"
+    if count >= MIB:
+        return f"{count / MIB:.1f} MiB"
+    return f"{count / KIB:.1f} KiB" if count >= KIB else f"{count:.0f} B"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> duration_text(4.21), duration_text(125), duration_text(7384)
+    ('4.2 s', '2 min 05 s', '2 h 03 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count_text(count: float) -> str:
+    """A parameter or token count.
+
+    >>> count_text(3_212_749_824), count_text(1_420_000), count_text(950)
+    ('3.21B', '1.42M', '950')
+    """
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.2f}{unit}"
+    return f"{count:.0f}"

@@ -1,0 +1,104 @@
+"""The contract between a task and everything else: rows become `Example`s, generated text becomes scores.
+
+A task is one frozen `TaskRecipe`, no inheritance: `recipes/function_calling.py` is the one to imitate and
+docs/recipes.md the guide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = Mapping[str, Any]
+Message = dict[str, Any]
+"""`{"role": "system" | "user" | "assistant" | "tool", "content": str, …}` as Hugging Face chat templates take it."""
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row, ready for the chat template.
+
+    Attributes:
+        messages: the conversation, the prompt's turns first; the turns that are trained on have role "assistant".
+        tools: JSON-schema functions for the template's `tools` argument, or None.
+        completion: the text the model should answer to `prompt` with; None where the row has no gold answer.
+        reference: whatever `score` needs to judge an answer (parsed gold, schemas…).
+        text: plain text to continue, for rows that are not a conversation; then `messages` is empty.
+    """
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] | None = None
+    completion: str | None = None
+    reference: Any = None
+    text: str | None = None
+
+    @property
+    def prompt(self) -> tuple[Message, ...]:
+        """The turns before the last assistant turn: what the model is shown when it is evaluated."""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            return self.messages[:-1]
+        return self.messages
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model answered to one `Example`.
+
+    Attributes:
+        text: the raw decoded answer, special tokens removed.
+        truncated: the answer hit the token limit before the model ended it.
+        parsed: what `TaskRecipe.parse` made of `text`; None where it does not parse.
+    """
+
+    text: str
+    truncated: bool = False
+    parsed: Any = None
+
+
+def mean_scores(rows: Sequence[Scores]) -> Scores:
+    """The mean of every metric over the rows that have it. A row that could not be parsed has its zeros; a row to which
+    a metric does not apply leaves it out.
+
+    >>> mean_scores([{"exact_match": 1.0}, {"exact_match": 0.0, "irrelevance": 1.0}])
+    {'exact_match': 0.5, 'irrelevance': 1.0}
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    means = {}
+    for name in names:
+        values = [row[name] for row in rows if name in row]
+        means[name] = math.fsum(values) / len(values)
+    return means
+
+
+@dataclass(frozen=True)
+class TaskRecipe:
+    """A task: how its rows are shown to a model and how its answers are judged.
+
+    Attributes:
+        name: as written in the config's `recipe`.
+        version: raised whenever a change makes scores incomparable with earlier ones.
+        citation: where the task, its data format and its scoring rules come from.
+        columns: the row's columns; empty when the general data formats are used.
+        to_example: row → `Example`; raises `DataError` (with `field`) on a row it cannot use.
+        parse: raw answer → parsed object, or None where it does not parse; never evaluates it.
+        score: (example, prediction) → metric name → value in [0, 1].
+        primary_metric: the metric that decides "did it help".
+        chance_level: the primary metric's value for an answer drawn at random.
+        grammar: example → constraint for constrained decoding, where the task has one.
+        aggregate: per-row scores → corpus scores; the mean by default.
+    """
+
+    name: str
+    version: int
+    citation: str
+    columns: tuple[str, ...]
+    to_example: Callable[[Row], Example]
+    parse: Callable[[str], Any]
+    score: Callable[[Example, Prediction], Scores]
+    primary_metric: str
+    chance_level: float = 0.0
+    grammar: Callable[[Example], Any] | None = None
+    aggregate: Callable[[Sequence[Scores]], Scores] = field(default=mean_scores)
