@@ -6,6 +6,7 @@ is false. Anchors are allowed within a bound, tags and duplicate keys are not.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import types
 import typing
@@ -24,6 +25,9 @@ MAX_BYTES = 256 * 1024
 MAX_VALUES = 20_000
 """Values in a file after anchors are expanded: a bound against files that expand without end."""
 OVERRIDE = "--set"
+_CORE = "tag:yaml.org,2002:"
+_TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
+_NOUN = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ for _tag, _pattern, _first in (
         list("-+.0123456789"),
     ),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+    _Loader.add_implicit_resolver(_CORE + _tag, re.compile(f"^(?:{_pattern})$"), _first)
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Loaded:
@@ -149,6 +153,8 @@ class _Builder:
         self.count += 1
         if self.count > MAX_VALUES:
             raise self._error(node, dotted, f"more than {MAX_VALUES:,} values once its anchors are expanded")
+        if node.tag.removeprefix(_CORE) not in _TAGS:
+            raise self._error(node, dotted, f"the YAML tag {node.tag!r} is not allowed")
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, dotted))
         if isinstance(node, yaml.SequenceNode):
@@ -170,19 +176,19 @@ class _Builder:
             yield key, self.build(value_node, name)
 
     def _scalar(self, node: yaml.ScalarNode, dotted: str) -> Any:
-        kind, text = node.tag.removeprefix("tag:yaml.org,2002:"), node.value
-        if kind == "str":
-            return text
-        if kind == "null":
-            return None
-        if kind == "bool":
+        kind, text = node.tag.removeprefix(_CORE), node.value
+        if kind in ("str", "null"):
+            return text if kind == "str" else None
+        if kind == "bool" and text.lower() in ("true", "false"):
             return text.lower() == "true"
-        if kind == "int" and len(text) <= 30:
-            return int(text, 0 if text[:2] in ("0x", "0o") else 10)
-        if kind == "float" and len(text) <= 60:
-            return float(re.sub(r"\.(inf|nan)$", r"\1", text.lower()))
-        problem = "a number this long is not usable" if kind in ("int", "float") else f"the YAML tag {node.tag!r}"
-        raise self._error(node, dotted, problem if kind in ("int", "float") else f"{problem} is not allowed")
+        if len(text) <= 40:
+            # An explicit tag (`!!int x`) can sit on a text that is no number.
+            with contextlib.suppress(ValueError):
+                if kind == "int":
+                    return int(text, 0 if text[:2] in ("0x", "0o") else 10)
+                if kind == "float":
+                    return float(re.sub(r"\.(inf|nan)$", r"\1", text.lower()))
+        raise self._error(node, dotted, f"not usable as {_NOUN[kind]}: {_shape(text)}")
 
     def _error(self, node: yaml.Node, dotted: str, message: str) -> ConfigError:
         return ConfigError(message, path=self.path, line=node.start_mark.line + 1, field=dotted or None)
@@ -255,7 +261,7 @@ def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden
     nearest = dotted
     while nearest and nearest not in lines:
         nearest = nearest.rpartition(".")[0]
-    if any(dotted == key or dotted.startswith(f"{key}.") for key in overridden):
+    if any(f"{dotted}.".startswith(f"{key}.") or key.startswith(f"{dotted}.") for key in overridden):
         return ConfigError(message, path=OVERRIDE, field=dotted, help=help_text)
     return ConfigError(message, path=path, line=lines.get(nearest), field=dotted, help=help_text)
 
@@ -328,7 +334,11 @@ def _bounds_text(metadata: list[Any]) -> str:
 
 def _shape(value: Any) -> str:
     """A value as the user wrote it, short."""
-    text = {True: "true", False: "false", None: "null"}.get(value) if value is None or value is True or value is False else None
+    text = (
+        {True: "true", False: "false", None: "null"}.get(value)
+        if value is None or value is True or value is False
+        else None
+    )
     if text is None:
         text = f"the text {value!r}" if isinstance(value, str) else repr(value)
     text = text if len(text) <= 60 else text[:57] + "..."

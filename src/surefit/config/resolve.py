@@ -144,7 +144,9 @@ def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike
 
     Vocabulary 128,256 at 2,048 tokens: 12 bytes × 128,256 × 2,048 = 2.94 GiB per example, so 2 on an 80 GiB GPU.
     """
-    budget = LOGIT_SHARE * hardware.memory_bytes if hardware.kind == "cuda" and hardware.memory_bytes else CPU_LOGIT_BYTES
+    budget = (
+        LOGIT_SHARE * hardware.memory_bytes if hardware.kind == "cuda" and hardware.memory_bytes else CPU_LOGIT_BYTES
+    )
     per_example = 12 * model.vocab_size * config.data.max_length
     whole = config.train.global_batch_size
     fitting = [d for d in range(1, whole + 1) if whole % d == 0 and d * per_example <= budget]

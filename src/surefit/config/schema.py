@@ -18,7 +18,9 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 class Section(BaseModel):
     """A group of settings: frozen, strict about types, and refusing keys it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ModelSection(Section):

@@ -19,7 +19,9 @@ SECRET_NAMES = (
     "MLFLOW_TRACKING_PASSWORD",
     "OPENAI_API_KEY",
 )
-SECRET_SHAPE = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b")
+SECRET_SHAPE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b"
+)
 """Access keys of the hub, OpenAI-like services, GitHub and AWS."""
 
 _TRUE = {"1", "true", "yes", "on"}

@@ -1,0 +1,260 @@
+"""The verbs of `surefit`, their options and the exit codes. What a verb does is in `stages.py`.
+
+Nothing heavy is imported here: `surefit --help` must answer at once, `surefit check` without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from surefit import __version__
+from surefit.core import env
+from surefit.core.errors import EXIT_BUG, EXIT_INTERRUPTED, SureFitError
+
+EPILOG = (
+    "Exit codes: 0 fine · 1 findings, or a gate not passed · 2 usage, config or data · 3 environment · "
+    "4 a bug in SureFit · 75 interrupted with the work saved (continue with --resume) · 130 interrupted"
+)
+
+app = typer.Typer(
+    name="surefit",
+    help="Fine-tune language models and get it right the first time: check → plan → train → merge → evaluate → report.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).")]
+Target = Annotated[Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.epochs=2.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in output_dir from where it stopped.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is already in output_dir first.")]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU (e.g. h100), or for cpu.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"surefit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    env.load_dotenv()
+    env.quiet_libraries()
+
+
+@app.command()
+def init(
+    recipe: Annotated[str | None, typer.Argument(help="The task, e.g. function_calling.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to stdout.")] = None,
+    list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a commented starter config."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.init(out, recipe, output, list_recipes))
+
+
+@app.command()
+def check(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    show: Annotated[int, typer.Option(help="Show this many examples, with what is trained marked.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Say what will break: config, model and data, in two seconds and without loading anything heavy."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.check(out, stages.prepare(config, overrides), show=show))
+
+
+@app.command()
+def plan(config: ConfigFile, overrides: Overrides = None, gpu: Gpu = None, as_json: Json = False) -> None:
+    """Say what the run needs: memory, disk and steps, with what is not counted yet."""
+    from surefit.cli import stages
+
+    extra = [f"hardware.gpu={gpu}"] if gpu else []
+    _finish(as_json, lambda out: stages.plan(out, stages.prepare(config, [*(overrides or ()), *extra])))
+
+
+@app.command()
+def train(
+    config: Target, overrides: Overrides = None, resume: Resume = False, overwrite: Overwrite = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Prepare everything, run no step, write nothing.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Train the adapter (or the model), with checkpoints that survive a crash."""
+    from surefit.cli import stages
+
+    _finish(
+        as_json,
+        lambda out: stages.train(
+            out, stages.prepare(config, overrides), resume=resume, overwrite=overwrite, dry_run=dry_run
+        ),
+    )
+
+
+@app.command()
+def merge(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Merge the adapter into a freshly loaded base model, with a certificate that the result is the same model."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.merge(out, stages.prepare(target, overrides)))
+
+
+@app.command()
+def evaluate(
+    target: Target, overrides: Overrides = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Score only this one: base, adapter, merged or model (repeatable).")
+    ] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Score base, adapter and merged model on the held-out rows, with confidence intervals."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.evaluate(out, stages.prepare(target, overrides), variant))
+
+
+@app.command()
+def predict(
+    target: Target,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="Rows to answer, laid out as the training rows.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this one user message instead.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSONL here instead of to stdout.")] = None,
+    variant: Annotated[str | None, typer.Option(help="base, adapter, merged or model; the best there is by default.")] = None,
+    overrides: Overrides = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Answer new rows, or one prompt, with a trained model."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.predict(out, stages.prepare(target, overrides), data, prompt, output, variant))
+
+
+@app.command()
+def report(target: Target, as_json: Json = False) -> None:
+    """Write the page that explains the run: one file, readable offline."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.report(out, stages.prepare(target)))
+
+
+@app.command()
+def run(
+    config: Target, overrides: Overrides = None, resume: Resume = False, overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """All stages in order: check, plan, train, merge, evaluate, report; stops at the first that fails."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.run(out, stages.prepare(config, overrides), resume=resume, overwrite=overwrite))
+
+
+@app.command()
+def demo(
+    output_dir: Annotated[str, typer.Option(help="The run directory (replaced if it holds an earlier demo).")] = "runs/demo",
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Teach the built-in model six new tools: the whole pipeline, offline, in a few minutes on a CPU."""
+    from surefit.cli import demo as demo_verb
+
+    _finish(as_json, lambda out: demo_verb.demo(out, output_dir))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Look at this machine: what is there, what is wrong, how to mend it."""
+    from surefit.cli import stages
+
+    _finish(as_json, stages.doctor)
+
+
+@app.command()
+def explain(
+    code: Annotated[str | None, typer.Argument(help="A rule's code, e.g. SCH001.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="List every rule.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Explain a rule: what it looks for, why that is bad, how to fix it, where it was seen."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.explain(out, code, every))
+
+
+@app.command()
+def runs(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look for run directories.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List the runs below a directory: state, steps, scores."""
+    from surefit.cli import stages
+
+    _finish(as_json, lambda out: stages.runs(out, directory))
+
+
+def _finish(as_json: bool, verb: Callable[[Any], int]) -> None:
+    """Run a verb; every way it can end becomes a message and an exit code."""
+    from surefit.cli.render import Output
+
+    out = Output(as_json)
+    try:
+        code = verb(out)
+    except SureFitError as error:
+        out.error(error)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        out.note("interrupted")
+        code = 130
+    except BrokenPipeError:
+        # The reader went away (`| head`): not our error, and there is no one left to tell.
+        sys.stderr.close()
+        code = 0
+    except MemoryError:
+        out.error(
+            SureFitError("out of memory (RAM)", help="lower train.per_device_train_batch_size or data.max_length")
+        )
+        code = 3
+    except Exception:
+        code = _report_bug(out)
+    raise typer.Exit(code)
+
+
+def _report_bug(out: Any) -> int:
+    with tempfile.NamedTemporaryFile("w", prefix="surefit-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        file.write(env.redact(traceback.format_exc()))
+    problem = traceback.format_exc(limit=0).strip().splitlines()[-1]
+    error = SureFitError(
+        f"SureFit did not expect this: {problem}",
+        help=f"this is a bug in SureFit, please report it with {file.name}; what was saved before is still good",
+    )
+    error.exit_code = EXIT_BUG
+    out.error(error)
+    return EXIT_BUG
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+__all__ = ["EXIT_INTERRUPTED", "app", "main"]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""How things look on a terminal, in a pipe and as JSON: the only file that uses rich.
+
+Results go to stdout, progress and notes to stderr. With `--json`, stdout carries one JSON object on its last line and
+nothing else; without a terminal there are no bars and no colours, only lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from surefit.core.env import redact
+from surefit.core.errors import SureFitError
+from surefit.core.units import duration_text
+
+OnProgress = Callable[[int, int, str], None]
+PLAIN_SECONDS = 10.0
+"""Without a terminal, at most one progress line in this many seconds."""
+SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+class Output:
+    """Where a verb says things.
+
+    Args:
+        as_json: only JSON on stdout.
+    """
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.out = Console(highlight=False, soft_wrap=True)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """One line of result for a person."""
+        if not self.as_json:
+            self.out.print(Text(redact(text), style=style or ""))
+
+    def note(self, text: str) -> None:
+        """One line beside the result: what is being done, what to look at."""
+        self.err.print(Text(redact(text), style="dim"))
+
+    def heading(self, text: str) -> None:
+        """The start of a stage."""
+        if not self.as_json:
+            self.err.print(Text(text, style="bold"))
+
+    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """A table; the columns after the first are right-aligned when they hold numbers."""
+        if self.as_json:
+            return
+        rows = [[redact(cell) for cell in row] for row in rows]
+        table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for index, column in enumerate(columns):
+            numeric = index > 0 and all(_is_numeric(row[index]) for row in rows)
+            table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*[escape(cell) for cell in row])
+        # A pipe has no width of its own: do not fold lines that scripts and logs will read.
+        console = self.out if self.out.is_terminal else Console(width=200, highlight=False)
+        console.print(table)
+
+    def segments(self, segments: Iterable[tuple[str, bool]]) -> None:
+        """Text with its trained parts marked: green on a terminal, between ⟦ ⟧ elsewhere."""
+        text = Text()
+        for part, trained in segments:
+            if self.out.is_terminal:
+                text.append(part, style="bold green" if trained else "dim")
+            else:
+                text.append(f"⟦{part}⟧" if trained else part)
+        self.out.print(text)
+
+    def findings(self, findings: Sequence[Any]) -> None:
+        """Findings the way compilers print them: place, code, problem; then the help."""
+        for finding in findings:
+            place = ":".join(str(part) for part in (finding.path, finding.line) if part)
+            head = Text()
+            head.append(f"{place}: " if place else "", style="bold")
+            head.append(f"{finding.severity}[{finding.code}]", style=SEVERITY_STYLE[finding.severity])
+            head.append(f" {finding.field}: " if finding.field else " ")
+            head.append(redact(finding.message))
+            if not self.as_json:
+                self.out.print(head)
+                if finding.help:
+                    self.out.print(Text(f"  help: {redact(finding.help)}", style="dim"))
+
+    def error(self, error: SureFitError) -> None:
+        """A user's error: problem, place, help; never a traceback."""
+        if self.as_json:
+            self.result(error.as_dict())
+            return
+        for one in (error, *error.also):
+            line = Text("error", style="bold red")
+            line.append(f" {one.where}" if one.where else "", style="bold")
+            line.append(f": {redact(one.message)}", style="not bold default")
+            self.err.print(line)
+            if one.help:
+                self.err.print(Text(f"  help: {redact(one.help)}", style="dim"))
+
+    def result(self, value: dict[str, Any]) -> None:
+        """The one JSON object of `--json`."""
+        if self.as_json:
+            sys.stdout.write(redact(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
+            sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def progress(self, label: str) -> Iterator[OnProgress]:
+        """Yields `on_progress(done, total, text)`: a bar with ETA on a terminal, a line now and then elsewhere."""
+        if self.err.is_terminal and not self.as_json:
+            with self._bar(label) as callback:
+                yield callback
+        else:
+            yield _PlainProgress(label, self.note)
+
+    @contextlib.contextmanager
+    def _bar(self, label: str) -> Iterator[OnProgress]:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[detail]}"),
+        )
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task(escape(label), total=1, detail="", start=True)
+
+            def update(done: int, total: int, text: str) -> None:
+                bar.update(task, completed=done, total=total, detail=escape(redact(text)))
+
+            yield update
+
+
+class _PlainProgress:
+    """Progress as lines: when the work has taken `PLAIN_SECONDS`, and every `PLAIN_SECONDS` after."""
+
+    def __init__(self, label: str, note: Callable[[str], None]) -> None:
+        self.label = label
+        self.note = note
+        self.start = self.last = time.monotonic()
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        now = time.monotonic()
+        if now - self.last < PLAIN_SECONDS:
+            return
+        self.last = now
+        left = (now - self.start) * (total - done) / done if done else None
+        eta = f"ETA {duration_text(left)}" if left is not None else "ETA unknown"
+        self.note(f"{self.label} {done}/{total} {eta} {text}".rstrip())
+
+
+def _is_numeric(cell: str) -> bool:
+    return bool(cell) and (cell[0].isdigit() or cell[0] in "+-−.–" or cell == "n/a")

@@ -1,0 +1,104 @@
+"""Autos are decided with a reason, and resolved.yaml runs again and gives the same config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from surefit.config.load import Loaded, load_config
+from surefit.config.resolve import leaves, resolve, total_steps, write_resolved
+from surefit.core.errors import ConfigError
+from surefit.core.units import GIB
+
+
+@dataclass
+class Model:
+    parameters: int | None = 3_212_749_824
+    vocab_size: int = 128_256
+
+
+@dataclass
+class Hardware:
+    kind: str = "cuda"
+    name: str = "NVIDIA H100"
+    memory_bytes: int | None = 80 * GIB
+    bf16: bool = True
+
+
+CPU = Hardware("cpu", "CPU", None, True)
+NANO = Model(1_500_000, 1024)
+
+
+def loaded(tmp_path: Path, *overrides: str) -> Loaded:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {name_or_path: x}\ndata:\n  train: rows.jsonl\noutput_dir: 'runs/a: b # c'\n")
+    return load_config(path, overrides)
+
+
+def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
+    resolved = resolve(loaded(tmp_path), Model(), Hardware(), 3000)
+    assert "auto" not in [value for key, value in leaves(resolved.config) if key not in ("data.format", "hardware.gpu")]
+    autos = {key: str(origin) for key, origin in resolved.provenance.items() if origin.kind == "auto"}
+    assert set(autos) == {
+        "model.dtype",
+        "train.per_device_train_batch_size",
+        "train.gradient_checkpointing",
+        "checkpoint.every",
+        "evaluate.batch_size",
+    }
+    assert all(len(reason) > len("auto: ") for reason in autos.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "dtype", "micro", "checkpointing"),
+    [
+        (Model(), Hardware(), "bfloat16", 2, True),
+        (Model(), Hardware(name="Tesla T4", memory_bytes=16 * GIB, bf16=False), "float32", 1, True),
+        (NANO, CPU, "float32", 32, False),
+        (NANO, Hardware(), "bfloat16", 64, False),
+    ],
+)
+def test_decisions(
+    tmp_path: Path, model: Model, hardware: Hardware, dtype: str, micro: int, checkpointing: bool
+) -> None:
+    resolved = resolve(loaded(tmp_path), model, hardware, 3000)
+    config = resolved.config
+    assert config.model.dtype == dtype
+    assert config.train.per_device_train_batch_size == micro
+    assert config.train.gradient_checkpointing is checkpointing
+    assert resolved.gradient_accumulation_steps * micro == 64
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows", "steps"),
+    [
+        (["train.epochs=2"], 3000, 92),
+        (["train.epochs=0.001"], 3000, 1),
+        (["train.max_steps=10"], 3000, 10),
+        (["data.eval=other.jsonl"], 640, 10),
+        ([], None, None),
+        (["train.max_steps=7"], None, 7),
+    ],
+)
+def test_total_steps(tmp_path: Path, overrides: list[str], rows: int | None, steps: int | None) -> None:
+    assert total_steps(loaded(tmp_path, *overrides).config, rows) == steps
+
+
+def test_micro_batch_must_divide(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="64 is not a multiple of the micro batch 5"):
+        resolve(loaded(tmp_path, "train.per_device_train_batch_size=5"), Model(), Hardware(), 100)
+
+
+def test_resolved_yaml_says_where_values_come_from_and_runs_again(tmp_path: Path) -> None:
+    resolved = resolve(loaded(tmp_path, "train.epochs=2", "evaluate.also.old=rows.jsonl"), Model(), Hardware(), 3000)
+    path = tmp_path / "resolved.yaml"
+    write_resolved(resolved, path)
+    text = path.read_text()
+    assert "  train: rows.jsonl  # user run.yaml:3\n" in text
+    assert "  epochs: 2.0  # --set\n" in text
+    assert "  r: 16  # default\n" in text
+    assert "  dtype: bfloat16  # auto: NVIDIA H100 computes bfloat16 natively\n" in text
+    assert "    old: rows.jsonl  # --set\n" in text
+    assert load_config(path).config == resolved.config

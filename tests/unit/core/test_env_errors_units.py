@@ -1,0 +1,52 @@
+"""Secrets never show, errors say where and what to do, quantities read the same everywhere."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from surefit.core import env, errors, units
+from surefit.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("module", [units, errors])
+def test_worked_numbers_in_docstrings(module: object) -> None:
+    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
+
+
+def test_dotenv_fills_what_the_environment_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "from-the-environment")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    (tmp_path / ".env").write_text("HF_TOKEN=from-the-file\nWANDB_API_KEY='abc def'\n")
+    assert env.load_dotenv(tmp_path) == tmp_path / ".env"
+    assert env.hub_token() == "from-the-environment"
+    assert env.secrets_present()["WANDB_API_KEY"]
+    monkeypatch.delenv("WANDB_API_KEY")
+    assert env.load_dotenv(tmp_path / "elsewhere") is None
+
+
+def test_token_file_of_the_hub_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert env.hub_token() is None
+    (tmp_path / "token").write_text("stored-token\n")
+    assert env.hub_token() == "stored-token"
+
+
+def test_redact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery")
+    made_up = "hf_" + "a1B2" * 6
+    text = env.redact(f"login {made_up} with correct horse battery at host")
+    assert text == "login *** with *** at host"
+    assert env.redact("half_life and task-oriented stay") == "half_life and task-oriented stay"
+
+
+def test_error_text_and_json() -> None:
+    second = ConfigError("two", field="b")
+    error = ConfigError("one", help="do this", path="run.yaml", line=3, field="a.b", also=[second])
+    assert str(error) == "run.yaml:3: a.b: one\n  help: do this\nb: two"
+    as_json = error.as_dict()
+    assert (as_json["line"], as_json["exit_code"], len(as_json["also"])) == (3, 2, 1)  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+"""Artefacts are written whole or not at all, and the operating system's refusals become instructions."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from surefit.core import rundir
+from surefit.core.errors import DataError, MachineError
+from surefit.core.rundir import RunDir, append_jsonl, directory_atomic, read_json, read_jsonl, write_atomic, write_json
+
+
+def test_write_atomic_replaces_whole_files_and_leaves_no_temporary(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.txt"
+    write_atomic(path, "one")
+    write_atomic(path, b"two")
+    assert path.read_text() == "two"
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    write_atomic(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rundir.os, "fsync", full)
+    with pytest.raises(MachineError, match="No space left") as caught:
+        write_atomic(path, "new")
+    assert "free some space" in str(caught.value)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_directory_atomic_replaces_or_leaves_alone(tmp_path: Path) -> None:
+    target = tmp_path / "merged"
+    with directory_atomic(target) as directory:
+        (directory / "sub").mkdir()
+        (directory / "sub" / "weights").write_text("1")
+
+    def broken() -> None:
+        with directory_atomic(target) as directory:
+            (directory / "weights").write_text("2")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        broken()
+    assert (target / "sub" / "weights").read_text() == "1"
+    with directory_atomic(target) as directory:
+        (directory / "weights").write_text("3")
+    assert [p.name for p in target.iterdir()] == ["weights"]
+    assert [p.name for p in tmp_path.iterdir()] == ["merged"]
+
+
+def test_jsonl_survives_a_cut_last_line_but_not_a_damaged_middle(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    append_jsonl(path, {"step": 1})
+    append_jsonl(path, {"step": 2})
+    with open(path, "a") as file:
+        file.write('{"step": 3, "lo')
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+    path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
+    with pytest.raises(DataError) as caught:
+        read_jsonl(path)
+    assert caught.value.line == 2
+    assert read_jsonl(tmp_path / "absent") == []
+
+
+def test_json_artefacts(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"é": 1})
+    assert read_json(tmp_path / "a.json") == {"é": 1}
+    with pytest.raises(DataError, match="run the stage"):
+        read_json(tmp_path / "b.json")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "c.json", float("nan"))
+    assert not (tmp_path / "c.json").exists()
+
+
+def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="file"):
+        RunDir(tmp_path / "file" / "run").create()
+    with pytest.raises(MachineError):
+        RunDir(tmp_path / "file").create()
+    if os.geteuid() == 0:
+        # Root ignores permission bits; /proc refuses everyone.
+        with pytest.raises((MachineError, OSError)):
+            RunDir(Path("/proc/surefit")).create()
+    else:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(MachineError, match="Permission denied"):
+            RunDir(tmp_path / "locked" / "run").create()
