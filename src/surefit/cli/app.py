@@ -16,7 +16,7 @@ import typer
 
 from surefit import __version__
 from surefit.core import env
-from surefit.core.errors import EXIT_BUG, EXIT_INTERRUPTED, SureFitError
+from surefit.core.errors import EXIT_BUG, SureFitError
 
 EPILOG = (
     "Exit codes: 0 fine · 1 findings, or a gate not passed · 2 usage, config or data · 3 environment · "
@@ -136,10 +136,10 @@ def evaluate(
 @app.command()
 def predict(
     target: Target,
-    data: Annotated[str | None, typer.Argument(metavar="DATA", help="Rows to answer, laid out as the training rows.")] = None,
+    data: Annotated[str | None, typer.Argument(metavar="DATA", help="Rows to answer, laid out as trained.")] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this one user message instead.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSONL here instead of to stdout.")] = None,
-    variant: Annotated[str | None, typer.Option(help="base, adapter, merged or model; the best there is by default.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSONL here, not to stdout.")] = None,
+    variant: Annotated[str | None, typer.Option(help="base, adapter, merged or model; default: the best.")] = None,
     overrides: Overrides = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Answer new rows, or one prompt, with a trained model."""
@@ -169,9 +169,9 @@ def run(
 
 @app.command()
 def demo(
-    output_dir: Annotated[str, typer.Option(help="The run directory (replaced if it holds an earlier demo).")] = "runs/demo",
+    output_dir: Annotated[str, typer.Option(help="The run directory; an earlier demo is replaced.")] = "runs/demo",
     as_json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Teach the built-in model six new tools: the whole pipeline, offline, in a few minutes on a CPU."""
     from surefit.cli import demo as demo_verb
 
@@ -253,8 +253,6 @@ def main() -> None:
     """The console script."""
     app()
 
-
-__all__ = ["EXIT_INTERRUPTED", "app", "main"]
 
 if __name__ == "__main__":
     main()

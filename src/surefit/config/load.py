@@ -270,7 +270,8 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
     dotted, value = item["dotted"], item["input"]
     section, _, name = dotted.rpartition(".")
     if item["type"] == "extra_forbidden":
-        known = list(_section_at(section).model_fields) if _section_at(section) else []
+        inside = _section_at(section)
+        known = list(inside.model_fields) if inside else []
         hint = did_you_mean(name, known) or _elsewhere(name)
         return f"unknown key{hint}", f"known here: {', '.join(known)}"
     expected = expected_text(dotted)

@@ -20,7 +20,7 @@ from surefit.config.load import OVERRIDE, Loaded
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
-from surefit.core.units import GIB, MIB, bytes_text, count_text
+from surefit.core.units import GIB, bytes_text, count_text
 
 LOGIT_SHARE = 0.1
 """The share of a GPU's memory that the automatic micro batch lets the logits take."""

@@ -42,7 +42,7 @@ class SureFitError(Exception):
         self,
         message: str,
         *,
-        help: str | None = None,  # noqa: A002 - the word users see
+        help: str | None = None,
         path: str | Path | None = None,
         line: int | None = None,
         field: str | None = None,

@@ -139,7 +139,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def directory_atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling directory to fill; on success fsync it and rename it to `path`, replacing what was there.
+    """Yield a temporary sibling directory to fill; on success fsync it and rename it to `path`, replacing the old one.
 
     On an exception the temporary directory is removed and `path` is as it was.
     """

@@ -152,7 +152,9 @@ def test_any_tree_is_accepted_or_explained(tmp_path: Path, tree: dict[str, objec
     import yaml
 
     path = write(tmp_path, yaml.safe_dump(tree))
+    caught: list[SureFitError] = []
     try:
         load_config(path)
     except ConfigError as error:
-        assert all(problem.message and problem.path for problem in problems(error))
+        caught = problems(error)
+    assert all(problem.message and problem.path for problem in caught)
