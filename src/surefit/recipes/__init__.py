@@ -1,0 +1,67 @@
+"""The tasks SureFit knows: one file each, imported when somebody asks for it by name.
+
+Any package adds recipes with an entry point in the group "surefit.recipes"; docs/write-a-recipe.md shows how.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from surefit.core.errors import ConfigError, did_you_mean
+from surefit.task import TaskRecipe
+
+_RECIPES = {
+    "function_calling": "surefit.recipes.function_calling:RECIPE",
+    "sft": "surefit.recipes.sft:RECIPE",
+}
+ENTRY_POINT_GROUP = "surefit.recipes"
+
+
+def names() -> list[str]:
+    """Every name that `get` knows, SureFit's own first; imports no recipe."""
+    return [*_RECIPES, *sorted(_outside().keys() - _RECIPES.keys())]
+
+
+def get(name: str) -> TaskRecipe:
+    """The recipe of that name, imported now. SureFit's own names cannot be taken by another package.
+
+    Raises:
+        ConfigError: nothing has that name, or what has it in another package does not load or is no `TaskRecipe`.
+    """
+    if name in _RECIPES:
+        module, _, attribute = _RECIPES[name].partition(":")
+        recipe: TaskRecipe = getattr(import_module(module), attribute)
+        return recipe
+    outside = _outside()
+    if name in outside:
+        return _load(outside[name])
+    known = names()
+    raise ConfigError(
+        f"there is no recipe {name!r}{did_you_mean(name, known)}",
+        field="recipe",
+        help=f"known recipes: {', '.join(known)}; a package adds its own as an entry point in {ENTRY_POINT_GROUP!r}",
+    )
+
+
+def _outside() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _load(point: EntryPoint) -> TaskRecipe:
+    owner = f"the package {point.dist.name!r}" if point.dist else "another package"
+    try:
+        recipe = point.load()
+    except Exception as error:  # whatever a stranger's module raises while it is imported
+        raise ConfigError(
+            f"the recipe {point.name!r} of {owner} does not load: {type(error).__name__}: {error}",
+            field="recipe",
+            help=f"its entry point is {point.value}; reinstall or repair that package",
+        ) from error
+    if not isinstance(recipe, TaskRecipe):
+        raise ConfigError(
+            f"the recipe {point.name!r} of {owner} is of type {type(recipe).__name__}, not TaskRecipe",
+            field="recipe",
+            help=f"let its entry point {point.value} name an object made with surefit.task.TaskRecipe(…)",
+        )
+    return recipe
