@@ -1,4 +1,4 @@
-"""The verbs of `surefit`, their options and the exit codes. What a verb does is in `stages.py`.
+"""The verbs of `surefit`, their options and the exit codes. What a verb does is in the other files.
 
 Nothing heavy is imported here: `surefit --help` must answer at once, `surefit check` without torch.
 """
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,9 +68,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented starter config."""
-    from surefit.cli import stages
-
-    _finish(as_json, lambda out: stages.init(out, recipe, output, list_recipes))
+    _finish(as_json, lambda out: _cli("about").init(out, recipe, output, list_recipes))
 
 
 @app.command()
@@ -80,18 +79,16 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Say what will break: config, model and data, in two seconds and without loading anything heavy."""
-    from surefit.cli import stages
-
-    _finish(as_json, lambda out: stages.check(out, stages.prepare(config, overrides), show=show))
+    _finish(as_json, lambda out: _cli("checking").check(out, _cli("prepare").gather(config, overrides), show=show))
 
 
 @app.command()
 def plan(config: ConfigFile, overrides: Overrides = None, gpu: Gpu = None, as_json: Json = False) -> None:
     """Say what the run needs: memory, disk and steps, with what is not counted yet."""
-    from surefit.cli import stages
-
     extra = [f"hardware.gpu={gpu}"] if gpu else []
-    _finish(as_json, lambda out: stages.plan(out, stages.prepare(config, [*(overrides or ()), *extra])))
+    _finish(
+        as_json, lambda out: _cli("checking").plan(out, _cli("prepare").prepare(config, [*(overrides or ()), *extra]))
+    )
 
 
 @app.command()
@@ -101,12 +98,10 @@ def train(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train the adapter (or the model), with checkpoints that survive a crash."""
-    from surefit.cli import stages
-
     _finish(
         as_json,
-        lambda out: stages.train(
-            out, stages.prepare(config, overrides), resume=resume, overwrite=overwrite, dry_run=dry_run
+        lambda out: _cli("stages").train(
+            out, _cli("prepare").prepare(config, overrides), resume=resume, overwrite=overwrite, dry_run=dry_run
         ),
     )
 
@@ -114,9 +109,7 @@ def train(
 @app.command()
 def merge(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
     """Merge the adapter into a freshly loaded base model, with a certificate that the result is the same model."""
-    from surefit.cli import stages
-
-    _finish(as_json, lambda out: stages.merge(out, stages.prepare(target, overrides)))
+    _finish(as_json, lambda out: _cli("stages").merge(out, _cli("prepare").prepare(target, overrides)))
 
 
 @app.command()
@@ -128,9 +121,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Score base, adapter and merged model on the held-out rows, with confidence intervals."""
-    from surefit.cli import stages
-
-    _finish(as_json, lambda out: stages.evaluate(out, stages.prepare(target, overrides), variant))
+    _finish(as_json, lambda out: _cli("stages").evaluate(out, _cli("prepare").prepare(target, overrides), variant))
 
 
 @app.command()
@@ -143,17 +134,18 @@ def predict(
     overrides: Overrides = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Answer new rows, or one prompt, with a trained model."""
-    from surefit.cli import stages
-
-    _finish(as_json, lambda out: stages.predict(out, stages.prepare(target, overrides), data, prompt, output, variant))
+    _finish(
+        as_json,
+        lambda out: _cli("stages").predict(
+            out, _cli("prepare").prepare(target, overrides), data, prompt, output, variant
+        ),
+    )
 
 
 @app.command()
 def report(target: Target, as_json: Json = False) -> None:
     """Write the page that explains the run: one file, readable offline."""
-    from surefit.cli import stages
-
-    _finish(as_json, lambda out: stages.report(out, stages.prepare(target)))
+    _finish(as_json, lambda out: _cli("stages").report(out, _cli("prepare").prepare(target)))
 
 
 @app.command()
@@ -162,9 +154,12 @@ def run(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """All stages in order: check, plan, train, merge, evaluate, report; stops at the first that fails."""
-    from surefit.cli import stages
-
-    _finish(as_json, lambda out: stages.run(out, stages.prepare(config, overrides), resume=resume, overwrite=overwrite))
+    _finish(
+        as_json,
+        lambda out: _cli("stages").run(
+            out, _cli("prepare").prepare(config, overrides), resume=resume, overwrite=overwrite
+        ),
+    )
 
 
 @app.command()
@@ -173,17 +168,13 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Teach the built-in model six new tools: the whole pipeline, offline, in a few minutes on a CPU."""
-    from surefit.cli import demo as demo_verb
-
-    _finish(as_json, lambda out: demo_verb.demo(out, output_dir))
+    _finish(as_json, lambda out: _cli("demo").demo(out, output_dir))
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Look at this machine: what is there, what is wrong, how to mend it."""
-    from surefit.cli import stages
-
-    _finish(as_json, stages.doctor)
+    _finish(as_json, lambda out: _cli("about").doctor(out))
 
 
 @app.command()
@@ -193,9 +184,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain a rule: what it looks for, why that is bad, how to fix it, where it was seen."""
-    from surefit.cli import stages
-
-    _finish(as_json, lambda out: stages.explain(out, code, every))
+    _finish(as_json, lambda out: _cli("about").explain(out, code, every))
 
 
 @app.command()
@@ -204,9 +193,12 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs below a directory: state, steps, scores."""
-    from surefit.cli import stages
+    _finish(as_json, lambda out: _cli("about").runs(out, directory))
 
-    _finish(as_json, lambda out: stages.runs(out, directory))
+
+def _cli(module: str) -> Any:
+    """A module of this folder, imported when a verb needs it."""
+    return import_module(f"surefit.cli.{module}")
 
 
 def _finish(as_json: bool, verb: Callable[[Any], int]) -> None:

@@ -34,12 +34,18 @@ class Output:
 
     Args:
         as_json: only JSON on stdout.
+        with_result: print the JSON object; a verb that runs other verbs prints its own only.
     """
 
-    def __init__(self, as_json: bool = False) -> None:
+    def __init__(self, as_json: bool = False, with_result: bool = True) -> None:
         self.as_json = as_json
+        self.with_result = with_result
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def without_result(self) -> Output:
+        """The same, for the parts of a larger verb."""
+        return Output(self.as_json, with_result=False)
 
     def say(self, text: str, style: str | None = None) -> None:
         """One line of result for a person."""
@@ -80,19 +86,20 @@ class Output:
                 text.append(f"⟦{part}⟧" if trained else part)
         self.out.print(text)
 
-    def findings(self, findings: Sequence[Any]) -> None:
+    def findings(self, findings: Sequence[dict[str, Any]]) -> None:
         """Findings the way compilers print them: place, code, problem; then the help."""
+        if self.as_json:
+            return
         for finding in findings:
-            place = ":".join(str(part) for part in (finding.path, finding.line) if part)
+            place = ":".join(str(finding[key]) for key in ("path", "line") if finding[key])
             head = Text()
             head.append(f"{place}: " if place else "", style="bold")
-            head.append(f"{finding.severity}[{finding.code}]", style=SEVERITY_STYLE[finding.severity])
-            head.append(f" {finding.field}: " if finding.field else " ")
-            head.append(redact(finding.message))
-            if not self.as_json:
-                self.out.print(head)
-                if finding.help:
-                    self.out.print(Text(f"  help: {redact(finding.help)}", style="dim"))
+            head.append(f"{finding['severity']}[{finding['code']}]", style=SEVERITY_STYLE[finding["severity"]])
+            head.append(f" {finding['field']}: " if finding["field"] else " ")
+            head.append(redact(finding["message"]))
+            self.out.print(head)
+            if finding["help"]:
+                self.out.print(Text(f"  help: {redact(finding['help'])}", style="dim"))
 
     def error(self, error: SureFitError) -> None:
         """A user's error: problem, place, help; never a traceback."""
@@ -109,9 +116,15 @@ class Output:
 
     def result(self, value: dict[str, Any]) -> None:
         """The one JSON object of `--json`."""
-        if self.as_json:
+        if self.as_json and self.with_result:
             sys.stdout.write(redact(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
             sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def training_progress(self) -> Iterator[Callable[[Any], None]]:
+        """The same for training: takes `train.progress.Progress`."""
+        with self.progress("training") as on_progress:
+            yield lambda state: on_progress(state.step, state.total_steps, state.text)
 
     @contextlib.contextmanager
     def progress(self, label: str) -> Iterator[OnProgress]:

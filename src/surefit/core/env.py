@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from pathlib import Path
 
 SECRET_NAMES = (
@@ -91,6 +92,8 @@ def quiet_libraries() -> None:
     set_default("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     # Our worker threads and the tokenizers' own would compete; forking after their use also warns.
     set_default("TOKENIZERS_PARALLELISM", "true")
+    # transformers 5.17 to 5.23 deprecates an attribute that PEFT 0.19 to 0.21 reads: nothing a user can do about.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\b")
 
 
 def redact(text: str) -> str:

@@ -4,6 +4,7 @@ A run directory is all that anyone needs to understand a run a year later:
 
     resolved.yaml            every value of the config and where it came from
     check.json  plan.json    what was found and what was planned
+    environment.json         the machine and the installed packages
     events.jsonl             when each stage started, finished, failed or was interrupted
     metrics.jsonl            one line per optimizer step
     checkpoints/step-N/      complete checkpoints only
@@ -52,6 +53,10 @@ class RunDir:
         return self.path / "events.jsonl"
 
     @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -86,6 +91,13 @@ class RunDir:
     @property
     def report(self) -> Path:
         return self.path / "report.html"
+
+    def artefacts(self) -> list[Path]:
+        """Everything that the stages write; whatever else is in the directory is not ours."""
+        files = [self.resolved, self.check, self.plan, self.events, self.environment, self.metrics]
+        return [
+            *files, self.checkpoints, self.adapter, self.model, self.merged, self.certificate, self.eval, self.report
+        ]  # fmt: skip
 
     def create(self) -> None:
         """Make the directory, and prove that it can be written before anything costly starts."""

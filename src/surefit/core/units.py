@@ -44,3 +44,12 @@ def count_text(count: float) -> str:
         if count >= size:
             return f"{count / size:.2f}{unit}"
     return f"{count:.0f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "error"), plural(3, "error"), plural(2_000, "row")
+    ('1 error', '3 errors', '2,000 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

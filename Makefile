@@ -1,0 +1,79 @@
+# From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-all lint format types contracts docs nano samples lock clean
+
+# The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$name && break; done)
+VENV := .venv
+RUN := $(VENV)/bin
+# Errors only; the tested versions; what is imported is compiled then (compiling all of it doubles the wait).
+PIP := $(RUN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt
+# Two workers share the cores better than torch's threads do.
+PYTEST := OMP_NUM_THREADS=1 $(RUN)/python -m pytest
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+demo: $(VENV)/.core ## fine-tune the built-in model, merge, score, report
+	$(RUN)/surefit demo
+
+test: $(VENV)/.dev ## the default suite
+	$(PYTEST) -n 2
+
+test-all: $(VENV)/.dev ## what `make test` leaves out: slow, browser, slurm, distributed, gpu
+	$(PYTEST) -m "slow or browser or slurm or distributed or gpu"
+
+lint: $(VENV)/.dev ## ruff: rules and format
+	$(RUN)/ruff check
+	$(RUN)/ruff format --check
+
+format: $(VENV)/.dev ## apply ruff's fixes and format
+	$(RUN)/ruff check --fix
+	$(RUN)/ruff format
+
+types: $(VENV)/.dev ## mypy, strict
+	$(RUN)/mypy
+
+contracts: $(VENV)/.dev ## who may import whom
+	$(RUN)/lint-imports
+
+docs: $(VENV)/.dev ## the documentation site, into site/; a warning is an error
+	$(RUN)/zensical build --clean --strict
+
+nano: $(VENV)/.core ## rebuild the built-in model
+	$(RUN)/python scripts/nano/build.py
+
+samples: $(VENV)/.core ## rebuild the sample sets
+	$(RUN)/python scripts/nano/make_samples.py
+
+lock: ## rewrite constraints.txt with the newest versions that the ranges allow; run the whole suite after it
+	rm -rf .venv-lock
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install -qq --disable-pip-version-check '.[dev,docs]'
+	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude surefit | sed 's/+cpu$$//'; } > constraints.new
+	mv constraints.new constraints.txt
+	rm -rf .venv-lock
+
+clean: ## remove everything that can be made again but .venv; runs/ is kept
+	rm -rf site dist build .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests scripts benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp is newer than what it was installed from, so a second `make` goes straight to work.
+$(VENV)/.core: pyproject.toml constraints.txt
+	@$(call install,.)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	@$(call install,.[dev$(comma)docs])
+	@touch $(VENV)/.core $@
+
+comma := ,
+define install
+echo "Installing SureFit into $(VENV) (once; a few minutes)"; \
+$(RUN)/python -m pip --version >/dev/null 2>&1 || { \
+	test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 here: install one, or say make PYTHON=/path/to/python"; exit 1; }; \
+	rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); } && \
+$(PIP) -e '$(1)'
+endef

@@ -1,0 +1,5 @@
+"""`python -m surefit`."""
+
+from surefit.cli.app import main
+
+main()

@@ -1,0 +1,233 @@
+"""Checkpoints that are complete or not there.
+
+A checkpoint is a directory `step-N` with tensors as safetensors, everything else as JSON (nothing that could run code),
+and a manifest with the size and SHA-256 of each file:
+
+    weights.safetensors    the trained parameters by their names in the model
+    optimizer.safetensors  the optimizer's tensors
+    trainer.json           the counters, and the settings that must be the same on resume
+    manifest.json          step, versions, {file: {bytes, sha256}}
+
+It is filled under a temporary name, flushed to the disk and renamed: a reader, a crash or a full disk never meets a
+part of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from surefit import __version__
+from surefit.core.errors import ModelError
+from surefit.core.rundir import directory_atomic, read_json, write_json
+
+WEIGHTS, OPTIMIZER, TRAINER, MANIFEST = "weights.safetensors", "optimizer.safetensors", "trainer.json", "manifest.json"
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)")
+_LEFTOVER = re.compile(r"\.step-\d+\.\d+\.(tmp|old)")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds.
+
+    Attributes:
+        weights: the trained parameters by name.
+        optimizer: the optimizer's tensors by name.
+        trainer: counters and settings, as JSON can hold them.
+    """
+
+    weights: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+    trainer: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The newest complete checkpoint.
+
+    Attributes:
+        path: its directory; None where there is no complete one.
+        step: the optimizer steps it was made after.
+        skipped: newer ones that are damaged, each with what is wrong.
+    """
+
+    path: Path | None = None
+    step: int = 0
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def save(directory: Path, step: int, state: State) -> Path:
+    """Write the checkpoint of one step and return its directory; an older one of the same step is replaced.
+
+    Raises:
+        MachineError: the disk is full or may not be written to; what was there before is untouched.
+    """
+    sweep(directory)
+    path = directory / f"step-{step}"
+    with directory_atomic(path) as temporary, disk_errors():
+        save_file(_on_cpu(state.weights), temporary / WEIGHTS)
+        save_file(_on_cpu(state.optimizer), temporary / OPTIMIZER)
+        write_json(temporary / TRAINER, dict(state.trainer))
+        files = {
+            file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+            for file in sorted(temporary.iterdir())
+        }
+        manifest = {"format": FORMAT, "step": step, "versions": versions(), "files": files}
+        write_json(temporary / MANIFEST, manifest)
+    return path
+
+
+def load(path: Path) -> State:
+    """Read a checkpoint that `latest_complete` found, onto the CPU."""
+    return State(load_file(path / WEIGHTS), load_file(path / OPTIMIZER), read_json(path / TRAINER))
+
+
+def latest_complete(directory: Path) -> Latest:
+    """The newest checkpoint whose every file is what its manifest says, hashes included."""
+    skipped: list[tuple[Path, str]] = []
+    for step, path in reversed(list_steps(directory)):
+        fault = damage(path, hashes=True)
+        if fault is None:
+            return Latest(path, step, skipped)
+        skipped.append((path, fault))
+    return Latest(skipped=skipped)
+
+
+def list_steps(directory: Path) -> list[tuple[int, Path]]:
+    """The (step, directory) of everything named like a checkpoint, complete or not, the oldest first."""
+    if not directory.is_dir():
+        return []
+    named = ((match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)))
+    return sorted((int(match[1]), path) for match, path in named)
+
+
+def damage(path: Path, hashes: bool) -> str | None:
+    """What is wrong with a checkpoint, or None where it is complete.
+
+    Args:
+        path: its directory.
+        hashes: also read every file and compare its hash; otherwise names and sizes only.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        known = manifest["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is missing or unreadable"
+    if not known or not {WEIGHTS, OPTIMIZER, TRAINER} <= files.keys():
+        return f"{MANIFEST} is not one of this version of SureFit"
+    for name, (size, sha256) in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes where the manifest says {size}"
+        if hashes and file_sha256(file) != sha256:
+            return f"the content of {name} is not what was written"
+    return None
+
+
+def prune(directory: Path, keep: int) -> list[Path]:
+    """Delete all but the newest `keep` complete checkpoints.
+
+    Damaged ones are not counted and not touched. A deleted one loses its name first: a reader never sees half of it.
+
+    Returns:
+        What should have been deleted and could not be.
+    """
+    complete = [path for _, path in list_steps(directory) if damage(path, hashes=False) is None]
+    surplus = complete[: max(0, len(complete) - keep)]
+    for path in surplus:
+        with contextlib.suppress(OSError):
+            path.rename(path.with_name(f".{path.name}.{os.getpid()}.old"))
+    return sweep(directory) + [path for path in surplus if path.exists()]
+
+
+def sweep(directory: Path) -> list[Path]:
+    """Remove what was left under temporary names by a process killed while saving or deleting; return what resists.
+
+    One process at a time writes to a run directory.
+    """
+    leftovers = [path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name)] if directory.is_dir() else []
+    for path in leftovers:
+        shutil.rmtree(path, ignore_errors=True)
+    return [path for path in leftovers if path.exists()]
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, as hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def versions() -> dict[str, Any]:
+    """What the bits of a training run depend on besides its config: software, threads, device."""
+    packages = {name: metadata.version(name) for name in ("torch", "transformers", "peft", "safetensors")}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    return {
+        "surefit": __version__,
+        "python": platform.python_version(),
+        **packages,
+        "threads": torch.get_num_threads(),
+        "device": device,
+    }
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn safetensors' text about a full disk back into the `OSError` it was."""
+    try:
+        yield
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+
+
+def restore(state: State, parameters: Mapping[str, torch.nn.Parameter], path: Path) -> None:
+    """Copy a checkpoint's weights into the model's trained parameters.
+
+    Raises:
+        ModelError: the checkpoint's parameters are not those of this model.
+    """
+    for name in sorted(parameters.keys() | state.weights.keys()):
+        ours, theirs = parameters.get(name), state.weights.get(name)
+        if ours is None or theirs is None or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise ModelError(
+                f"{name} is {_describe(theirs)} in the checkpoint and {_describe(ours)} in the model",
+                path=path,
+                help="resume with the config of the run, or start anew in another output_dir",
+            )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(state.weights[name])
+
+
+def _describe(tensor: torch.Tensor | None) -> str:
+    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+
+
+def changed_versions(path: Path) -> list[str]:
+    """How today's software, threads and device differ from those of a checkpoint, as `torch: 2.11.0, now 2.13.0`."""
+    before, now = read_json(path / MANIFEST)["versions"], versions()
+    return [f"{name}: {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]

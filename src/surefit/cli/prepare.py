@@ -1,0 +1,115 @@
+"""What every stage starts from: the config, the recipe, the facts and the decisions. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from surefit.config.load import Loaded, load_config
+from surefit.config.resolve import Resolved, resolve
+from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.rundir import RunDir
+
+if TYPE_CHECKING:
+    from surefit.data.load import Rows
+    from surefit.facts.hardware import HardwareFacts
+    from surefit.facts.model import ModelFacts
+    from surefit.task import TaskRecipe
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Everything known about a run; what could not be known is None, with the reason among the problems.
+
+    Attributes:
+        rows: the training rows; None also where they are on the hub, which is not asked before training.
+    """
+
+    loaded: Loaded
+    run: RunDir
+    recipe: TaskRecipe | None
+    model: ModelFacts | None
+    hardware: HardwareFacts | None
+    rows: Rows | None
+    resolved: Resolved | None
+    problems: tuple[SureFitError, ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that any stage can work on. `gathered` is the same with its gaps, for the rules."""
+
+    loaded: Loaded
+    run: RunDir
+    recipe: TaskRecipe
+    model: ModelFacts
+    hardware: HardwareFacts
+    rows: Rows | None
+    resolved: Resolved
+    gathered: Gathered
+
+
+def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
+    """Read a config file, or the resolved config of a run directory, and look at all it names.
+
+    Raises:
+        ConfigError: the config itself is not usable; every other problem is returned.
+    """
+    from surefit import recipes
+    from surefit.data.load import is_local, load_rows
+    from surefit.facts.hardware import hardware_facts
+    from surefit.facts.model import model_facts
+
+    loaded = load_config(_config_file(target), overrides or ())
+    config = loaded.config
+    run = RunDir(target) if target.is_dir() else RunDir(Path(config.output_dir))
+    problems: list[SureFitError] = []
+
+    def attempt(look: Callable[[], T]) -> T | None:
+        try:
+            return look()
+        except SureFitError as error:
+            problems.append(error)
+            return None
+
+    recipe = attempt(lambda: recipes.get(config.recipe))
+    model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision))
+    hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
+    rows = attempt(lambda: load_rows(config.data.train)) if is_local(config.data.train) else None
+    count = len(rows) if rows is not None else None
+    resolved = attempt(lambda: resolve(loaded, model, hardware, count)) if model and hardware else None
+    return Gathered(loaded, run, recipe, model, hardware, rows, resolved, tuple(problems))
+
+
+def prepare(target: Path, overrides: Sequence[str] | None = None) -> Prepared:
+    """`gather`, and stop at what is missing.
+
+    Raises:
+        SureFitError: the first problem, the others behind it.
+    """
+    found = gather(target, overrides)
+    if found.problems:
+        first, *rest = found.problems
+        first.also = (*first.also, *rest)
+        raise first
+    # What is missing is among the problems.
+    assert found.recipe
+    assert found.model
+    assert found.hardware
+    assert found.resolved
+    return Prepared(
+        found.loaded, found.run, found.recipe, found.model, found.hardware, found.rows, found.resolved, found
+    )
+
+
+def _config_file(target: Path) -> Path:
+    if not target.is_dir():
+        return target
+    run = RunDir(target)
+    if not run.resolved.exists():
+        raise ConfigError("no run is here: there is no resolved.yaml", path=target, help="name a config file")
+    return run.resolved

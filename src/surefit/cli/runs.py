@@ -1,0 +1,75 @@
+"""What `surefit runs` says about a run directory, read from its artefacts alone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from surefit.config.load import load_config
+from surefit.core.errors import SureFitError
+from surefit.core.rundir import RunDir, read_json, read_jsonl
+from surefit.core.units import bytes_text, duration_text
+
+DEPTH = 3
+"""How far below the named directory a run is looked for."""
+
+
+def find_runs(directory: Path) -> list[RunDir]:
+    """The run directories at or below `directory`, the one that changed last first."""
+    if not directory.is_dir():
+        return []
+    found = {path.parent for depth in range(DEPTH + 1) for path in directory.glob("*/" * depth + "resolved.yaml")}
+    return [RunDir(path) for path in sorted(found, key=lambda path: -_changed(RunDir(path)))]
+
+
+def summarise(run: RunDir) -> dict[str, Any]:
+    """One row: state, steps, score, size. A damaged artefact shows as such and hides nothing else."""
+    events = _attempt(lambda: read_jsonl(run.events), [])
+    steps = [line["step"] for line in _attempt(lambda: read_jsonl(run.metrics), []) if "loss" in line]
+    config = _attempt(lambda: load_config(run.resolved).config, None)
+    size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+    total = _attempt(lambda: read_json(run.plan)["steps"]["total_steps"], None)
+    score = _score(run)
+    changed = _changed(run)
+    done = max(steps, default=0)
+    return {
+        "run": str(run.path),
+        "recipe": config.recipe if config else "unreadable",
+        "model": config.model.name_or_path if config else "unreadable",
+        "state": events[-1] if events else None,
+        "state_text": f"{events[-1]['stage']} {events[-1]['event']}" if events else "not started",
+        "steps": done,
+        "steps_text": f"{done}/{total}" if total else str(done),
+        "score": score,
+        "score_text": f"{score['base']:.3f} → {score['tuned']:.3f} {score['metric']}" if score else "-",
+        "bytes": size,
+        "size_text": bytes_text(size),
+        "changed": changed,
+        "changed_text": f"{duration_text(max(0.0, time.time() - changed))} ago",
+    }
+
+
+def _score(run: RunDir) -> dict[str, Any] | None:
+    """Base and best tuned variant on the held-out rows, where they are scored."""
+    if not run.eval_summary.exists():
+        return None
+    try:
+        summary = read_json(run.eval_summary)
+        metric, variants = summary["primary_metric"], summary["sets"]["eval"]["variants"]
+        tuned = next(name for name in ("merged", "model", "adapter") if name in variants)
+        return {"metric": metric, "base": variants["base"][metric]["mean"], "tuned": variants[tuned][metric]["mean"]}
+    except (SureFitError, KeyError, TypeError, StopIteration):
+        return None
+
+
+def _changed(run: RunDir) -> float:
+    files = [path for path in (run.events, run.metrics, run.report, run.resolved) if path.exists()]
+    return max((path.stat().st_mtime for path in files), default=0.0)
+
+
+def _attempt(read: Any, otherwise: Any) -> Any:
+    try:
+        return read()
+    except (SureFitError, KeyError, TypeError):
+        return otherwise

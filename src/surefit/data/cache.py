@@ -1,0 +1,179 @@
+"""Tokenised data on disk: flat arrays that are mapped into memory, in a directory named by what they depend on.
+
+CACHE/tokens/KEY/input_ids.npy   int32, all examples one after the other
+                 supervised.npy  uint8, 1 where the loss falls
+                 offsets.npy     int64, where example i starts; one more than there are examples
+                 meta.json       the counts, and the sizes by which a damaged file is noticed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from surefit.core import env
+from surefit.core.errors import MachineError
+from surefit.core.rundir import directory_atomic
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from surefit.data.formats import Examples
+
+CODE_VERSION = 1
+"""Raised when the same examples would be tokenised to something else."""
+ARRAYS = ("input_ids", "supervised", "offsets")
+MASKED = -100
+"""The label that the loss leaves out."""
+
+Encoded = tuple[list[int], list[bool]]
+"""The ids of an example, and for each whether the loss falls on it."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What became of the rows.
+
+    Attributes:
+        rows: rows of the source: `kept` + `skipped` + those dropped.
+        kept: examples in the data set.
+        skipped: rows that could not be used (`data.bad_rows: skip`).
+        dropped_too_long: examples over `max_length`.
+        dropped_unsupervised: examples without any token to learn.
+        tokens: of the examples kept.
+        supervised_tokens: those of them on which the loss falls.
+        longest: tokens of the longest example kept.
+    """
+
+    rows: int
+    kept: int
+    dropped_too_long: int
+    dropped_unsupervised: int
+    tokens: int
+    supervised_tokens: int
+    longest: int
+    skipped: int = 0
+
+
+class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]):
+    """Tokenised examples, read from disk as they are used.
+
+    Attributes:
+        path: the directory they lie in.
+        stats: what became of the rows.
+        lengths: tokens of each example, int64.
+    """
+
+    def __init__(self, path: Path, stats: Stats) -> None:
+        self.path = path
+        self.stats = stats
+        self._ids, self._supervised, self._offsets = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
+        self.lengths: npt.NDArray[np.int64] = np.diff(self._offsets)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: Any) -> Any:
+        """(input_ids, labels) of one example, int64; labels are -100 where the loss does not fall."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        start = int(self._offsets[index % len(self)])
+        end = start + int(self.lengths[index])
+        ids = self._ids[start:end].astype(np.int64)
+        return ids, np.where(self._supervised[start:end] == 1, ids, MASKED)
+
+    def counting_skipped(self, skipped: int) -> TokenDataset:
+        """The same data, with the rows that were skipped on the way to it in its `stats`."""
+        stats = dataclasses.replace(self.stats, rows=self.stats.rows + skipped, skipped=skipped)
+        return TokenDataset(self.path, stats)
+
+
+def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]) -> str:
+    """The hash of everything that the tokens depend on.
+
+    It covers the examples themselves, not the file and the recipe that they came from: so an edited recipe is noticed
+    even where its version was not raised, and a reordered config is not.
+    """
+    digest = hashlib.sha256()
+    for part in (CODE_VERSION, settings, _tokenizer_state(tokenizer)):
+        digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\n")
+    for example in examples:
+        # Keys are not sorted: templates write them in the order they have.
+        content = [example.messages, example.tools, example.text]
+        digest.update(json.dumps(content, default=str).encode() + b"\n")
+    return digest.hexdigest()[:40]
+
+
+def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    import tokenizers
+    import transformers
+
+    # A call without options takes back the padding that an earlier one may have left in the backend.
+    tokenizer("", add_special_tokens=False)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = backend.to_str() if backend is not None else tokenizer.get_vocab()
+    template = tokenizer.chat_template
+    return {
+        "class": type(tokenizer).__name__,
+        "vocabulary": vocabulary,
+        "special": tokenizer.special_tokens_map,
+        "template": template,
+        # Such a template writes today's date, so tomorrow's tokens are others.
+        "today": str(date.today()) if "strftime_now" in str(template) and "date_string" not in str(template) else None,
+        "packages": [tokenizers.__version__, transformers.__version__],
+    }
+
+
+def _directory(key: str, cache: Path | None) -> Path:
+    return (cache if cache is not None else env.cache_dir()) / "tokens" / key
+
+
+def open_cached(key: str, cache: Path | None) -> TokenDataset | None:
+    """The data set stored under `key`; None where there is none, or only a damaged one."""
+    path = _directory(key, cache)
+    try:
+        meta = json.loads((path / "meta.json").read_bytes())
+        if any((path / name).stat().st_size != size for name, size in meta["sizes"].items()):
+            return None
+        return TokenDataset(path, Stats(**meta["stats"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: Stats) -> TokenDataset:
+    """Write a data set in full or not at all.
+
+    Args:
+        key: from `cache_key`.
+        cache: the cache directory, or None for the user's.
+        kept: (int32 ids, uint8 mask) of each example; not empty.
+        stats: their counts.
+
+    Raises:
+        MachineError: the directory cannot be written.
+    """
+    path = _directory(key, cache)
+    offsets = np.cumsum([0, *(len(ids) for ids, _ in kept)], dtype=np.int64)
+    arrays = (np.concatenate([ids for ids, _ in kept]), np.concatenate([mask for _, mask in kept]), offsets)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with directory_atomic(path) as temporary:
+            for name, array in zip(ARRAYS, arrays, strict=True):
+                np.save(temporary / f"{name}.npy", array)
+            sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
+            meta = {"sizes": sizes, "stats": dataclasses.asdict(stats)}
+            (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    except (MachineError, OSError) as error:
+        reason = error.message if isinstance(error, MachineError) else f"cannot write: {error.strerror}"
+        help_text = "set SUREFIT_CACHE to a directory you may write to, with room for the tokenised data"
+        raise MachineError(reason, path=path, help=help_text) from error
+    return TokenDataset(path, stats)

@@ -1,0 +1,333 @@
+"""Rows of any known layout become the recipe's `Example`s, and examples are divided into training and held-out ones.
+
+docs/data.md shows one row of every layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.data.load import Rows, load_rows
+from surefit.data.messages import answered, conversation, from_sharegpt, json_list, message_list, text, tool_list
+from surefit.task import Example, Message, Row, TaskRecipe
+
+if TYPE_CHECKING:
+    from surefit.config.schema import DataSection
+
+SHOWN = 5
+"""Problems that one error lists; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class Examples(Sequence[Example]):
+    """The usable rows of a source.
+
+    Attributes:
+        examples: in the order of the rows.
+        where: of each, `file:line` or `file row N`.
+        skipped: of each row left out, where it is and why.
+    """
+
+    examples: list[Example]
+    where: list[str]
+    skipped: list[str]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.examples[index]
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.examples)
+
+    def subset(self, indices: Sequence[int]) -> Examples:
+        """Some of the examples, without the note of what was skipped."""
+        return Examples([self.examples[i] for i in indices], [self.where[i] for i in indices], [])
+
+
+def _messages_row(row: Row) -> dict[str, Any]:
+    return {"messages": conversation(row["messages"], "messages"), "tools": tool_list(row.get("tools"))}
+
+
+def _prompt_completion_row(row: Row) -> dict[str, Any]:
+    prompt, completion = _turns(row["prompt"], "prompt", "user"), _turns(row["completion"], "completion", "assistant")
+    if completion[-1]["role"] != "assistant":
+        raise DataError("the last message must have the role assistant", field="completion")
+    # The loss belongs to the completion: answers that stand in the prompt are given, not learnt.
+    given = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in prompt]
+    return {"messages": answered(given + completion, "prompt"), "tools": tool_list(row.get("tools"))}
+
+
+def _turns(value: Any, field: str, role: str) -> list[Message]:
+    """A list of messages as it is, or a text as one message."""
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError("empty", field=field)
+        return [{"role": role, "content": value}]
+    return message_list(value, field)
+
+
+def _text_row(row: Row) -> dict[str, Any]:
+    value = text(row["text"], "text")
+    if not value.strip():
+        raise DataError("empty", field="text")
+    return {"text": value}
+
+
+def _alpaca_row(row: Row) -> dict[str, Any]:
+    if not text(row["output"], "output").strip():
+        raise DataError("empty", field="output")
+    messages = [*_alpaca_prompt(row), {"role": "assistant", "content": row["output"]}]
+    return {"messages": conversation(messages, "history"), "tools": tool_list(row.get("tools"))}
+
+
+def _alpaca_prompt(row: Row) -> list[Message]:
+    instruction, context = text(row["instruction"], "instruction"), text(row.get("input") or "", "input")
+    question = "\n\n".join(part for part in (instruction, context) if part.strip())
+    if not question:
+        raise DataError("empty", field="instruction")
+    messages = [{"role": "system", "content": text(row["system"], "system")}] if row.get("system") else []
+    for i, pair in enumerate(json_list(row.get("history") or [], "history")):
+        messages += _history_turns(pair, f"history[{i}]")
+    return [*messages, {"role": "user", "content": question}]
+
+
+def _history_turns(pair: Any, field: str) -> list[Message]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise DataError("expected a list of a question and an answer", field=field)
+    return [{"role": role, "content": pair[i]} for i, role in enumerate(("user", "assistant"))]
+
+
+def _sharegpt_row(row: Row) -> dict[str, Any]:
+    messages, field = from_sharegpt(row)
+    return {"messages": conversation(messages, field), "tools": tool_list(row.get("tools"))}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A general data format.
+
+    Attributes:
+        columns: those that tell it.
+        normal: row → what the `to_example` of a recipe without columns of its own is handed, whatever the layout:
+            `{"messages": list, "tools": list or None}`, checked and ending with an assistant turn, or `{"text": str}`.
+    """
+
+    columns: tuple[str, ...]
+    normal: Callable[[Row], dict[str, Any]]
+
+
+LAYOUTS = {
+    "messages": Layout(("messages",), _messages_row),
+    "sharegpt": Layout(("conversations",), _sharegpt_row),
+    "prompt_completion": Layout(("prompt", "completion"), _prompt_completion_row),
+    "alpaca": Layout(("instruction", "output"), _alpaca_row),
+    "text": Layout(("text",), _text_row),
+}
+"""In the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real ones."""
+
+
+def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
+    """The layout of rows with these columns: "recipe" or a key of `LAYOUTS`.
+
+    Raises:
+        DataError: the recipe's columns are not all there, or it has none and no layout fits.
+    """
+    if recipe.columns:
+        _require(columns, recipe.columns, f"the recipe {recipe.name}")
+        return "recipe"
+    for name, layout in LAYOUTS.items():
+        if all(column in columns for column in layout.columns):
+            return name
+    known = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
+    raise DataError(f"columns that fit no format: {_listed(columns)}", field="data.format", help=f"known are {known}")
+
+
+def _require(columns: Sequence[str], needed: Sequence[str], who: str) -> None:
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        hints = did_you_mean(missing[0], columns)
+        raise DataError(
+            f"{who} needs the column {' and '.join(map(repr, missing))}, the data has {_listed(columns)}{hints}",
+            field=missing[0],
+            help=f"rename the columns to {', '.join(needed)}, or choose another recipe or data.format",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
+
+
+def _converter(rows: Rows, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
+    """Row → `Example` for one layout; raises `DataError` where layout, recipe and columns do not go together."""
+    columns = rows.columns
+    try:
+        fmt = detect_format(columns, recipe) if fmt == "auto" else fmt
+        if fmt == "recipe" or recipe.columns:
+            return _recipe_converter(columns, recipe, fmt)
+        layout = LAYOUTS[fmt]
+        _require(columns, layout.columns, f"the format {fmt}")
+    except DataError as error:
+        raise DataError(error.message, path=rows.source, field=error.field, help=error.help) from None
+
+    def convert(row: Row) -> Example:
+        _require_values(row, layout.columns)
+        return recipe.to_example(layout.normal(row))
+
+    return convert
+
+
+def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
+    if not recipe.columns:
+        help_text = f"choose one of {', '.join(LAYOUTS)}, or auto"
+        raise DataError(f"the recipe {recipe.name} has no columns of its own", field="data.format", help=help_text)
+    if fmt != "recipe":
+        raise DataError(
+            f"the recipe {recipe.name} reads its own columns ({', '.join(recipe.columns)}), not the format {fmt}",
+            field="data.format",
+            help="leave data.format at auto, or train with recipe: sft",
+        )
+    _require(columns, recipe.columns, f"the recipe {recipe.name}")
+    return recipe.to_example
+
+
+def _require_values(row: Row, columns: Sequence[str]) -> None:
+    for name in columns:
+        if row.get(name) is None:
+            raise DataError("missing", field=name)
+
+
+def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
+    """Every row as the recipe's `Example`.
+
+    Args:
+        rows: what `load_rows` returned.
+        recipe: the task.
+        fmt: `data.format` of the config.
+        bad_rows: "error" looks at all rows and then stops at the bad ones, "skip" leaves them out.
+
+    Raises:
+        DataError: with file, line and field; for several bad rows one error with the first ones and their count.
+    """
+    return _convert(rows, _converter(rows, recipe, fmt), bad_rows)
+
+
+def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examples:
+    """As `to_examples`, for rows that are only to be answered: the gold answer may be missing.
+
+    Raises:
+        DataError: as `to_examples`.
+    """
+    if recipe.columns:
+        return _convert(rows, recipe.to_example, bad_rows)
+    return _convert(rows, lambda row: recipe.to_example(_prompt_row(row)), bad_rows)
+
+
+def _prompt_row(row: Row) -> dict[str, Any]:
+    tools = tool_list(row.get("tools"))
+    if row.get("messages") is not None:
+        return {"messages": message_list(row["messages"], "messages"), "tools": tools}
+    if row.get("conversations") is not None:
+        return {"messages": message_list(*from_sharegpt(row)), "tools": tools}
+    if row.get("prompt") is not None:
+        return {"messages": _turns(row["prompt"], "prompt", "user"), "tools": tools}
+    if row.get("instruction") is not None:
+        return {"messages": _alpaca_prompt(row), "tools": tools}
+    help_text = "a row has messages, conversations, prompt or instruction"
+    raise DataError(f"no prompt among the columns {_listed(list(row))}", help=help_text)
+
+
+def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Examples:
+    examples, where, problems = [], [], []
+    for index, row in enumerate(rows):
+        try:
+            examples.append(convert(row))
+            where.append(rows.where(index))
+        except DataError as error:
+            path, line = rows.place(index)
+            problems.append(DataError(error.message, path=path, line=line, field=error.field, help=error.help))
+    if problems and (bad_rows == "error" or not examples):
+        raise bad_rows_error(problems, len(rows), rows.source, "set data.bad_rows: skip to leave them out (counted)")
+    return Examples(examples, where, [f"{problem.where}: {problem.message}" for problem in problems])
+
+
+def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_out: str) -> DataError:
+    """One error for all bad rows: the only one itself, or the count with the first ones below it."""
+    if len(problems) == 1:
+        one = problems[0]
+        help_text = "; ".join(part for part in (one.help, f"mend the row, or {way_out}") if part)
+        return DataError(one.message, path=one.path, line=one.line, field=one.field, help=help_text)
+    shown = f", the first {SHOWN} of them" if len(problems) > SHOWN else ""
+    return DataError(
+        f"{len(problems):,} of {total:,} rows cannot be used{shown}:",
+        path=source,
+        help=f"mend them, or {way_out}",
+        also=problems[:SHOWN],
+    )
+
+
+def read_splits(
+    section: DataSection, recipe: TaskRecipe, seed: int, rows: Rows | None = None
+) -> tuple[Examples, Examples]:
+    """The training and the held-out examples that a config asks for.
+
+    Args:
+        section: the config's `data`.
+        recipe: the task.
+        seed: `train.seed`; decides which rows are held out where `data.eval` is a share.
+        rows: the training rows, where they have been read already.
+
+    Raises:
+        DataError: as `load_rows`, `to_examples` and `split_eval`.
+    """
+    rows = rows if rows is not None else load_rows(section.train, split=section.split)
+    train = to_examples(rows, recipe, section.format, section.bad_rows)
+    if isinstance(section.eval, str):
+        held_out = load_rows(section.eval, split=section.split)
+        if held_out.sha256 == rows.sha256:
+            help_text = "name other rows, or a share such as 0.02 to set aside"
+            raise DataError("the same rows as data.train", path=section.eval, field="data.eval", help=help_text)
+        return train, to_examples(held_out, recipe, section.format, section.bad_rows)
+    return split_eval(train, section.eval, seed)
+
+
+def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+    """Divide into training and held-out examples by the hash of each prompt.
+
+    A row's side depends on its own prompt, `share` and `seed` only: rows added later move no old row across, and equal
+    prompts stay on one side. So the held-out number is near `share`, not exactly it.
+
+    Raises:
+        DataError: one side would be empty.
+    """
+    positions = [_position(example, seed) for example in examples]
+    train = examples.subset([i for i, position in enumerate(positions) if position >= share])
+    held_out = examples.subset([i for i, position in enumerate(positions) if position < share])
+    if not held_out:
+        enough = (math.floor(min(positions) * 1000) + 1) / 1000
+        raise DataError(
+            f"{share:g} of {len(examples)} examples holds none out",
+            field="data.eval",
+            help=f"set data.eval to {enough:g} or more, or to a file with rows to be scored on",
+        )
+    if not train:
+        raise DataError(
+            f"holding out {share:g} of {len(examples)} examples leaves none to train on",
+            field="data.eval",
+            help="equal prompts stay together: lower data.eval, or name a file with rows to be scored on",
+        )
+    return replace(train, skipped=examples.skipped), held_out
+
+
+def _position(example: Example, seed: int) -> float:
+    """Where in [0, 1) the prompt's hash falls."""
+    prompt = [example.text] if example.text is not None else [example.prompt, example.tools]
+    digest = hashlib.sha256(json.dumps([seed, prompt], default=str).encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,0 +1,98 @@
+"""Data sets on the Hugging Face hub, read through `datasets`; what goes wrong there is said in our words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from surefit.core import env
+from surefit.core.errors import DataError, MachineError
+from surefit.data.readers import Placed, without_filled_nulls
+
+
+def hub_rows(source: str, split: str) -> tuple[list[Placed], str]:
+    """The rows of one split, and the hash of their contents.
+
+    Args:
+        source: owner/name, with an optional :config and an optional @split.
+        split: the split where `source` does not say it; `datasets`' slices such as train[:1000] work too.
+
+    Raises:
+        DataError: there is no such data set, configuration or split, it is gated, or it cannot be read.
+        MachineError: the hub cannot be reached and nothing is cached.
+    """
+    repository, _, named_split = source.partition("@")
+    name, _, config = repository.partition(":")
+    split = named_split or split
+    with _hub_errors(source, split):
+        import datasets
+
+        table = datasets.load_dataset(name, config or None, split=split, token=env.hub_token())
+        rows = [without_filled_nulls(row) for row in table]
+    if not rows:
+        raise DataError(f"the split {split!r} holds no rows", path=source, field="data.split")
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, default=str).encode() + b"\n")
+    placed = [Placed(row, f"{repository}@{split} row {number}", None) for number, row in enumerate(rows, start=1)]
+    return placed, digest.hexdigest()
+
+
+@contextmanager
+def _hub_errors(source: str, split: str) -> Iterator[None]:
+    """Turn the exceptions of `datasets` into ours; they are told apart by class and by what their text names."""
+    try:
+        yield
+    except ImportError as error:
+        raise MachineError(f"hub data sets need the package datasets: {error}", help="pip install datasets") from None
+    except Exception as error:
+        from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+        reason = _first_line(error)
+        if isinstance(error, DatasetNotFoundError):
+            raise _not_found(source, reason) from None
+        if isinstance(error, ConnectionError) or type(error).__module__.startswith(("httpx", "huggingface_hub")):
+            raise MachineError(f"the hub cannot be reached for {source}: {reason}", help=_OFFLINE_HELP) from None
+        if isinstance(error, ValueError) and "split" in reason.lower():
+            raise DataError(reason, path=source, field="data.split", help=f"{split!r} is not one of them") from None
+        if isinstance(error, ValueError) and "onfig" in reason:
+            help_text = "name one as owner/name:config"
+            raise DataError(_one_line(error), path=source, help=help_text) from None
+        if isinstance(error, (DatasetsError, RuntimeError, ValueError)):
+            help_text = "save the data set as Parquet or JSON Lines and name that file"
+            raise DataError(f"datasets cannot read it: {reason}", path=source, help=help_text) from None
+        if isinstance(error, OSError):
+            raise MachineError(f"{source} cannot be fetched: {reason}", help="check the disk and its rights") from None
+        raise
+
+
+_OFFLINE_HELP = (
+    "check the network, unset HF_HUB_OFFLINE, or copy the data set's files to this machine and name them in the config"
+)
+
+
+def _not_found(source: str, reason: str) -> DataError:
+    name = source.partition("@")[0].partition(":")[0]
+    if "gated" in reason:
+        return DataError(
+            f"{name} is gated: its owner has to grant you access",
+            path=source,
+            help=f"accept its terms at https://huggingface.co/datasets/{name}, then set HF_TOKEN in the environment "
+            "or in .env",
+        )
+    return DataError(
+        "neither a file here nor a data set on the hub that you may read",
+        path=source,
+        help="check the name; for a private data set set HF_TOKEN in the environment or in .env",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = env.redact(str(error)).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(env.redact(str(error)).split())[:300]

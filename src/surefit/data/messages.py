@@ -1,0 +1,241 @@
+"""Conversations as chat templates take them, from the ways in which data sets write them.
+
+Everything here raises `DataError` with the field that is wrong; the caller adds the file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.data.readers import kind_text
+from surefit.metrics.strict_json import strict_json
+from surefit.task import Message
+
+ROLES = ("system", "user", "assistant", "tool")
+SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool": "tool",
+}
+"""`from` → role, as ShareGPT dumps and the tools that read them use it."""
+
+
+def conversation(value: Any, field: str) -> list[Message]:
+    """Messages with known roles and text contents, ending with the last assistant turn.
+
+    Args:
+        value: a list of `{"role", "content"}`, or that list as JSON text.
+        field: the column's name.
+
+    Raises:
+        DataError: a message is malformed, or there is no assistant turn with something before it.
+    """
+    return answered(message_list(value, field), field)
+
+
+def answered(messages: list[Message], field: str) -> list[Message]:
+    """Checked messages up to the last assistant turn.
+
+    The turns after it are left out: no loss falls on them, and no turn before them can see them.
+
+    Raises:
+        DataError: no assistant turn is trained on, or the first turn is one.
+    """
+    roles = [message["role"] for message in messages]
+    if not any(map(trained_on, messages)):
+        weights = "assistant" in roles
+        message = "every assistant message has weight 0" if weights else "no message has the role assistant"
+        raise DataError(f"{message}: there is nothing to train on", field=field)
+    if roles[0] == "assistant":
+        raise DataError(
+            "the conversation starts with the assistant, so there is no prompt to answer", field=f"{field}[0].role"
+        )
+    return messages[: len(roles) - roles[::-1].index("assistant")]
+
+
+def trained_on(message: Message) -> bool:
+    """Whether the loss falls on this message: an assistant's, without `"weight": 0`.
+
+    `weight` (0 or 1) is how OpenAI's fine-tuning format leaves earlier turns out; no chat template sees it.
+    """
+    return bool(message["role"] == "assistant" and message.get("weight") != 0)
+
+
+def message_list(value: Any, field: str) -> list[Message]:
+    """Every message checked and brought into one form, whatever the roles are."""
+    items = json_list(value, field)
+    if not items:
+        raise DataError("the list of messages is empty", field=field)
+    return [_message(item, f"{field}[{i}]") for i, item in enumerate(items)]
+
+
+def _message(item: Any, field: str) -> Message:
+    if not isinstance(item, Mapping):
+        raise DataError(f"a message must be an object with role and content, not {kind_text(item)}", field=field)
+    role = item.get("role")
+    if role not in ROLES:
+        raise _bad_role(item, role, field)
+    message: Message = {"role": role, "content": _content(item, role, field)}
+    if item.get("tool_calls"):
+        if role != "assistant":
+            raise DataError(f"a {role} message cannot call tools", field=f"{field}.tool_calls")
+        message["tool_calls"] = tool_calls(item["tool_calls"], f"{field}.tool_calls")
+    if role == "assistant" and not message["content"].strip() and "tool_calls" not in message:
+        raise DataError("the assistant's message is empty", field=f"{field}.content")
+    if item.get("weight") not in (None, 0, 1):
+        raise DataError(f"weight must be 0 or 1, not {item['weight']!r}", field=f"{field}.weight")
+    rest = {key: value for key, value in item.items() if key not in ("role", "content", "tool_calls")}
+    # A key set to null is a key that the file's writer did not fill; templates ask whether a key is there.
+    return message | {key: value for key, value in rest.items() if value is not None}
+
+
+def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
+    if role is None:
+        help_text = "turns written as from and value belong in a column named conversations" if "from" in item else None
+        return DataError("the message has no role", field=f"{field}.role", help=help_text)
+    hint = did_you_mean(role, ROLES) if isinstance(role, str) else ""
+    help_text = f"the roles are {', '.join(ROLES)}"
+    return DataError(f"unknown role {role!r}{hint}", field=f"{field}.role", help=help_text)
+
+
+def _content(item: Mapping[str, Any], role: str, field: str) -> str:
+    """The text of a message; parts of type text are joined. Only a message that calls tools may have none."""
+    content = item.get("content")
+    if content is None:
+        if role == "assistant" and item.get("tool_calls"):
+            return ""
+        raise DataError("the message has no content", field=f"{field}.content")
+    if isinstance(content, list):
+        return "".join(_part_text(part, f"{field}.content[{i}]") for i, part in enumerate(content))
+    return text(content, f"{field}.content")
+
+
+def _part_text(part: Any, field: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = f"a part of type {part.get('type')!r}" if isinstance(part, Mapping) else kind_text(part)
+    raise DataError(f'{kind} is not text: only {{"type": "text", "text": …}} can be read', field=field)
+
+
+def tool_calls(value: Any, field: str) -> list[dict[str, Any]]:
+    """Calls as `{"type": "function", "function": {"name": str, "arguments": dict}}`.
+
+    Arguments that are JSON text (as the OpenAI interface has them) are parsed: templates write them as JSON, and would
+    write a text as a quoted one.
+    """
+    return [_tool_call(item, f"{field}[{i}]") for i, item in enumerate(json_list(value, field))]
+
+
+def _tool_call(item: Any, field: str) -> dict[str, Any]:
+    if not isinstance(item, Mapping):
+        raise DataError(f"a tool call must be an object, not {kind_text(item)}", field=field)
+    wrapped = isinstance(item.get("function"), Mapping)
+    function = item["function"] if wrapped else item
+    inner = f"{field}.function" if wrapped else field
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise DataError("the tool call has no name", field=f"{inner}.name")
+    arguments = json_value(function.get("arguments", {}), f"{inner}.arguments")
+    if not isinstance(arguments, Mapping):
+        raise DataError(f"arguments must be an object, not {kind_text(arguments)}", field=f"{inner}.arguments")
+    call = {key: value for key, value in item.items() if wrapped and key not in ("type", "function")}
+    return call | {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+
+
+def tool_list(value: Any, field: str = "tools") -> list[dict[str, Any]] | None:
+    """Tools as `{"type": "function", "function": {"name", …}}`, the form that chat templates expect; None for none.
+
+    Args:
+        value: a list of such objects, or of bare `{"name", "description", "parameters"}`; either may be JSON text.
+        field: the column's name.
+    """
+    if value is None or value == "":
+        return None
+    return [_tool(item, f"{field}[{i}]") for i, item in enumerate(json_list(value, field))] or None
+
+
+def _tool(value: Any, field: str) -> dict[str, Any]:
+    item = json_value(value, field)
+    if not isinstance(item, Mapping):
+        raise DataError(f"a tool must be an object, not {kind_text(item)}", field=field)
+    wrapped = isinstance(item.get("function"), Mapping)
+    function = item["function"] if wrapped else item
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise DataError("the tool has no name", field=f"{field}.function.name" if wrapped else f"{field}.name")
+    return dict(item) if wrapped else {"type": "function", "function": dict(item)}
+
+
+def from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:
+    """The messages of a ShareGPT row, not yet checked, and the field that errors in them should name."""
+    turns = json_list(row["conversations"], "conversations")
+    messages = [_sharegpt_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
+    if row.get("system"):
+        messages.insert(0, {"role": "system", "content": text(row["system"], "system")})
+    return messages, "conversations"
+
+
+def _sharegpt_turn(turn: Any, field: str) -> Message:
+    if not isinstance(turn, Mapping):
+        raise DataError(f"a turn must be an object with from and value, not {kind_text(turn)}", field=field)
+    speaker = turn.get("from")
+    if speaker is None:
+        help_text = "turns written as role and content belong in a column named messages" if "role" in turn else None
+        raise DataError("the turn does not say who it is from", field=f"{field}.from", help=help_text)
+    if speaker not in SHAREGPT_ROLES:
+        hint = did_you_mean(str(speaker), SHAREGPT_ROLES)
+        help_text = f"known are {', '.join(SHAREGPT_ROLES)}"
+        raise DataError(f"unknown speaker {speaker!r}{hint}", field=f"{field}.from", help=help_text)
+    value = text(turn.get("value"), f"{field}.value")
+    if speaker == "function_call":
+        calls = json_value(value, f"{field}.value")
+        calls = calls if isinstance(calls, list) else [calls]
+        return {"role": "assistant", "content": "", "tool_calls": tool_calls(calls, f"{field}.value")}
+    return {"role": SHAREGPT_ROLES[speaker], "content": value}
+
+
+def text(value: Any, field: str) -> str:
+    """`value`, which must be a text.
+
+    Raises:
+        DataError: it is missing or something else.
+    """
+    if value is None:
+        raise DataError("missing", field=field)
+    if not isinstance(value, str):
+        raise DataError(f"expected a text, got {kind_text(value)}", field=field)
+    return value
+
+
+def json_value(value: Any, field: str) -> Any:
+    """`value`, parsed if it is JSON text, as CSV files and many hub data sets have it.
+
+    Raises:
+        DataError: it is a text that is not JSON.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return strict_json(value)
+    except ValueError as error:
+        raise DataError(f"not valid JSON: {error}", field=field) from None
+
+
+def json_list(value: Any, field: str) -> Sequence[Any]:
+    """A list, or a list as JSON text."""
+    if value is None:
+        raise DataError("missing", field=field)
+    parsed = json_value(value, field)
+    if not isinstance(parsed, (list, tuple)):
+        raise DataError(f"expected a list, got {kind_text(parsed)}", field=field)
+    return parsed

@@ -1,0 +1,292 @@
+"""One reader per file format: path → rows with their places; every malformed file is refused with its line.
+
+Rows of JSON Lines and CSV are known by their line, those of a JSON array and of Parquet by their number.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from surefit.core.errors import DataError
+
+MAX_DEPTH = 100
+"""Brackets inside brackets in one row. Real rows have fewer than 20; Python's own limit varies and is no message."""
+
+_SIGNATURES = {
+    b"\x1f\x8b": ("compressed with gzip", "unpack it first: gunzip -k FILE"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it first: zstd -d FILE"),
+    b"BZh": ("compressed with bzip2", "unpack it first: bunzip2 -k FILE"),
+    b"\xfd7zXZ": ("compressed with xz", "unpack it first: unxz -k FILE"),
+    b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "unpack it, or export it as CSV"),
+    b"PAR1": ("a Parquet file", "give it the ending .parquet"),
+    b"\xff\xfe": ("UTF-16 text", "save it as UTF-8"),
+    b"\xfe\xff": ("UTF-16 text", "save it as UTF-8"),
+}
+
+
+class Placed(NamedTuple):
+    """A row and where it was read: `line` is None where `path` already says "file row N"."""
+
+    row: dict[str, Any]
+    path: str
+    line: int | None
+
+
+def read_jsonl(path: Path) -> Iterator[Placed]:
+    """JSON Lines: one object per line; a byte-order mark, CRLF and blank lines are fine."""
+    _refuse_other_kinds(path)
+    name = str(path)
+    with open(path, "rb") as file:
+        for number, data in enumerate(file, start=1):
+            text = _utf8(data, path, number).rstrip()
+            if text:
+                yield Placed(_line_row(text, path, number), name, number)
+
+
+def _line_row(text: str, path: Path, line: int) -> dict[str, Any]:
+    try:
+        row = _decode(text, path, line)
+    except json.JSONDecodeError as error:
+        array = text.lstrip().startswith("[") and line == 1
+        raise DataError(
+            f"{_problem(error)} (column {error.colno})",
+            path=path,
+            line=line,
+            help=_ARRAY_HELP if array else "every line of a JSON Lines file is one whole JSON object",
+        ) from None
+    if not isinstance(row, dict):
+        raise DataError(
+            f"a row must be a JSON object, not {kind_text(row)}",
+            path=path,
+            line=line,
+            help=_ARRAY_HELP if isinstance(row, list) and line == 1 else None,
+        )
+    return row
+
+
+_ARRAY_HELP = "a file that is one JSON array needs the ending .json"
+
+
+def read_json(path: Path) -> Iterator[Placed]:
+    """A JSON array of objects, a single object, or one object per line as many `.json` files have it."""
+    _refuse_other_kinds(path)
+    text = _utf8(path.read_bytes(), path, None)
+    start = len(text) - len(text.lstrip())
+    try:
+        if text[start : start + 1] == "{":
+            _, end = _DECODER.raw_decode(text, start)
+            if text[end:].strip():
+                return read_jsonl(path)
+        value = _decode(text, path, None)
+    except json.JSONDecodeError as error:
+        message = f"{_problem(error)} (column {error.colno})"
+        raise DataError(message, path=path, line=error.lineno, help="a JSON file is an array of objects") from None
+    except (RecursionError, ValueError) as error:
+        raise _undecodable(error, path, None) from None
+    return _numbered(value if isinstance(value, list) else [value], path)
+
+
+def _numbered(rows: list[Any], path: Path) -> Iterator[Placed]:
+    for number, row in enumerate(rows, start=1):
+        place = f"{path} row {number}"
+        if not isinstance(row, dict):
+            raise DataError(f"a row must be a JSON object, not {kind_text(row)}", path=place)
+        yield Placed(row, place, None)
+
+
+def _not_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON; write null")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_json)
+
+
+def _decode(text: str, path: Path, line: int | None) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        json.JSONDecodeError: not JSON; its position is relative to `text`.
+        DataError: JSON in form, but with a value that no row can have.
+    """
+    try:
+        value = _DECODER.decode(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError:
+        raise
+    except (RecursionError, ValueError) as error:
+        raise _undecodable(error, path, line) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and isinstance(value, (dict, list)):
+        # The array around the rows of a .json file is one level more.
+        _refuse_depth(value, MAX_DEPTH + isinstance(value, list), path, line)
+    return value
+
+
+def _undecodable(error: Exception, path: Path, line: int | None) -> DataError:
+    if isinstance(error, RecursionError):
+        return DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line)
+    if isinstance(error, UnicodeEncodeError):
+        message = "half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
+        return DataError(message, path=path, line=line)
+    if "digits" in str(error):
+        return DataError("an integer with thousands of digits", path=path, line=line, help="write it as a text")
+    return DataError(str(error), path=path, line=line)
+
+
+def _refuse_depth(value: Any, limit: int, path: Path, line: int | None) -> None:
+    level = [value]
+    for _ in range(limit):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        level = [item for item in inner if isinstance(item, (dict, list))]
+    if level:
+        raise DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line)
+
+
+def read_csv(path: Path) -> Iterator[Placed]:
+    """Comma-separated values with a header line; every value is text. A quoted value may hold line breaks."""
+    _refuse_other_kinds(path)
+    _utf8(path.read_bytes(), path, None)
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            yield from _csv_rows(csv.reader(file, strict=True), path)
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _csv_rows(reader: Any, path: Path) -> Iterator[Placed]:
+    name, header, line = str(path), None, 1
+    try:
+        for cells in reader:
+            if cells:
+                if header is None:
+                    header = _csv_header(cells, path, line)
+                else:
+                    yield Placed(_csv_row(header, cells, path, line), name, line)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"not valid CSV: {error}",
+            path=path,
+            line=line,
+            help='a value with commas, quotes or line breaks stands in quotes, and a quote inside it is doubled: ""',
+        ) from None
+
+
+def _csv_header(cells: list[str], path: Path, line: int) -> list[str]:
+    for separator, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(cells) == 1 and separator in cells[0]:
+            raise DataError(
+                f"the values are separated by {word}, not commas", path=path, line=line, help="export it with commas"
+            )
+    repeated = [cell for cell in cells if cells.count(cell) > 1]
+    if repeated:
+        raise DataError(f"the header names the column {repeated[0]!r} twice", path=path, line=line)
+    return cells
+
+
+def _csv_row(header: list[str], cells: list[str], path: Path, line: int) -> dict[str, Any]:
+    if len(cells) != len(header):
+        raise DataError(
+            f"{len(cells)} values where the header names {len(header)} columns",
+            path=path,
+            line=line,
+            help="put values that hold commas in quotes",
+        )
+    return dict(zip(header, cells, strict=True))
+
+
+def read_parquet(path: Path) -> Iterator[Placed]:
+    """Parquet, without the nulls that its structs are filled up with."""
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Placed(without_filled_nulls(row), f"{path} row {number}", None)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise DataError(
+            f"not a readable Parquet file: {reason}", path=path, help="was it downloaded completely?"
+        ) from None
+
+
+def without_filled_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of an Arrow table without the keys that Arrow invented.
+
+    All structs of an Arrow column share one list of keys. So where two tools have different arguments, each tool comes
+    back with the other's, set to null, and a model would learn to write them. Absent and null cannot be told apart any
+    more; absent is what it nearly always was. Only what lies inside a column is cleaned: the columns themselves, and
+    the items of lists, stay.
+    """
+    return {name: _pruned(value) for name, value in row.items()}
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _pruned(inner) for key, inner in value.items() if inner is not None}
+    return [_pruned(item) for item in value] if isinstance(value, list) else value
+
+
+READERS: dict[str, Callable[[Path], Iterator[Placed]]] = {
+    ".jsonl": read_jsonl,
+    ".json": read_json,
+    ".parquet": read_parquet,
+    ".csv": read_csv,
+}
+"""File ending → reader."""
+
+
+def kind_text(value: Any) -> str:
+    """What a JSON value is, in words.
+
+    >>> kind_text([1]), kind_text(None), kind_text(2.5)
+    ('a list', 'null', 'a number')
+    """
+    words = {type(None): "null", bool: "true or false", str: "a text", list: "a list", dict: "an object"}
+    return words.get(type(value), "a number" if isinstance(value, (int, float)) else type(value).__name__)
+
+
+def _problem(error: json.JSONDecodeError) -> str:
+    return f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Compressed and binary files that carry the name of a text file."""
+    with open(path, "rb") as file:
+        head = file.read(1024)
+    for signature, (what, help_text) in _SIGNATURES.items():
+        if head.startswith(signature):
+            raise DataError(f"this is {what}, not {path.suffix} text", path=path, help=help_text)
+    if b"\0" in head:
+        raise DataError(f"this is binary data, not {path.suffix} text", path=path)
+
+
+def _utf8(data: bytes, path: Path, line: int | None) -> str:
+    """Text without a byte-order mark; `line` is that of `data`, or None to count lines from its start."""
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8")) + 1
+        cut = error.end == len(data) and error.reason == "unexpected end of data"
+        raise DataError(
+            f"not UTF-8 text: the byte 0x{data[error.start]:02x} (column {column})",
+            path=path,
+            line=line or before.count(b"\n") + 1,
+            help="the file ends inside a character: was it cut off?" if cut else "save the file as UTF-8",
+        ) from None

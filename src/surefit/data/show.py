@@ -1,0 +1,40 @@
+"""What is trained, made visible: an example's tokens as text, those that the loss falls on told from the others."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from surefit.data.cache import MASKED
+from surefit.data.tokenize import tokenize_example
+from surefit.task import Example
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BROKEN = "\ufffd"
+"""What a decoder writes for bytes that are no whole character."""
+
+
+def segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
+    """The example decoded from its token ids, in runs: (text, whether it is supervised).
+
+    The texts joined are the decoding of all ids, special tokens included. A character whose bytes lie on both sides of
+    a border belongs to the run that completes it.
+
+    Raises:
+        DataError, ModelError: as `tokenize_example`.
+    """
+    tokenized = tokenize_example(example, tokenizer)
+    runs: list[tuple[str, bool]] = []
+    shown, end = 0, 0
+    for supervised, group in groupby(tokenized.labels, key=lambda label: label != MASKED):
+        end += len(list(group))
+        text = tokenizer.decode(
+            tokenized.input_ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        text = text if end == len(tokenized.labels) else text.rstrip(BROKEN)
+        runs.append((text[shown:], supervised))
+        shown = max(shown, len(text))
+    return [(text, supervised) for text, supervised in runs if text]

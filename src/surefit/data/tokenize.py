@@ -1,0 +1,317 @@
+"""Examples become token ids and labels; the labels are built here and nowhere else.
+
+A conversation is rendered by the model's own chat template and cut into segments: what the model is given and what it
+has to write. Each segment is tokenised on its own, so that the tokens before an answer are exactly those the model is
+given when it is evaluated, whatever the answer's first letters would merge with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from surefit.core.errors import DataError, ModelError
+from surefit.data.cache import MASKED, Encoded, Stats, TokenDataset, cache_key, open_cached, store
+from surefit.data.formats import Examples, bad_rows_error
+from surefit.data.messages import trained_on
+from surefit.task import Example, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEMPLATE_DATE = "26 Jul 2024"
+"""Llama's templates write a date; without this one (their own fallback) it would be today's, and every day's tokens
+would differ."""
+BATCH = 256
+"""Examples that are handed to the tokenizer at once: it works on them in parallel."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, text)."""
+Segment = tuple[str, bool]
+"""A text, and whether the model has to write it."""
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """One example.
+
+    Attributes:
+        input_ids: the whole example.
+        labels: the same ids where the loss falls, `MASKED` elsewhere; the loss of label i is that of predicting it from
+            the ids before i, so the first label is always masked.
+    """
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+def tokenize_example(example: Example, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
+    """Token ids and labels of one example, at any length.
+
+    Raises:
+        DataError: the chat template refuses the conversation or does not fit it (see `conversation_segments`).
+        ModelError: the tokenizer has no chat template, or for plain text no end-of-text token.
+    """
+    ids, supervised = encode(tokenizer, [example])[0]
+    return Tokenized(ids, [i if learnt else MASKED for i, learnt in zip(ids, supervised, strict=True)])
+
+
+def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that the model is given when it has to answer `example.prompt`: the start of what it is trained on.
+
+    Raises:
+        DataError: as `tokenize_example`; and where the example is plain text, which asks for no answer.
+    """
+    if not example.prompt:
+        raise DataError("plain text has no prompt to answer", help="score with rows that have a prompt and an answer")
+    prompt = Example(example.prompt, example.tools)
+    return encode(tokenizer, [prompt])[0][0]
+
+
+def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[Segment]:
+    """The rendered conversation, cut before and after each turn that the model has to write.
+
+    A turn starts where the generation prompt before it ends, and ends with the template's end-of-turn mark. That is
+    only well defined for templates whose text grows with each turn; where this one's does not, nothing is guessed.
+
+    Raises:
+        DataError: the text up to a turn is not the start of the whole text, or does not start with its own prompt.
+        ModelError: the tokenizer has no chat template.
+    """
+    messages = example.messages
+    whole = _render(example, messages, tokenizer, messages[-1]["role"] != "assistant")
+    segments: list[Segment] = []
+    done = 0
+    for i, message in enumerate(messages):
+        if not trained_on(message):
+            continue
+        prompt = _render(example, messages[:i], tokenizer, True)
+        upto = whole if i == len(messages) - 1 else _render(example, messages[: i + 1], tokenizer, False)
+        if not (done <= len(prompt) and upto.startswith(prompt) and whole.startswith(upto)):
+            raise _not_growing(i, prompt, upto, whole)
+        segments += [(whole[done : len(prompt)], False), (whole[len(prompt) : len(upto)], True)]
+        done = len(upto)
+    return [(text, learnt) for text, learnt in [*segments, (whole[done:], False)] if text]
+
+
+def _render(
+    example: Example, messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, generation_prompt: bool
+) -> str:
+    if not tokenizer.chat_template:
+        raise ModelError(
+            "the tokenizer has no chat template, so conversations cannot be written for this model",
+            path=tokenizer.name_or_path or None,
+            help="choose the instruct version of the model, or train on plain text (data.format: text)",
+        )
+    visible = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(
+            visible,
+            tools=list(example.tools) if example.tools else None,
+            add_generation_prompt=generation_prompt,
+            tokenize=False,
+            date_string=TEMPLATE_DATE,
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the model's chat template refuses this conversation: {error}",
+            field="messages",
+            help="change the order or the roles of the messages to what the model was made for",
+        ) from error
+    assert isinstance(text, str)
+    return text
+
+
+def _not_growing(turn: int, prompt: str, upto: str, whole: str) -> DataError:
+    before, after = (prompt, upto) if not upto.startswith(prompt) else (upto, whole)
+    agreed = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+    if after is upto:
+        what = f"asks for the answer of turn {turn} (assistant) with {before[agreed:][-40:]!r}, but writes it without"
+    else:
+        what = f"rewrites turn {turn} (assistant) once more turns follow: {before[agreed:][:40]!r} is gone"
+    return DataError(
+        f"the model's chat template {what}; training on this turn would teach what the model never has to write",
+        field=f"messages[{turn}]",
+        help='set "weight": 0 on the assistant turns before the last, or use a chat template that keeps what it has '
+        "written",
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[Encoded]:
+    """Ids and, for each, whether the loss falls on it.
+
+    Raises:
+        DataError, ModelError: as `tokenize_example`.
+    """
+    conversations = [conversation_segments(e, tokenizer) if e.text is None else [] for e in examples]
+    pieces = _piecewise(tokenizer, conversations)
+    texts = iter(_texts(tokenizer, [e.text for e in examples if e.text is not None]))
+    encoded = []
+    for example, segments in zip(examples, conversations, strict=True):
+        if example.text is not None:
+            encoded.append(next(texts))
+            continue
+        ids: list[int] = []
+        supervised: list[bool] = []
+        for _, learnt in segments:
+            piece = next(pieces)
+            ids += piece
+            supervised += [learnt] * len(piece)
+        supervised[:1] = [False] * len(ids[:1])
+        encoded.append((ids, supervised))
+    return encoded
+
+
+def _texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[Encoded]:
+    """Plain texts as the tokenizer starts them, each ended by the end-of-text token."""
+    if not texts:
+        return
+    end = tokenizer.eos_token_id
+    if not isinstance(end, int):
+        raise ModelError(
+            "the tokenizer has no end-of-text token, so a model trained on plain text would never stop",
+            path=tokenizer.name_or_path or None,
+            help="set eos_token in its tokenizer_config.json",
+        )
+    for ids in _ids(tokenizer, texts, add_special_tokens=True):
+        ids = ids if ids[-1:] == [end] else [*ids, end]
+        yield ids, [False] + [True] * (len(ids) - 1)
+
+
+def _piecewise(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Segment]]) -> Iterator[list[int]]:
+    """The ids of every segment of every conversation.
+
+    A SentencePiece-like tokenizer puts a space before whatever it is given. Only the first segment should get it, so
+    the others are tokenised together with the one before, and that one's ids taken off again.
+    """
+    texts = [[text for text, _ in segments] for segments in conversations]
+    alone = iter(_ids(tokenizer, [text for group in texts for text in group]))
+    if _starts_freely(tokenizer):
+        yield from alone
+        return
+    joined = iter(_ids(tokenizer, [a + b for group in texts for a, b in pairwise(group)]))
+    for group in texts:
+        before: list[int] | None = None
+        for own in (next(alone) for _ in group):
+            both = next(joined) if before is not None else own
+            start = len(before or ())
+            yield both[start:] if both[:start] == (before or []) else own
+            before = own
+
+
+def _starts_freely(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a text's tokens do not depend on being the first: true of byte-level tokenizers."""
+    newline, letter, both = _ids(tokenizer, ["\n", "x", "\nx"])
+    return newline + letter == both
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
+    if not texts:
+        return []
+    batch = tokenizer(
+        texts,
+        add_special_tokens=add_special_tokens,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    ids: list[list[int]] = batch["input_ids"]
+    return ids
+
+
+def build_dataset(
+    examples: Examples,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    too_long: str = "drop",
+    cache: Path | None = None,
+    on_progress: Progress = lambda done, total, text: None,
+) -> TokenDataset:
+    """Tokenise once: the result lies in SureFit's cache and is found again by the hash of all that it depends on.
+
+    Args:
+        examples: what `read_splits` returned.
+        tokenizer: the model's.
+        max_length: tokens per example. A longer one is never cut: that would take away the end of its answer.
+        too_long: "drop" leaves longer examples out and counts them, "error" stops.
+        cache: the directory of the cache; `core.env.cache_dir()` if None.
+        on_progress: called after every batch with the examples done.
+
+    Raises:
+        DataError: no example is left, one is too long and must not be, or the template does not fit one.
+        MachineError: the cache cannot be written.
+    """
+    settings = {"max_length": max_length, "too_long": too_long, "date": TEMPLATE_DATE}
+    key = cache_key(examples, tokenizer, settings)
+    dataset = open_cached(key, cache)
+    if dataset is None:
+        kept, stats = _select(_encode_all(examples, tokenizer, on_progress), examples, max_length, too_long)
+        dataset = store(key, cache, kept, stats)
+    else:
+        on_progress(len(examples), len(examples), "from the cache")
+    return dataset.counting_skipped(len(examples.skipped))
+
+
+def _encode_all(examples: Examples, tokenizer: PreTrainedTokenizerBase, on_progress: Progress) -> Iterator[Encoded]:
+    total, tokens = len(examples), 0
+    on_progress(0, total, "")
+    for start in range(0, total, BATCH):
+        batch = examples[start : start + BATCH]
+        try:
+            encoded = encode(tokenizer, batch)
+        except DataError:
+            encoded = [_encode_placed(tokenizer, examples, i) for i in range(start, start + len(batch))]
+        tokens += sum(len(ids) for ids, _ in encoded)
+        yield from encoded
+        on_progress(start + len(batch), total, f"{tokens:,} tokens")
+
+
+def _encode_placed(tokenizer: PreTrainedTokenizerBase, examples: Examples, index: int) -> Encoded:
+    """One example again, to say in which row the problem is."""
+    try:
+        return encode(tokenizer, [examples[index]])[0]
+    except DataError as error:
+        path = examples.where[index]
+        raise DataError(error.message, path=path, field=error.field, help=error.help) from error
+
+
+def _select(
+    encoded: Iterator[Encoded], examples: Examples, max_length: int, too_long: str
+) -> tuple[list[tuple[Any, Any]], Stats]:
+    """The examples to train on as arrays (int32 ids, uint8 mask), and the count of the others."""
+    kept, long, unsupervised = [], [], 0
+    longest_of_all = 0
+    for index, (ids, supervised) in enumerate(encoded):
+        longest_of_all = max(longest_of_all, len(ids))
+        if len(ids) > max_length:
+            long.append(DataError(f"{len(ids):,} tokens, over max_length {max_length:,}", path=examples.where[index]))
+        elif not any(supervised):
+            unsupervised += 1
+        else:
+            kept.append((np.array(ids, np.int32), np.array(supervised, np.uint8)))
+    way_out = f"set data.max_length to {longest_of_all} or more, or data.too_long to drop"
+    if long and too_long == "error":
+        raise bad_rows_error(long, len(examples), "data.train", way_out)
+    if not kept:
+        raise DataError(
+            f"no example is left: of {len(examples):,}, {len(long):,} are longer than max_length {max_length:,} tokens "
+            f"(the longest has {longest_of_all:,}) and {unsupervised:,} have no token to learn",
+            field="data.max_length",
+            help=f"set data.max_length to {longest_of_all} or more, as far as the model's context allows",
+        )
+    return kept, Stats(
+        rows=len(examples),
+        kept=len(kept),
+        dropped_too_long=len(long),
+        dropped_unsupervised=unsupervised,
+        tokens=sum(len(ids) for ids, _ in kept),
+        supervised_tokens=sum(int(mask.sum()) for _, mask in kept),
+        longest=max(len(ids) for ids, _ in kept),
+    )

@@ -1,0 +1,1 @@
+"""Doctor: the environment as facts, each with a verdict and what to do (probes)."""

@@ -1,0 +1,103 @@
+"""The models of a run that can be asked: base, adapter and merged (LoRA), or base and model (full fine-tune)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from surefit.config.resolve import HardwareLike
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError, GateError
+from surefit.core.rundir import RunDir, read_json
+from surefit.model.identity import adapter_identity, base_directory, base_identity
+from surefit.model.load import load_model, load_tokenizer
+from surefit.model.saved import load_adapted, load_saved
+
+VARIANTS = {"lora": ("base", "adapter", "merged"), "full": ("base", "model")}
+"""By `adapter.kind`, in the order of training; the last is what ships."""
+
+
+def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The wanted variants, or all of the run's kind, in the order of `VARIANTS`.
+
+    Raises:
+        ConfigError: one that this kind of run does not have, or that is not there yet.
+        GateError: merged/ has no certificate, or another model's.
+    """
+    known = VARIANTS[config.adapter.kind]
+    for name in wanted or ():
+        if name not in known:
+            raise ConfigError(
+                f"a {config.adapter.kind} run has no variant {name!r}", help=f"choose from {', '.join(known)}"
+            )
+    chosen = tuple(name for name in known if not wanted or name in wanted)
+    for name in chosen:
+        _require_there(run, name, known)
+    return chosen
+
+
+def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
+    if variant == "base":
+        return
+    path = {"adapter": run.adapter, "merged": run.merged, "model": run.model}[variant]
+    if not path.is_dir():
+        there = [name for name in known if name == "base" or (run.path / name).is_dir()]
+        raise ConfigError(
+            f"there is no {path.name}/ in this run yet",
+            path=run.path,
+            help=f"`surefit {'merge' if variant == 'merged' else 'train'}` writes it; "
+            f"without it: {' '.join(f'--variant {name}' for name in there)}",
+        )
+    if variant == "merged" and _certified(run) != base_identity(run.merged):
+        raise GateError(
+            "merged/ is not the model that certificate.json was given for",
+            path=run.certificate,
+            help="`surefit merge` makes and certifies it again",
+        )
+
+
+def _certified(run: RunDir) -> str | None:
+    certificate = read_json(run.certificate) if run.certificate.exists() else {}
+    sha256: str | None = certificate.get("merged_sha256") if certificate.get("passed") else None
+    return sha256
+
+
+def open_variants(
+    config: Config, hardware: HardwareLike, run: RunDir, chosen: Sequence[str]
+) -> Iterator[tuple[str, Any, PreTrainedTokenizerBase]]:
+    """(name, model, tokenizer), one after the other; base and adapter are one model with the factors off and on.
+
+    What ships is opened with the tokenizer that ships with it. Let go of a model before asking for the next: this
+    function does not hold it either.
+    """
+    section = config.model
+    tokenizer = load_tokenizer(section)
+    if "adapter" in chosen:
+        model: Any = load_adapted(section, run.adapter, hardware)
+        if "base" in chosen:
+            with model.disable_adapter():
+                yield "base", model, tokenizer
+        yield "adapter", model, tokenizer
+        del model
+    elif "base" in chosen:
+        yield "base", load_model(section, hardware), tokenizer
+    for name, path in (("merged", run.merged), ("model", run.model)):
+        if name in chosen:
+            own = load_tokenizer(section.model_copy(update={"name_or_path": str(path), "revision": None}))
+            yield name, load_saved(section, path, hardware), own
+
+
+def place(config: Config, run: RunDir, variant: str) -> str:
+    """Where a variant lies: a path in the run, or the base model's name."""
+    return config.model.name_or_path if variant == "base" else str(run.path / variant)
+
+
+def identity(config: Config, run: RunDir, variant: str) -> str | None:
+    """The sha256 of the model that a score belongs to; None where it is no longer there."""
+    if variant == "base":
+        return base_identity(base_directory(config.model))
+    if not (run.path / variant).is_dir():
+        return None
+    return adapter_identity(run.adapter) if variant == "adapter" else base_identity(run.path / variant)

@@ -1,0 +1,142 @@
+"""What a data set looks like, from an even sample of its rows: enough for rules that must answer in two seconds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SAMPLE = 500
+TARGETS = ("answers", "answer", "completion", "output", "response", "target", "label", "summary", "graph", "solution")
+"""Columns that hold what the model is to answer, in the order they are looked for."""
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """One column in the sample: rows that have it, and how many of those are null, or blank (no text but spaces)."""
+
+    present: int
+    null: int
+    blank: int
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """A data set in numbers.
+
+    Attributes:
+        source: as the user wrote it.
+        rows: all rows.
+        sample: rows that were looked at.
+        columns: column → what it holds in the sample, most frequent first.
+        target: the column that holds the answers; of a conversation ("messages") the last assistant turn is meant. None
+            where no column is known to.
+        target_null: sampled rows whose target is null or missing.
+        target_blank: sampled rows whose target is empty.
+        target_distinct: different targets in the sample, null included.
+        target_example: the most frequent target, shortened.
+        first_bad: where the first row with a null or blank target is, as file:line where that is known.
+        duplicates: sampled rows that repeat an earlier sampled row.
+    """
+
+    source: str
+    rows: int
+    sample: int
+    columns: dict[str, ColumnFacts]
+    target: str | None
+    target_null: int
+    target_blank: int
+    target_distinct: int
+    target_example: str
+    first_bad: str | None
+    duplicates: int
+
+
+def dataset_facts(
+    source: str,
+    rows: Sequence[Mapping[str, Any]],
+    where: Callable[[int], str] | None = None,
+    limit: int = SAMPLE,
+    expected: Sequence[str] = (),
+) -> DatasetFacts:
+    """Look at up to `limit` rows, spread evenly.
+
+    Args:
+        source: the data set's name.
+        rows: any sequence; only the sampled rows are read.
+        where: row number → "file:line".
+        limit: rows to look at.
+        expected: the recipe's columns: the target is looked for among them first.
+    """
+    count = len(rows)
+    numbers = [n * count // limit for n in range(limit)] if count > limit else list(range(count))
+    sample = [rows[n] for n in numbers]
+    target = _target_column(sample, expected)
+    answers = [_answer(row, target) for row in sample]
+    texts = Counter(_text(answer) for answer in answers)
+    bad = [n for n, answer in zip(numbers, answers, strict=True) if _is_null(answer) or _is_blank(answer)]
+    return DatasetFacts(
+        source=source,
+        rows=count,
+        sample=len(sample),
+        columns=_columns(sample),
+        target=target,
+        target_null=sum(_is_null(answer) for answer in answers),
+        target_blank=sum(_is_blank(answer) for answer in answers),
+        target_distinct=len(texts),
+        target_example=_short(texts.most_common(1)[0][0]) if texts else "",
+        first_bad=(where(bad[0]) if where else f"row {bad[0] + 1}") if bad else None,
+        duplicates=len(sample) - len({_text(row) for row in sample}),
+    )
+
+
+def _columns(sample: Sequence[Mapping[str, Any]]) -> dict[str, ColumnFacts]:
+    present: Counter[str] = Counter()
+    null: Counter[str] = Counter()
+    blank: Counter[str] = Counter()
+    for row in sample:
+        for name, value in row.items():
+            present[name] += 1
+            null[name] += value is None
+            blank[name] += _is_blank(value)
+    return {name: ColumnFacts(n, null[name], blank[name]) for name, n in present.most_common()}
+
+
+def _target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> str | None:
+    seen = {name for row in sample for name in row}
+    for name in ("messages", "conversations"):
+        if name in seen and not expected:
+            return name
+    candidates = [name for name in TARGETS if name in expected] or list(TARGETS)
+    return next((name for name in candidates if name in seen), None)
+
+
+def _answer(row: Mapping[str, Any], target: str | None) -> Any:
+    """What the row's answer is: the target column, or what the conversation's last assistant turn says or calls."""
+    value = row.get(target) if target else None
+    if target not in ("messages", "conversations") or not isinstance(value, list):
+        return value
+    for turn in reversed(value):
+        if isinstance(turn, Mapping) and turn.get("role", turn.get("from")) in ("assistant", "gpt", "model"):
+            return turn.get("content") or turn.get("tool_calls") or turn.get("value") or ""
+    return None
+
+
+def _is_null(value: Any) -> bool:
+    """Null, or the text that null becomes when it is written into a prompt."""
+    return value is None or (isinstance(value, str) and value.strip() in ("null", "None"))
+
+
+def _is_blank(value: Any) -> bool:
+    """An empty list is an answer: "no tool fits". An empty text, or text of spaces, is not."""
+    return isinstance(value, str) and not value.strip()
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,25 @@
+"""What rules may know about the process environment: that a token is there, never what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefit.core import env
+
+
+@dataclass(frozen=True)
+class EnvironmentFacts:
+    """Plain values, so that a rule's test needs no environment.
+
+    Attributes:
+        hub_token: a Hugging Face token is set or was saved by a login.
+        offline: the user asked Hugging Face's libraries not to use the network.
+    """
+
+    hub_token: bool = False
+    offline: bool = False
+
+
+def environment_facts() -> EnvironmentFacts:
+    """The environment of this process."""
+    return EnvironmentFacts(hub_token=env.hub_token() is not None, offline=env.offline())

@@ -1,0 +1,238 @@
+"""What a device is: the one of this machine, asked of the operating system and the GPU driver, or one of a catalogue.
+
+No torch: `surefit plan --gpu h100` must work on a laptop, and `surefit doctor` where torch is broken.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from surefit.core.errors import ConfigError, did_you_mean
+from surefit.core.units import GIB, MIB
+
+BF16_CAPABILITY = (8, 0)
+"""NVIDIA GPUs multiply bfloat16 natively from compute capability 8.0 (Ampere) on:
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU model: memory as PyTorch reports it on the real card, not as the box says."""
+
+    name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+    source: str
+
+
+def _gpu(name: str, gib: float, capability: tuple[int, int], source: str) -> Gpu:
+    return Gpu(name, round(gib * GIB), capability, source)
+
+
+_OOM = "'total capacity' in an out-of-memory message, github.com/"
+_SMI = "nvidia-smi total, an upper bound, github.com/modal-labs/modal-client/pull/2797"
+GPUS: dict[str, Gpu] = {
+    "t4": _gpu("T4", 14.75, (7, 5), f"{_OOM}hpcaitech/Open-Sora/issues/697"),
+    "rtx6000-turing": _gpu("Quadro RTX 6000 (Turing)", 24.0, (7, 5), "NVIDIA data sheet, 24 GB: an upper bound"),
+    "rtx3090": _gpu("RTX 3090", 23.70, (8, 6), f"{_OOM}Lightning-AI/lit-llama/issues/137"),
+    "rtx4090": _gpu("RTX 4090", 23.65, (8, 9), f"{_OOM}tloen/llama-int8/issues/7"),
+    "a10": _gpu("A10", 23028 / 1024, (8, 6), _SMI),
+    "l4": _gpu("L4", 23034 / 1024, (8, 9), _SMI),
+    "l40s": _gpu("L40S", 44.53, (8, 9), f"{_OOM}Wan-Video/Wan2.1/issues/205"),
+    "a100-40": _gpu("A100 40 GB", 39.50, (8, 0), f"{_OOM}TianheWu/CoSeR/issues/10"),
+    "a100-80": _gpu("A100 80 GB", 79.25, (8, 0), f"{_OOM}HiDream-ai/VAREdit/issues/6"),
+    "h100": _gpu("H100 80 GB", 79.11, (9, 0), f"{_OOM}vllm-project/vllm/issues/27508"),
+    "h200": _gpu("H200", 143771 / 1024, (9, 0), "nvidia-smi total (143,771 MiB), an upper bound"),
+    "b200": _gpu("B200", 178.35, (10, 0), "device query, github.com/pytorch/ao/pull/4002"),
+}
+_ALIASES = {
+    "quadrortx6000": "rtx6000-turing", "3090": "rtx3090", "4090": "rtx4090", "a10g": "a10", "a10040gb": "a100-40",
+    "a100": "a100-80", "a10080gb": "a100-80", "h10080gb": "h100",
+}  # fmt: skip
+_NAMES = {re.sub(r"[^a-z0-9]", "", key): key for key in GPUS} | _ALIASES
+
+
+@dataclass(frozen=True)
+class HardwareFacts:
+    """The device to train on and the machine around it.
+
+    Attributes:
+        name: the GPU's or the processor's name.
+        memory_bytes: the GPU's memory; on a CPU the machine's RAM.
+        bf16: bfloat16 is multiplied natively.
+        cpu_count: processors this process may use.
+        ram_bytes: the machine's memory, or the smaller limit of the container.
+        disk_free_bytes: free space where `directory` is or will be.
+        figure: where `memory_bytes` comes from.
+        gpu_count: GPUs that were detected; 1 for a GPU of the catalogue.
+        unused_gpu: a GPU that is here but that the installed, CPU-only PyTorch cannot use.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory_bytes: int | None
+    bf16: bool
+    cpu_count: int
+    ram_bytes: int | None
+    disk_free_bytes: int
+    source: Literal["detected", "catalogue"]
+    figure: str = ""
+    compute_capability: tuple[int, int] | None = None
+    gpu_count: int = 0
+    unused_gpu: str | None = None
+
+
+def hardware_facts(gpu: str = "auto", directory: Path | None = None) -> HardwareFacts:
+    """The device that the config's `hardware.gpu` means.
+
+    Args:
+        gpu: "auto" (the GPU of this machine if PyTorch can use it, else the CPU), "cpu", or a catalogue name; where
+            that GPU is here, the facts are those of this machine.
+        directory: where the run will write; the working directory by default.
+
+    Raises:
+        ConfigError: a name the catalogue does not have.
+    """
+    disk = disk_free_bytes(directory or Path.cwd())
+    if gpu == "cpu":
+        return _cpu(disk)
+    found = detect_gpus()
+    if gpu == "auto":
+        if not found or torch_is_cpu_build():
+            return _cpu(disk, unused_gpu=found[0].name if found else None)
+        return _detected_device(found, disk)
+    same = [card for card in found if find_gpu(card.name) == find_gpu(gpu)]
+    return _detected_device(same, disk) if same and not torch_is_cpu_build() else _catalogue_device(gpu, disk)
+
+
+def _detected_device(found: list[DetectedGpu], disk: int) -> HardwareFacts:
+    card = found[0]
+    return HardwareFacts(
+        "cuda", card.name, card.memory_bytes, card.compute_capability >= BF16_CAPABILITY, cpu_count(), ram_bytes(),
+        disk, "detected", card.source, card.compute_capability, len(found),
+    )  # fmt: skip
+
+
+def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
+    card = find_gpu(gpu)
+    if card is None:
+        raise ConfigError(
+            f"no GPU named {gpu!r} is known{did_you_mean(gpu.lower(), GPUS)}",
+            field="hardware.gpu",
+            help=f"auto, cpu, or one of {', '.join(GPUS)}",
+        )
+    return HardwareFacts(
+        "cuda", card.name, card.memory_bytes, card.compute_capability >= BF16_CAPABILITY, cpu_count(), ram_bytes(),
+        disk, "catalogue", card.source, card.compute_capability, 1,
+    )  # fmt: skip
+
+
+def _cpu(disk: int, unused_gpu: str | None = None) -> HardwareFacts:
+    ram = ram_bytes()
+    return HardwareFacts(
+        "cpu", processor_name(), ram, True, cpu_count(), ram, disk, "detected", "the machine's RAM",
+        unused_gpu=unused_gpu,
+    )  # fmt: skip
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """A GPU of the catalogue, however its name is written: h100, RTX_3090, "NVIDIA A100-SXM4-80GB"."""
+    plain = re.sub(r"nvidia|geforce|tesla|pcie|sxm\d?|hbm\de?|[^a-z0-9]", "", name.lower())
+    key = _NAMES.get(plain)
+    return GPUS[key] if key else None
+
+
+@dataclass(frozen=True)
+class DetectedGpu:
+    """A GPU that nvidia-smi lists."""
+
+    name: str
+    memory_bytes: int | None
+    compute_capability: tuple[int, int]
+    driver: str
+    source: str = "nvidia-smi, the whole card: PyTorch sees a few hundred MiB less"
+
+
+def detect_gpus() -> list[DetectedGpu]:
+    """The NVIDIA GPUs of this machine; empty where there is no driver, or it does not answer in ten seconds."""
+    tool = shutil.which("nvidia-smi")
+    # Drivers before 510 refuse a query that names compute_cap.
+    for fields in ("name,memory.total,driver_version,compute_cap", "name,memory.total,driver_version") if tool else ():
+        with suppress(OSError, subprocess.SubprocessError):
+            answer = subprocess.run(
+                [str(tool), f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
+                capture_output=True, text=True, timeout=10, check=True,
+            )  # fmt: skip
+            return [gpu for line in answer.stdout.splitlines() if (gpu := _parse_gpu(line))]
+    return []
+
+
+def _parse_gpu(line: str) -> DetectedGpu | None:
+    """`NVIDIA H200, 143771, 580.65.06, 9.0` → facts; None for a line of another shape."""
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) not in (3, 4):
+        return None
+    name, memory, driver, *capability = fields
+    found = re.fullmatch(r"(\d+)\.(\d+)", "".join(capability))
+    known = find_gpu(name)
+    major_minor = (int(found[1]), int(found[2])) if found else known.compute_capability if known else (0, 0)
+    # A partition of a GPU has no memory.total of its own.
+    return DetectedGpu(name, int(memory) * MIB if memory.isdigit() else None, major_minor, driver)
+
+
+def torch_is_cpu_build() -> bool:
+    """Whether the installed PyTorch says, in its version, that it was built without CUDA."""
+    version = installed_version("torch")
+    return version is not None and version.endswith("+cpu")
+
+
+def installed_version(package: str) -> str | None:
+    """A package's version from its metadata, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_count() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ram_bytes() -> int | None:
+    """The machine's memory, or the container's smaller limit (cgroup 2, then 1)."""
+    limits = []
+    with suppress(OSError, ValueError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    return min(limits, default=None)
+
+
+def processor_name() -> str:
+    """The processor's model name, or its architecture."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def disk_free_bytes(directory: Path) -> int:
+    """Free bytes for this user where `directory` is, or will be created."""
+    place = directory.expanduser().absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return shutil.disk_usage(place).free

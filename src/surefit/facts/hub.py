@@ -1,0 +1,135 @@
+"""A model's small files from the Hugging Face hub: config.json, its chat template, the headers of its weights.
+
+`huggingface_hub` (a fifth of a second to import) is only loaded when a name is found nowhere on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from surefit.core import env
+from surefit.core.errors import MachineError, ModelError, did_you_mean
+from surefit.facts.safetensors import INDEX, SINGLE, Tensor
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """What was fetched; `tensors` is None where the repository holds no safetensors weights."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor] | None
+    chat_template: str | None
+    pickle_only: bool
+    gated: bool
+
+
+def fetch(name: str, revision: str | None, known: Sequence[str] = ()) -> HubModel:
+    """Ask the hub about a model; small files only, kept in the Hugging Face cache.
+
+    Args:
+        name: the hub id.
+        revision: branch, tag or commit.
+        known: names for "did you mean".
+
+    Raises:
+        ModelError: no such model or revision, no access to it, or no config.json in it.
+        MachineError: the hub cannot be reached, or the user works offline.
+    """
+    if env.offline():
+        raise MachineError(f"{name} is not on this machine, and offline mode is on", help=_OFFLINE_HELP)
+    from huggingface_hub import HfApi, hf_hub_download
+
+    token = env.hub_token()
+    with hub_errors(name, revision, known):
+        api = HfApi(token=token)
+        info = api.model_info(name, revision=revision)
+        files = {sibling.rfilename for sibling in info.siblings or ()}
+        if "config.json" not in files:
+            raise ModelError(
+                f"{name} on the hub has no config.json", help="choose a repository in the format of transformers"
+            )
+
+        def download(file: str) -> Path:
+            return Path(hf_hub_download(name, file, revision=revision, token=token))
+
+        config = json.loads(download("config.json").read_bytes())
+        tensors = _headers(api, name, revision) if files & {SINGLE, INDEX} else None
+        return HubModel(
+            config,
+            tensors,
+            _template(files, download),
+            pickle_only=tensors is None and any(fnmatch(file, "pytorch_model*.bin") for file in files),
+            gated=bool(info.gated),
+        )
+
+
+_OFFLINE_HELP = "download the model first (`hf download NAME`), or unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
+
+
+def _headers(api: Any, name: str, revision: str | None) -> dict[str, Tensor]:
+    metadata = api.get_safetensors_metadata(name, revision=revision)
+    return {
+        tensor_name: Tensor(info.dtype, tuple(info.shape), info.data_offsets[1] - info.data_offsets[0])
+        for file in metadata.files_metadata.values()
+        for tensor_name, info in file.tensors.items()
+    }
+
+
+def _template(files: set[str], download: Any) -> str | None:
+    from surefit.facts.model import template_of
+
+    if "chat_template.jinja" in files:
+        text: str = download("chat_template.jinja").read_text(encoding="utf-8")
+        return text
+    if "tokenizer_config.json" in files:
+        loaded: Mapping[str, Any] = json.loads(download("tokenizer_config.json").read_bytes())
+        return template_of(loaded)
+    return None
+
+
+@contextmanager
+def hub_errors(name: str, revision: str | None, known: Sequence[str]) -> Iterator[None]:
+    """Turn huggingface_hub's exceptions into ours."""
+    from huggingface_hub import errors
+
+    # httpx in huggingface_hub 1, httpx2 in 2: its own module is the one place that names the right one for both.
+    http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise ModelError(
+            f"{name} is gated: its owner has to grant you access",
+            help=f"accept its licence at https://huggingface.co/{name}, and set HF_TOKEN in the environment or in .env",
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelError(
+            f"{name} has no revision {revision!r}", field="model.revision", help="name a branch, a tag or a commit"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ModelError(
+            f"neither a directory here nor a public model on the hub: {name!r}{did_you_mean(name, known)}",
+            help="check the name; for a private model set HF_TOKEN in the environment or in .env",
+        ) from None
+    except errors.HFValidationError:
+        raise ModelError(f"{name!r} is not a hub id", help="write it as owner/name") from None
+    except errors.SafetensorsParsingError:
+        raise ModelError(f"a weight file of {name} on the hub has a damaged header") from None
+    except (http_error, OSError) as error:
+        raise MachineError(
+            f"the Hugging Face hub cannot be reached for {name}: {_reason(error)}",
+            help=f"check the network; {_OFFLINE_HELP}",
+        ) from None
+    except ValueError:
+        raise ModelError(f"a file of {name} on the hub is not valid JSON") from None
+
+
+def _reason(error: Exception) -> str:
+    """One line of an error, without tokens: the hub's messages run over paragraphs."""
+    text = env.redact(str(error)).strip().splitlines()
+    return text[0][:160] if text else type(error).__name__

@@ -1,0 +1,344 @@
+"""What a base model is, from its config.json and the headers of its weight files: no weights, no torch.
+
+A name is looked up where it is cheapest: the built-in model, a local directory, the Hugging Face cache, the packaged
+catalogue of well-known models (so that a gated model can be checked and planned before anyone has access), the hub.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from surefit.core import env
+from surefit.core.errors import MachineError, ModelError, did_you_mean
+from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
+from surefit.facts.safetensors import Tensor, read_weights
+
+NANO = "surefit/nano"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+CATALOGUE = Path(__file__).parent / "catalogue"
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.pth")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_HEADER_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+Source = Literal["local", "cache", "catalogue", "hub"]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A base model in numbers.
+
+    Attributes:
+        name: as the user wrote it.
+        path: the local folder of its files; None where they are not on this machine.
+        architecture: the model class in config.json; empty where it names none.
+        intermediate_size: the MLP's width; None where config.json has no such number.
+        max_position_embeddings: the context length in tokens; None where config.json does not state one.
+        tied_embeddings: the output head is the embedding matrix.
+        parameters: the parameters training sees, a tied head counted once; from the weight files where they can be
+            read, else from the closed form; None for an architecture the closed form does not cover.
+        expected_parameters: the closed form's count, None where there is none; unlike `parameters` only where the
+            weight files do not belong to the config.json.
+        linear_modules: dotted name → (out features, in features) of every linear layer, the output head included
+            unless it is tied; empty where they are not known.
+        dtype: the type the weights are stored in, as torch names it; None where nothing says so.
+        weight_bytes: the size of the weights as stored; None where it is not known.
+        has_weights: safetensors files with all weights are in `path`.
+        pickle_only: there are weights, but only in formats that can run code when they are loaded.
+        source: where the facts come from.
+        chat_template: the template's text; None where there is none or (see `has_chat_template`) it was not read.
+        has_chat_template: None where it is not known.
+        gated: access has to be granted by the owner; None where it is not known.
+        custom_code: config.json points to Python code that comes with the model.
+        quantization: the method the stored weights are quantised with, or None.
+    """
+
+    name: str
+    path: Path | None
+    architecture: str
+    model_type: str
+    hidden_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int | None
+    vocab_size: int
+    max_position_embeddings: int | None
+    tied_embeddings: bool
+    parameters: int | None
+    linear_modules: dict[str, tuple[int, int]] = field(repr=False)
+    dtype: str | None
+    weight_bytes: int | None
+    has_weights: bool
+    source: Source
+    chat_template: str | None = field(default=None, repr=False)
+    has_chat_template: bool | None = None
+    expected_parameters: int | None = None
+    pickle_only: bool = False
+    gated: bool | None = None
+    custom_code: bool = False
+    quantization: str | None = None
+
+
+def model_facts(name_or_path: str, revision: str | None = None) -> ModelFacts:
+    """The facts about a base model.
+
+    Args:
+        name_or_path: `surefit/nano`, a directory, or a hub id.
+        revision: the hub revision. The catalogue knows one revision of each model and is used for all of them: a
+            published model's shape does not change.
+
+    Raises:
+        ModelError: there is no such model, or it is incomplete, damaged or gated.
+        MachineError: the hub would have to be asked and cannot be reached.
+    """
+    if name_or_path == NANO:
+        from surefit.nano import PATH
+
+        return directory_facts(PATH, NANO)
+    path = _as_path(name_or_path)
+    if path.is_dir():
+        return directory_facts(path, name_or_path)
+    _refuse_what_is_no_hub_id(name_or_path, path)
+    snapshot = cached_snapshot(name_or_path, revision)
+    cached = directory_facts(snapshot, name_or_path, "cache") if snapshot else None
+    if cached and cached.parameters is not None:
+        return cached
+    known = catalogue()
+    if name_or_path in known:
+        return _catalogue_facts(name_or_path, known[name_or_path])
+    try:
+        return _hub_facts(name_or_path, revision)
+    except MachineError:
+        if cached:
+            return cached
+        raise
+
+
+def _as_path(name: str) -> Path:
+    try:
+        path = Path(name).expanduser()
+        path.stat()
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError, RuntimeError):
+        raise ModelError(
+            f"{name[:80]!r} is neither a readable directory nor a hub id", field="model.name_or_path"
+        ) from None
+    return path
+
+
+def _refuse_what_is_no_hub_id(name: str, path: Path) -> None:
+    if path.is_file():
+        what = "a GGUF file" if path.suffix == ".gguf" else "a file"
+        raise ModelError(
+            f"{what}, not a model directory", path=path, help="name the folder that holds config.json and *.safetensors"
+        )
+    if HUB_ID.fullmatch(name) and not (name.count("/") == 0 and "." in name):
+        return
+    siblings = [str(entry) for entry in path.parent.glob("*/")]
+    raise ModelError(
+        f"no such model directory{did_you_mean(str(path), siblings)}",
+        path=name,
+        help="give a folder with config.json and *.safetensors, a hub id such as Qwen/Qwen3-0.6B, or surefit/nano",
+    )
+
+
+def directory_facts(directory: Path, name: str, source: Source = "local") -> ModelFacts:
+    """The facts about a model in a folder."""
+    config = read_config(directory)
+    tensors = read_weights(directory)
+    return build_facts(
+        name,
+        config,
+        tensors,
+        where=directory / "config.json",
+        source=source,
+        path=directory,
+        chat_template=_chat_template(directory),
+        pickle_only=tensors is None and any(next(directory.glob(pattern), None) for pattern in PICKLES),
+    )
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """A model folder's config.json; its absence or damage is a `ModelError` that says what the folder is."""
+    path = directory / "config.json"
+    if not path.is_file():
+        if (directory / "adapter_config.json").is_file():
+            raise ModelError(
+                "a LoRA adapter, not a base model", path=directory, help="name the base model the adapter belongs to"
+            )
+        raise ModelError(
+            "no config.json in it", path=directory, help="name the folder that holds config.json and *.safetensors"
+        )
+    return read_json_object(path)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        raise ModelError("not valid JSON", path=path, line=line, help="download the file again") from None
+    if not isinstance(value, dict):
+        raise ModelError("not a JSON object", path=path, help="download the file again")
+    return value
+
+
+def build_facts(
+    name: str,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None,
+    *,
+    where: object,
+    source: Source,
+    path: Path | None = None,
+    chat_template: str | None = None,
+    has_chat_template: bool | None = None,
+    pickle_only: bool = False,
+    gated: bool | None = None,
+) -> ModelFacts:
+    """Put config.json and the headers (None where there are none) together."""
+    dims = dimensions(config, where)
+    formula = structure(config, dims)
+    quantization = _quantization(config)
+    stored = None if tensors is None or quantization else _stored(tensors, dims.tied_embeddings)
+    parameters = stored.parameters if stored else formula.parameters if formula else None
+    linears = formula or stored
+    dtype = _dtype(config, tensors)
+    return ModelFacts(
+        name=name,
+        path=path,
+        architecture=architecture_of(config),
+        model_type=str(config.get("model_type") or ""),
+        **asdict(dims),
+        parameters=parameters,
+        expected_parameters=formula.parameters if formula else None,
+        linear_modules=linears.linear_modules if linears else {},
+        dtype=dtype,
+        weight_bytes=_weight_bytes(tensors, parameters, dtype),
+        has_weights=tensors is not None and path is not None,
+        source=source,
+        chat_template=chat_template,
+        has_chat_template=chat_template is not None if path is not None else has_chat_template,
+        pickle_only=pickle_only,
+        gated=gated,
+        custom_code=bool(config.get("auto_map")),
+        quantization=quantization,
+    )
+
+
+def _stored(tensors: Mapping[str, Tensor], tied: bool) -> Structure:
+    """Parameters and linear layers as the headers give them.
+
+    A tied head that was saved all the same is not counted twice (Qwen3-0.6B: 751,632,384 in the file, 596,049,920
+    parameters), nor are buffers that old checkpoints carry (Llama-2-7b-hf: 2,048 rotary frequencies).
+    """
+    kept = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.endswith("rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
+    }
+    linears = {
+        name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
+        for name, tensor in kept.items()
+        if name.endswith(".weight") and len(tensor.shape) == 2 and not _is_embedding(name)
+    }
+    return Structure(sum(tensor.elements for tensor in kept.values()), linears)
+
+
+def _is_embedding(name: str) -> bool:
+    return any(part in ("wte", "wpe") or "embed" in part for part in name.split("."))
+
+
+def _quantization(config: Mapping[str, Any]) -> str | None:
+    entry = config.get("quantization_config")
+    return str(entry.get("quant_method") or "unknown") if isinstance(entry, Mapping) else None
+
+
+def _dtype(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> str | None:
+    section = text_section(config)
+    stated = next((c[key] for c in (config, section) for key in ("dtype", "torch_dtype") if c.get(key)), None)
+    if stated:
+        return str(stated).removeprefix("torch.")
+    if not tensors:
+        return None
+    largest = max(tensors.values(), key=lambda tensor: tensor.bytes)
+    return _HEADER_DTYPES.get(largest.dtype)
+
+
+def _weight_bytes(tensors: Mapping[str, Tensor] | None, parameters: int | None, dtype: str | None) -> int | None:
+    if tensors is not None:
+        return sum(tensor.bytes for tensor in tensors.values())
+    return parameters * DTYPE_BYTES[dtype] if parameters is not None and dtype in DTYPE_BYTES else None
+
+
+def _chat_template(directory: Path) -> str | None:
+    """The template a tokenizer of this folder would use: the file of its own, else tokenizer_config.json's entry."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    config = directory / "tokenizer_config.json"
+    return template_of(read_json_object(config)) if config.is_file() else None
+
+
+def template_of(tokenizer_config: Mapping[str, Any]) -> str | None:
+    """`chat_template` in a tokenizer_config.json: a text, or a list of named texts of which `default` is used."""
+    entry = tokenizer_config.get("chat_template")
+    if isinstance(entry, list):
+        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None
+
+
+def cached_snapshot(name: str, revision: str | None = None) -> Path | None:
+    """The folder in the Hugging Face cache that holds this model's config.json, if there is one."""
+    folder = env.hub_cache() / f"models--{name.replace('/', '--')}"
+    wanted = revision or "main"
+    reference = folder / "refs" / wanted
+    commit = reference.read_text(encoding="ascii").strip() if reference.is_file() else wanted
+    snapshot = folder / "snapshots" / commit
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> dict[str, dict[str, Any]]:
+    """The packaged models: hub id → `{"gated", "chat_template", "config"}`, numbers only, nobody's text."""
+    entries = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(CATALOGUE.glob("*.json")))
+    return {entry["name"]: entry for entry in entries}
+
+
+def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:
+    return build_facts(
+        name,
+        entry["config"],
+        None,
+        where=f"the catalogue's {name}",
+        source="catalogue",
+        has_chat_template=entry["chat_template"],
+        gated=entry["gated"],
+    )
+
+
+def _hub_facts(name: str, revision: str | None) -> ModelFacts:
+    from surefit.facts.hub import fetch
+
+    found = fetch(name, revision, known=list(catalogue()))
+    return build_facts(
+        name,
+        found.config,
+        found.tensors,
+        where=f"{name}/config.json",
+        source="hub",
+        chat_template=found.chat_template,
+        has_chat_template=found.chat_template is not None,
+        pickle_only=found.pickle_only,
+        gated=found.gated,
+    )

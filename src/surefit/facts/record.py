@@ -1,0 +1,39 @@
+"""What a run was made on, written down beside it: environment.json."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Any
+
+from surefit import __version__
+from surefit.facts.hardware import HardwareFacts
+
+PACKAGES = (
+    "torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic",
+    "accelerate", "bitsandbytes", "triton",
+)  # fmt: skip
+"""What can change a number in a run; those that are not installed are left out."""
+
+
+def environment_record(hardware: HardwareFacts) -> dict[str, Any]:
+    """The content of environment.json. No host name, no user, no path: the record may be published with the run."""
+    return {
+        "surefit": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": hardware.cpu_count,
+        "memory_bytes": hardware.ram_bytes,
+        "gpus": [hardware.name] * max(1, hardware.gpu_count) if hardware.kind == "cuda" else [],
+        "packages": dict(sorted(_installed().items())),
+    }
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

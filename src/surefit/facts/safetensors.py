@@ -1,0 +1,126 @@
+"""The headers of safetensors files: names, types and shapes of the tensors, without reading a single weight.
+
+A file is 8 bytes (little-endian length of the header), the header (JSON), then the data
+(https://github.com/huggingface/safetensors#format). Only the header is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import ModelError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own bound: https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs."""
+DOWNLOAD_AGAIN = "download the file again: it is incomplete or damaged"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One entry of a header: `dtype` in safetensors' names (BF16, F32, U8, …), `shape`, and its size in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file, by name.
+
+    Raises:
+        ModelError: not a safetensors file, damaged, or shorter than its header promises; names the file.
+    """
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
+            if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise _damaged(path, start, size)
+            raw = file.read(length)
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
+    tensors = parse_header(raw, path)
+    needed = 8 + length + sum(tensor.bytes for tensor in tensors.values())
+    if size < needed:
+        raise ModelError(
+            f"the file has {size:,} bytes, its header describes {needed:,}", path=path, help=DOWNLOAD_AGAIN
+        )
+    return tensors
+
+
+def _damaged(path: Path, start: bytes, size: int) -> ModelError:
+    if start == b"version ":
+        return ModelError(
+            "a Git LFS pointer, not the weights", path=path, help="run `git lfs pull` in the model's folder"
+        )
+    return ModelError(f"not a safetensors file ({size:,} bytes, no readable header)", path=path, help=DOWNLOAD_AGAIN)
+
+
+def parse_header(raw: bytes, path: Path) -> dict[str, Tensor]:
+    """Header JSON → tensors; `__metadata__` is left out. A header that breaks the format is a `ModelError`."""
+    try:
+        header = json.loads(raw)
+        return {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ModelError("the safetensors header is damaged", path=path, help=DOWNLOAD_AGAIN) from None
+
+
+def _tensor(entry: Mapping[str, Any]) -> Tensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(int(n) for n in entry["shape"])
+    if not 0 <= begin <= end or any(n < 0 for n in shape):
+        raise ValueError("offsets or shape out of range")
+    return Tensor(str(entry["dtype"]), shape, end - begin)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that hold a model's weights; empty where there are none.
+
+    Raises:
+        ModelError: the index is damaged, or names files that are not there.
+    """
+    if (directory / INDEX).is_file():
+        return _indexed_files(directory)
+    return [directory / SINGLE] if (directory / SINGLE).is_file() else []
+
+
+def _indexed_files(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        files = [directory / Path(name).name for name in names]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise ModelError("not a valid index of weight files", path=index, help=DOWNLOAD_AGAIN) from None
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(
+            f"{len(missing)} of {len(files)} weight files are not there: {', '.join(missing[:3])}"
+            + (" …" if len(missing) > 3 else ""),
+            path=index,
+            help="finish the download: every file that the index names is needed",
+        )
+    return files
+
+
+def read_weights(directory: Path) -> dict[str, Tensor] | None:
+    """The tensors of all of a model's weight files, by name; None where the folder holds no safetensors weights."""
+    files = weight_files(directory)
+    if not files:
+        return None
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors.update(read_header(file))
+    return tensors

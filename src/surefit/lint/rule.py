@@ -1,0 +1,144 @@
+"""What a rule is: one function that looks at facts and yields findings, with a docstring that explains it.
+
+    @rule("SCH002", "no-checkpoint", severity="warning", needs=(Resolved,))
+    def no_checkpoint(context: LintContext, resolved: Resolved) -> Iterator[Finding]:
+        \"\"\"One line that says what is wrong.
+
+        ## What it does / ## Why it is bad / ## Example / ## Fix / ## Evidence
+        \"\"\"
+
+`needs` names the facts the rule cannot judge without: they are passed to it, in that order, and where one is absent the
+rule is skipped. The message states the problem in the user's numbers; only the help proposes the fix.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
+from surefit.core.errors import SureFitError
+from surefit.facts.dataset import DatasetFacts
+from surefit.facts.environment import EnvironmentFacts
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts
+
+Severity = Literal["error", "warning", "info"]
+SECTIONS = ("What it does", "Why it is bad", "Example", "Fix", "Evidence")
+OVERRIDE = "--set"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem. A rule fills in what it knows; the engine adds the rule's code, name and severity, and the place.
+
+    Attributes:
+        field: the dotted config key, or the column, it is about.
+        message: the problem, in the user's names and numbers.
+        help: what to do about it.
+        path: the file; the config file unless the rule names another.
+        line: 1-based; the field's line in the config unless the rule names another.
+        evidence: what in this run shows it, where the message does not already say.
+    """
+
+    field: str | None = None
+    message: str = ""
+    help: str | None = None
+    path: str | None = None
+    line: int | None = None
+    evidence: str | None = None
+    code: str = ""
+    name: str = ""
+    severity: Severity = "error"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same, for check.json."""
+        order = ("code", "name", "severity", "path", "line", "field", "message", "help", "evidence")
+        return {key: asdict(self)[key] for key in order}
+
+
+@dataclass(frozen=True)
+class LintContext:
+    """All that rules may look at. What is None is not known, and the rules that need it are skipped.
+
+    Attributes:
+        config: the config as the user wrote it, "auto" included.
+        path: its file.
+        lines: dotted key → line in that file.
+        overridden: dotted keys that were set on the command line.
+        resolved: the config with every "auto" decided, and the steps of the run.
+        columns: the recipe's columns; empty for the general data formats.
+        problems: errors met while the facts were gathered; they are reported as findings beside all others.
+    """
+
+    config: Config
+    path: Path
+    lines: Mapping[str, int] = field(default_factory=dict)
+    overridden: frozenset[str] = frozenset()
+    resolved: Resolved | None = None
+    model: ModelFacts | None = None
+    hardware: HardwareFacts | None = None
+    dataset: DatasetFacts | None = None
+    environment: EnvironmentFacts | None = None
+    columns: tuple[str, ...] = ()
+    problems: tuple[SureFitError, ...] = ()
+
+    def facts(self, kind: type) -> Any:
+        """The facts of one kind, or None."""
+        known = (self.resolved, self.model, self.hardware, self.dataset, self.environment)
+        return next((value for value in known if isinstance(value, kind)), None)
+
+    def is_set(self, dotted: str) -> bool:
+        """Whether the user wrote this key, in the file or on the command line."""
+        return dotted in self.lines or any(dotted == k or dotted.startswith(f"{k}.") for k in self.overridden)
+
+    def place(self, dotted: str | None) -> tuple[str, int | None]:
+        """(file, line) of a config key, or of the nearest section above it that is in the file."""
+        if dotted and any(dotted == key or dotted.startswith(f"{key}.") for key in self.overridden):
+            return OVERRIDE, None
+        while dotted and dotted not in self.lines:
+            dotted = dotted.rpartition(".")[0]
+        return str(self.path), self.lines.get(dotted) if dotted else None
+
+
+Check = Callable[..., Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule: its code (never reused), its name, how bad a finding is, the facts it needs, and the function."""
+
+    code: str
+    name: str
+    severity: Severity
+    needs: tuple[type, ...]
+    check: Check
+
+    @property
+    def doc(self) -> str:
+        """The docstring, dedented."""
+        return inspect.getdoc(self.check) or ""
+
+    @property
+    def summary(self) -> str:
+        """The docstring's first line."""
+        return self.doc.partition("\n")[0]
+
+    def section(self, title: str) -> str:
+        """One section of the docstring; empty where it is missing."""
+        found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.doc, re.MULTILINE | re.DOTALL)
+        return found[1].strip() if found else ""
+
+
+def rule(code: str, name: str, severity: Severity, needs: tuple[type, ...] = ()) -> Callable[[Check], Rule]:
+    """Make a function a rule. `needs` are the types of the facts it takes after the context."""
+
+    def wrap(check: Check) -> Rule:
+        return Rule(code, name, severity, needs, check)
+
+    return wrap

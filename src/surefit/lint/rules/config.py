@@ -1,0 +1,134 @@
+"""CFG: settings that contradict each other, or do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from surefit.core.errors import DataError, MachineError, ModelError
+from surefit.lint.rule import Finding, LintContext, rule
+
+
+@rule("CFG001", "output-is-input", severity="error")
+def output_is_input(context: LintContext) -> Iterator[Finding]:
+    """The run would write into the directory its data or its model is read from.
+
+    ## What it does
+    Compares `output_dir` with `data.train`, `data.eval` and `model.name_or_path` where those are directories.
+
+    ## Why it is bad
+    A data directory is read file by file, so the next stage would find `metrics.jsonl` among the rows.
+    In a model directory the files of two models mix, and `--overwrite` would delete the base model.
+
+    ## Example
+    `data.train: data` with `output_dir: data`.
+
+    ## Fix
+    Choose an `output_dir` of its own, for example `runs/NAME`.
+
+    ## Evidence
+    Reasoned from SureFit's own loader, which reads every .jsonl file of a directory; a test shows it.
+    """
+    config = context.config
+    output = Path(config.output_dir).expanduser().resolve()
+    inputs = {
+        "data.train": config.data.train,
+        "data.eval": config.data.eval,
+        "model.name_or_path": config.model.name_or_path,
+    }
+    for key, value in inputs.items():
+        directory = Path(value).expanduser() if isinstance(value, str) else None
+        if directory and directory.is_dir() and output == directory.resolve():
+            yield Finding(
+                field="output_dir",
+                message=f"the run would be written into {config.output_dir}, which is also {key}",
+                help="choose an output_dir of its own, for example runs/NAME",
+            )
+
+
+@rule("CFG002", "gate-without-condition", severity="warning")
+def gate_without_condition(context: LintContext) -> Iterator[Finding]:
+    """A gate is configured that can never close.
+
+    ## What it does
+    Looks for `evaluate.gate` with neither `min` nor `not_worse_than`.
+
+    ## Why it is bad
+    The gate turns scores into an exit code, and a pipeline relies on it. Without a condition it always passes.
+
+    ## Example
+    `gate: {metric: exact_match}`.
+
+    ## Fix
+    Add `min: 0.6`, or `not_worse_than: base`, or remove the gate.
+
+    ## Evidence
+    Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
+    """
+    gate = context.config.evaluate.gate
+    if gate is not None and gate.min is None and gate.not_worse_than is None:
+        yield Finding(
+            field="evaluate.gate",
+            message="the gate has no condition: neither min nor not_worse_than is set, so it always passes",
+            help="add min: 0.6 or not_worse_than: base, or remove the gate",
+        )
+
+
+@rule("CFG003", "lora-settings-without-lora", severity="warning")
+def lora_settings_without_lora(context: LintContext) -> Iterator[Finding]:
+    """LoRA settings are given although all weights are trained.
+
+    ## What it does
+    With `adapter.kind: full`, looks for `r`, `alpha`, `dropout` and `target_modules` in the config.
+
+    ## Why it is bad
+    They have no effect. Either the settings are left over, or `kind` is not what was meant; full training needs far
+    more memory and a lower learning rate.
+
+    ## Example
+    `adapter: {kind: full, r: 16}`.
+
+    ## Fix
+    Remove the settings, or write `kind: lora`.
+
+    ## Evidence
+    Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
+    """
+    if context.config.adapter.kind != "full":
+        return
+    names = ("r", "alpha", "dropout", "target_modules")
+    given = [name for name in names if context.is_set(f"adapter.{name}")]
+    if given:
+        yield Finding(
+            field=f"adapter.{given[0]}",
+            message=f"{', '.join(given)} have no effect: adapter.kind is full" if len(given) > 1
+            else f"{given[0]} has no effect: adapter.kind is full",
+            help="remove it, or write kind: lora",
+        )  # fmt: skip
+
+
+@rule("CFG004", "config-unusable", severity="error")
+def config_unusable(context: LintContext) -> Iterator[Finding]:
+    """A value in the config names something that does not exist.
+
+    ## What it does
+    Reports what using the config ran into: a recipe or a GPU that is not known, for example.
+
+    ## Why it is bad
+    No stage can start.
+
+    ## Example
+    `recipe: function_caling`, or `hardware.gpu: h1000`.
+
+    ## Fix
+    As the finding says.
+
+    ## Evidence
+    A misspelt name that falls back to a default is a run that nobody asked for; here it is an error.
+    """
+    for problem in context.problems:
+        elsewhere = isinstance(problem, (DataError, ModelError, MachineError))
+        # Resolving stops at a micro batch that does not divide; BAT001 says the same with a number that does.
+        if not elsewhere and problem.field != "train.per_device_train_batch_size":
+            place = (problem.path, problem.line) if problem.path else (None, None)
+            yield Finding(problem.field, problem.message, problem.help, *place)

@@ -1,0 +1,206 @@
+"""DAT: rows that cannot teach what they should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.core.errors import DataError, SureFitError, did_you_mean
+from surefit.facts.dataset import DatasetFacts
+from surefit.lint.rule import Finding, LintContext, rule
+
+FEW = 20
+"""Sampled rows below which nothing is said about a whole data set."""
+DUPLICATE_SHARE = 0.2
+SMALL_EVALUATION = 10
+
+
+@rule("DAT001", "data-unusable", severity="error")
+def data_unusable(context: LintContext) -> Iterator[Finding]:
+    """The data cannot be read, or a row of it cannot be used.
+
+    ## What it does
+    Reports what reading the data ran into: a file that is not there or empty, broken JSON on some line, a row whose
+    columns do not parse.
+
+    ## Why it is bad
+    Training would stop at the same place.
+
+    ## Example
+    `data.train: trian.jsonl`.
+
+    ## Fix
+    As the finding says. `data.bad_rows: skip` leaves single rows out, counted and reported.
+
+    ## Evidence
+    A missing or empty file is the most frequent first error with any training tool.
+    """
+    missing = _missing_columns(context, context.dataset) if context.dataset else []
+    for problem in context.problems:
+        if isinstance(problem, DataError):
+            for each in (problem, *problem.also):
+                if _column(each) in missing:
+                    continue
+                place = (each.path, each.line) if each.path else (None, None)
+                yield Finding(each.field or "data.train", each.message, each.help, *place)
+
+
+@rule("DAT002", "column-missing", severity="error", needs=(DatasetFacts,))
+def column_missing(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+    """A column that the recipe reads is not in the data.
+
+    ## What it does
+    Compares the recipe's columns with those of the sampled rows.
+
+    ## Why it is bad
+    Code that reads a missing column with a default trains on that default: every completion becomes the same `null`,
+    the loss falls beautifully, and the model has learnt to say nothing.
+
+    ## Example
+    Rows with `answer` where the recipe reads `answers`.
+
+    ## Fix
+    Rename the column, or choose the recipe that fits the data.
+
+    ## Evidence
+    A published function-calling project mapped `example["answer"]` while xLAM's column is `answers`: all 60,000
+    completions were `null`, and training went on.
+    """
+    for name in _missing_columns(context, dataset):
+        hint = did_you_mean(name, dataset.columns)
+        known = ", ".join(dataset.columns) or "none"
+        yield Finding(
+            field=f"data.train: {name}",
+            message=f"no column {name!r} in {dataset.source}{hint}; its columns are {known}",
+            help=f"rename the column to {name}, or choose another recipe than {context.config.recipe}",
+        )
+
+
+def _missing_columns(context: LintContext, dataset: DatasetFacts) -> list[str]:
+    if not dataset.sample or context.config.data.format not in ("auto", "recipe"):
+        return []
+    return [name for name in context.columns if name not in dataset.columns]
+
+
+def _column(problem: SureFitError) -> str:
+    """The column an error about one row is about: `answers` of `answers[0].name`. DAT002 speaks of missing ones."""
+    return (problem.field or "").partition("[")[0].partition(".")[0]
+
+
+@rule("DAT003", "null-targets", severity="error", needs=(DatasetFacts,))
+def null_targets(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+    """Rows whose answer is null or empty.
+
+    ## What it does
+    Looks, in an even sample, at the column that holds the answers (or the conversation's assistant turns). With
+    `data.bad_rows: skip` it speaks up only when they are the majority.
+
+    ## Why it is bad
+    The model learns to answer nothing, or with the word "null".
+
+    ## Example
+    `{"query": "…", "answers": null}`.
+
+    ## Fix
+    Fill in or remove those rows, or set `data.bad_rows: skip`.
+
+    ## Evidence
+    Merging the schemas of different tools in one Arrow table fills absent fields with nulls, silently
+    (`datasets.Dataset.from_list`); a mapping over a misspelt column makes all targets null.
+    """
+    bad = dataset.target_null + dataset.target_blank
+    if bad == 0 or (context.config.data.bad_rows == "skip" and 2 * bad <= dataset.sample):
+        return
+    kinds = {"null": dataset.target_null, "empty": dataset.target_blank}
+    parts = " and ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    yield Finding(
+        field="data.train",
+        message=f"{bad} of {dataset.sample} sampled rows have no answer in {dataset.target!r} ({parts}), "
+        f"the first at {dataset.first_bad}",
+        help="fill in or remove those rows, or set data.bad_rows: skip",
+    )
+
+
+@rule("DAT004", "constant-target", severity="error", needs=(DatasetFacts,))
+def constant_target(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+    """All rows have the same answer.
+
+    ## What it does
+    Counts the different answers in an even sample of at least 20 rows.
+
+    ## Why it is bad
+    There is nothing to learn but that one answer. The loss goes to zero within a few steps, which looks like success.
+
+    ## Example
+    A thousand rows whose `completion` is `[]`.
+
+    ## Fix
+    Look at how the column is made: a template without its variable, a misspelt key, a join that matched one row.
+
+    ## Evidence
+    See DAT002: 60,000 completions that were all `null`.
+    """
+    if dataset.sample >= FEW and dataset.target and dataset.target_distinct == 1:
+        yield Finding(
+            field="data.train",
+            message=f"all {dataset.sample} sampled rows have the same {dataset.target!r}: {dataset.target_example}",
+            help="look at how this column is made",
+        )
+
+
+@rule("DAT005", "duplicate-rows", severity="warning", needs=(DatasetFacts,))
+def duplicate_rows(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+    """A large share of the rows are repeated.
+
+    ## What it does
+    Counts rows of the sample that are equal to an earlier one, and speaks up above 20 %. In a sample of a large set
+    that is a lower bound.
+
+    ## Why it is bad
+    Repeated rows are learnt by heart, and when a part of the rows is held out, its twins stay in training: the score
+    measures memory.
+
+    ## Example
+    A file that was appended to itself.
+
+    ## Fix
+    Remove the duplicates before training.
+
+    ## Evidence
+    Lee et al. 2022 (arXiv 2107.06499): models trained on deduplicated data emit memorised text ten times less often,
+    and over 4 % of common validation sets overlap with their training sets.
+    """
+    if dataset.sample >= FEW and dataset.duplicates > DUPLICATE_SHARE * dataset.sample:
+        yield Finding(
+            field="data.train",
+            message=f"{dataset.duplicates} of {dataset.sample} sampled rows repeat an earlier one",
+            help="remove the duplicates before training",
+        )
+
+
+@rule("DAT006", "held-out-too-small", severity="warning", needs=(DatasetFacts,))
+def held_out_too_small(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+    """The share that is held out comes to a handful of rows.
+
+    ## What it does
+    Multiplies `data.eval`, where it is a share, with the number of rows, and speaks up below 10.
+
+    ## Why it is bad
+    With nine rows a score moves in steps of eleven points, and its 95 % interval covers nearly everything.
+
+    ## Example
+    `eval: 0.02` of 300 rows: 6.
+
+    ## Fix
+    Hold out a larger share, or name a file with evaluation rows in `data.eval`.
+
+    ## Evidence
+    The binomial interval: 6 of 9 correct is anything from 30 % to 93 %.
+    """
+    share = context.config.data.eval
+    if isinstance(share, float) and dataset.rows and round(share * dataset.rows) < SMALL_EVALUATION:
+        held = round(share * dataset.rows)
+        yield Finding(
+            field="data.eval",
+            message=f"{share:g} of {dataset.rows} rows holds out {held}: too few to measure anything",
+            help=f"hold out more, such as {min(0.5, 50 / dataset.rows):.2g}, or name a file of rows in data.eval",
+        )

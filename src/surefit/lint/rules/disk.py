@@ -1,0 +1,48 @@
+"""DSK: what will not fit on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.config.resolve import Resolved
+from surefit.core.units import bytes_text
+from surefit.facts.budget import disk_terms
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts
+from surefit.lint.rule import Finding, LintContext, rule
+
+
+@rule("DSK001", "run-does-not-fit-the-disk", severity="error", needs=(Resolved, ModelFacts, HardwareFacts))
+def run_does_not_fit_the_disk(
+    context: LintContext, resolved: Resolved, model: ModelFacts, hardware: HardwareFacts
+) -> Iterator[Finding]:
+    """The run's files are larger than the free space.
+
+    ## What it does
+    Adds up the checkpoints that are kept and the one being written, the trained adapter or model, and the merged model,
+    and compares with the free space where `output_dir` is. Not where the config names a GPU that this machine does not
+    have: then it is meant for another machine's disk.
+
+    ## Why it is bad
+    The disk fills in the middle of a save, hours into the run; other tools leave a half-written checkpoint behind.
+
+    ## Example
+    Full training of an 8B model keeps 3 checkpoints of 112 GB.
+
+    ## Fix
+    Lower `save_total_limit`, or choose an `output_dir` on a larger disk.
+
+    ## Evidence
+    A published report on distilling Llama-3.1-8B stopped at step 9,000 with a full disk although `save_total_limit` was
+    set: the limit does not count the checkpoint that is being written, nor the merged model.
+    """
+    terms = disk_terms(resolved, model)
+    needed = sum(term.bytes for term in terms)
+    if hardware.source == "detected" and needed > hardware.disk_free_bytes:
+        yield Finding(
+            field="checkpoint.save_total_limit",
+            message=f"the run will write {bytes_text(needed)}, and {bytes_text(hardware.disk_free_bytes)} are free "
+            f"where {context.config.output_dir} is",
+            help="lower checkpoint.save_total_limit, or choose an output_dir on a larger disk",
+            evidence="; ".join(f"{term.term} {bytes_text(term.bytes)}" for term in terms),
+        )

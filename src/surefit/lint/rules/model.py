@@ -1,0 +1,348 @@
+"""MOD: base models that are not what the config takes them for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.core.errors import ModelError, did_you_mean
+from surefit.facts.budget import OUTPUT_HEADS, ends_with
+from surefit.facts.environment import EnvironmentFacts
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts
+from surefit.lint.rule import Finding, LintContext, rule
+
+NAME = "model.name_or_path"
+TARGETS = "adapter.target_modules"
+
+
+@rule("MOD001", "model-unusable", severity="error")
+def model_unusable(context: LintContext) -> Iterator[Finding]:
+    """The base model cannot be found or read.
+
+    ## What it does
+    Reports what looking up the model ran into: no such directory or hub id, no config.json, a damaged weight file.
+
+    ## Why it is bad
+    Training would stop at the same place, on some machines after a long download.
+
+    ## Example
+    `name_or_path: meta-lama/Llama-3.2-3B`.
+
+    ## Fix
+    As the finding says.
+
+    ## Evidence
+    Truncated downloads and Git LFS pointers in place of weights are standing topics in transformers' issue threads.
+    """
+    for problem in context.problems:
+        if isinstance(problem, ModelError):
+            place = (problem.path, problem.line) if problem.path else (None, None)
+            yield Finding(problem.field or NAME, problem.message, problem.help, *place)
+
+
+@rule("MOD002", "no-weights", severity="error", needs=(ModelFacts,))
+def no_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+    """The model directory has a config.json but no weights.
+
+    ## What it does
+    Looks for `model.safetensors`, or the files of `model.safetensors.index.json`, in a local model directory.
+
+    ## Why it is bad
+    Training stops at loading.
+
+    ## Example
+    A clone of a model repository that was made without Git LFS.
+
+    ## Fix
+    Download the weights: `hf download NAME --local-dir DIRECTORY`.
+
+    ## Evidence
+    The commonest question about loading a local model: "no file named model.safetensors found in directory".
+    """
+    if model.source == "local" and not model.has_weights and not model.pickle_only:
+        yield Finding(
+            field=NAME,
+            message=f"{model.path} has a config.json and no weights (model.safetensors)",
+            help="download the weights into it: hf download NAME --local-dir DIRECTORY",
+        )
+
+
+@rule("MOD003", "pickled-weights", severity="error", needs=(ModelFacts,))
+def pickled_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+    """The weights are in a format that can run code when it is loaded.
+
+    ## What it does
+    Looks for `pytorch_model*.bin`, `*.pt`, `*.pth` or `*.ckpt` in a model that has no safetensors files.
+
+    ## Why it is bad
+    Such files are Python pickles: whoever made the file decides what runs on your machine. SureFit does not load them.
+
+    ## Example
+    A model uploaded before 2023 with only `pytorch_model.bin`.
+
+    ## Fix
+    Look for a revision with safetensors (the hub's conversion bot offers it in a pull request), or convert the file on
+    an isolated machine.
+
+    ## Evidence
+    CVE-2025-32434: arbitrary code ran from a checkpoint even with `torch.load(weights_only=True)`.
+    """
+    if model.pickle_only:
+        yield Finding(
+            field=NAME,
+            message=f"{model.name} has only pickled weights (.bin, .pt), which can run code when they are loaded",
+            help="use a revision of the model that has .safetensors files",
+        )
+
+
+@rule("MOD004", "trust-remote-code", severity="warning")
+def trust_remote_code(context: LintContext) -> Iterator[Finding]:
+    """Python code that comes with the model will run on this machine.
+
+    ## What it does
+    Flags `model.trust_remote_code: true`, and says when the model brings no code at all.
+
+    ## Why it is bad
+    The code runs with your rights, and unless a revision is pinned, what runs tomorrow is not what you read today.
+
+    ## Example
+    `trust_remote_code: true`, copied from a model card, for an architecture that transformers has long included.
+
+    ## Fix
+    Remove it. Where the model needs it: read the code, then pin `model.revision` to the commit you read.
+
+    ## Evidence
+    transformers' own documentation asks to pin a revision with this setting.
+    """
+    section = context.config.model
+    if not section.trust_remote_code:
+        return
+    if context.model is not None and not context.model.custom_code:
+        message, advice = "trust_remote_code is on, and this model brings no code", "remove it: it is not needed"
+    elif section.revision is None:
+        message = "the model's own Python code will run, in whatever version is on the hub that day"
+        advice = "read that code and pin model.revision to the commit you read"
+    else:
+        message, advice = (
+            f"the model's own Python code of revision {section.revision} will run",
+            "make sure you have read it",
+        )
+    yield Finding(field="model.trust_remote_code", message=message, help=advice)
+
+
+@rule("MOD005", "gated-without-token", severity="warning", needs=(ModelFacts, HardwareFacts, EnvironmentFacts))
+def gated_without_token(
+    context: LintContext, model: ModelFacts, hardware: HardwareFacts, environment: EnvironmentFacts
+) -> Iterator[Finding]:
+    """The model is gated, and there is no token to ask for it with.
+
+    ## What it does
+    Looks for a gated model whose weights are not on this machine, without a Hugging Face token. Not where the config
+    names a GPU that this machine does not have: then it is meant for another machine.
+
+    ## Why it is bad
+    The download is refused, as the first thing training does.
+
+    ## Example
+    `meta-llama/Llama-3.2-3B-Instruct` on a new machine.
+
+    ## Fix
+    Accept the licence on the model's page, make a token, and put `HF_TOKEN=…` into the environment or a `.env` file.
+
+    ## Evidence
+    Two of five published reports on fine-tuning stopped at a gated model; one had no fallback.
+    """
+    absent = not model.has_weights and model.source != "local"
+    if model.gated and absent and not environment.hub_token and hardware.source == "detected":
+        yield Finding(
+            field=NAME,
+            message=f"{model.name} is gated, and no Hugging Face token is set",
+            help=f"accept its licence at https://huggingface.co/{model.name} and set HF_TOKEN (environment or .env)",
+        )
+
+
+@rule("MOD006", "no-chat-template", severity="error", needs=(ModelFacts,))
+def no_chat_template(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+    """The rows are conversations, and the model has no chat template to write them with.
+
+    ## What it does
+    Looks for a chat template among the tokenizer's files, when the recipe or the data's columns make conversations.
+
+    ## Why it is bad
+    There is no agreed way to turn messages into this model's tokens. A guessed format trains, but whoever uses the
+    model afterwards guesses another.
+
+    ## Example
+    A base model (`meta-llama/Llama-3.2-1B`) with data in the format `messages`.
+
+    ## Fix
+    Take the instruct variant of the model, or put a `chat_template.jinja` beside its tokenizer.
+
+    ## Evidence
+    transformers dropped its default templates in 2024 because they silently did not match the models they were used
+    with.
+    """
+    if model.has_chat_template is False and _makes_conversations(context):
+        yield Finding(
+            field=NAME,
+            message=f"{model.name} has no chat template, and the rows are conversations",
+            help="take the instruct variant of the model, or put a chat_template.jinja beside its tokenizer",
+        )
+
+
+def _makes_conversations(context: LintContext) -> bool:
+    if context.columns or context.config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
+        return True
+    columns = context.dataset.columns if context.dataset else {}
+    return any(name in columns for name in ("messages", "conversations", "instruction", "prompt"))
+
+
+@rule("MOD007", "longer-than-context", severity="warning", needs=(ModelFacts,))
+def longer_than_context(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+    """Training examples may be longer than the model's context.
+
+    ## What it does
+    Compares `data.max_length` with the context length in the model's config.json, counting a YaRN extension.
+
+    ## Why it is bad
+    Positions that the model never saw get embeddings it cannot use; quality falls off without an error. With learned
+    position embeddings it is an error, at the first row that is long enough.
+
+    ## Example
+    `max_length: 8192` for Llama-2, which knows 4,096.
+
+    ## Fix
+    Lower `max_length`, or take a model with a longer context.
+
+    ## Evidence
+    Press et al. 2022 (arXiv 2108.12409), figure 1: perplexity explodes beyond the training length.
+    """
+    limit = model.max_position_embeddings
+    if limit is not None and context.config.data.max_length > limit:
+        yield Finding(
+            field="data.max_length",
+            message=f"max_length {context.config.data.max_length:,} is beyond the {limit:,} tokens of {model.name}",
+            help=f"write {limit} or less",
+        )
+
+
+@rule("MOD008", "target-modules-match-nothing", severity="error", needs=(ModelFacts,))
+def target_modules_match_nothing(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+    """A name in `target_modules` matches no layer of this model.
+
+    ## What it does
+    Compares each name with the model's real linear layers, as PEFT does: the whole dotted name or its end.
+
+    ## Why it is bad
+    If none matches, adding the adapter fails. If some do, the run works with fewer factors than intended.
+
+    ## Example
+    `target_modules: [q_proj, v_proj]` for Phi-3, whose layer is called `qkv_proj`.
+
+    ## Fix
+    Write `all-linear`, or the names the finding lists.
+
+    ## Evidence
+    "Target modules … not found in the base model" is the most frequent error in PEFT's issue threads; names copied from
+    a Llama config are the usual cause.
+    """
+    adapter = context.config.adapter
+    if adapter.kind != "lora" or adapter.target_modules == "all-linear" or not model.linear_modules:
+        return
+    known = sorted({name.rpartition(".")[2] for name in model.linear_modules})
+    tied_heads = OUTPUT_HEADS if model.tied_embeddings else ()
+    for target in adapter.target_modules:
+        if target not in tied_heads and not any(ends_with(name, target) for name in model.linear_modules):
+            yield Finding(
+                field=TARGETS,
+                message=f"no linear layer of {model.name} is called {target!r}{did_you_mean(target, known)}",
+                help=f"write all-linear, or choose from {', '.join(known)}",
+            )
+
+
+@rule("MOD009", "model-size-unknown", severity="info", needs=(ModelFacts,))
+def model_size_unknown(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+    """The model's size is not known here, so memory and disk are not checked.
+
+    ## What it does
+    Says so when the weight files are not on this machine and the closed form does not cover the architecture.
+
+    ## Why it is bad
+    It is not: only, what this check is silent about may still be wrong.
+
+    ## Example
+    A mixture-of-experts model that was not downloaded yet.
+
+    ## Fix
+    Download the model; its weight files then say how large it is.
+
+    ## Evidence
+    A check that passes because it could not look is worse than none.
+    """
+    if model.parameters is None:
+        yield Finding(
+            field=NAME,
+            message=f"the size of {model.name} ({model.architecture or 'no architecture named'}) is not known: "
+            "memory and disk are not checked",
+            help="download the model, and check again",
+        )
+
+
+@rule("MOD010", "weights-do-not-match-config", severity="warning", needs=(ModelFacts,))
+def weights_do_not_match_config(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+    """The weight files hold another number of parameters than config.json describes.
+
+    ## What it does
+    Compares the headers of the weight files with the closed form of the architecture.
+
+    ## Why it is bad
+    The files do not belong together: a config from another size, a vocabulary that was enlarged in one of them, a shard
+    of another model. What is missing would be drawn at random, what is too much dropped.
+
+    ## Example
+    Special tokens were added to the embedding, and config.json still has the old `vocab_size`.
+
+    ## Fix
+    Take config.json and weights from the same place.
+
+    ## Evidence
+    transformers loads such a model with a warning ("newly initialized") that scrolls by; SureFit refuses it at loading.
+    """
+    found, expected = model.parameters, model.expected_parameters
+    if found is not None and expected is not None and found != expected:
+        yield Finding(
+            field=NAME,
+            message=f"the weight files hold {found:,} parameters, and config.json describes {expected:,}",
+            help="take config.json and the weights from the same place",
+        )
+
+
+@rule("MOD011", "adapter-on-tied-head", severity="error", needs=(ModelFacts,))
+def adapter_on_tied_head(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+    """LoRA is asked for on an output head that is the embedding itself.
+
+    ## What it does
+    Looks for `lm_head` in `target_modules` of a model with tied embeddings.
+
+    ## Why it is bad
+    The head's matrix is the embedding's. Merging the adapter into it would change the embedding as well, which was not
+    trained that way: adapter and merged model would be two different models.
+
+    ## Example
+    `target_modules: [q_proj, v_proj, lm_head]` for Llama-3.2-1B.
+
+    ## Fix
+    Leave the head out: `all-linear` does.
+
+    ## Evidence
+    PEFT warns about it, "Model with `tie_word_embeddings=True` and the tied_target_modules=… are part of the adapter",
+    and goes on.
+    """
+    targets = context.config.adapter.target_modules
+    heads = [name for name in targets if name in OUTPUT_HEADS] if isinstance(targets, list) else []
+    if context.config.adapter.kind == "lora" and model.tied_embeddings and heads:
+        yield Finding(
+            field=TARGETS,
+            message=f"{heads[0]} shares its weights with the embedding of {model.name}",
+            help=f"remove {heads[0]} from target_modules, or write all-linear",
+        )

@@ -1,0 +1,41 @@
+"""SEC: what should not be written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.config.resolve import leaves
+from surefit.core.env import SECRET_SHAPE
+from surefit.lint.rule import Finding, LintContext, rule
+
+
+@rule("SEC001", "secret-in-config", severity="error")
+def secret_in_config(context: LintContext) -> Iterator[Finding]:
+    """A value in the config looks like an access key.
+
+    ## What it does
+    Compares every text in the config with the shapes of keys of the Hugging Face hub, OpenAI, GitHub and AWS. The
+    value itself is never printed.
+
+    ## Why it is bad
+    Configs are committed, copied into run directories and reports, and sent to colleagues. A key in them is public.
+
+    ## Example
+    `data.train: https://user:hf_…@huggingface.co/datasets/owner/name`.
+
+    ## Fix
+    Revoke the key, make a new one, and put that into the environment or a `.env` file: `HF_TOKEN=…`.
+
+    ## Evidence
+    Meli et al. 2019 ("How Bad Can It Git?"): over 100,000 public repositories hold secrets, and thousands of new ones
+    are added every day.
+    """
+    for dotted, value in leaves(context.config):
+        texts = value if isinstance(value, list) else [value]
+        found = next((m for text in texts if isinstance(text, str) and (m := SECRET_SHAPE.search(text))), None)
+        if found:
+            yield Finding(
+                field=dotted,
+                message=f"holds what looks like an access key ({found[0][:3]}…)",
+                help="revoke it, and put a new one into the environment or a .env file",
+            )

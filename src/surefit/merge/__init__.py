@@ -1,0 +1,1 @@
+"""Adapters folded into their base model, with proof."""

@@ -1,0 +1,251 @@
+"""Is the saved model the model that was trained? Checks with thresholds that follow from the number format.
+
+A merged model can only differ from base + adapter by rounding. How much that may be:
+
+1. A number rounded to a format with unit roundoff u (float32 2⁻²⁴, float16 2⁻¹¹, bfloat16 2⁻⁸) is off by at most a
+   share u of itself; a sum of n products accumulated in float32 adds about √n · 2⁻²⁴ (Higham, Accuracy and Stability of
+   Numerical Algorithms, 2nd ed., §2.2 and §3.1; √n rather than n because rounding errors have no preferred sign,
+   Higham & Mary 2019). Together e = √(u² + n · 2⁻⁴⁸) per rounding, n the widest layer.
+2. The residual stream is rounded twice per layer. What happens inside a layer is rounded more often, but weighs less
+   the more layers there are: 8 more roundings stand for all of it, with the final norm and the head. Both models round,
+   and independently, so a relative error of e · √(2 (2 · layers + 8)) of the logits' standard deviation is expected.
+3. Layers may amplify: a safety factor of 4. Random Llamas of 2 to 24 layers, in all three formats, measured between
+   0.01 and 0.25 of the resulting limit (docs/merge.md).
+
+That limit on the root mean square of the logit error gives the others: the mean error is never above it; the largest of
+N normally distributed errors is below √(2 ln N) times it; the Kullback-Leibler divergence of two softmaxes whose logits
+differ by at most d is at most d²/2 (Hoeffding's lemma), with d the largest error over the vocabulary; and an answer
+may change where the two best tokens are about as close as the error.
+
+These limits are wide for a coarse format, so three checks do not depend on them: every merged weight is the rounding of
+its exact value, every weight on disk is bit for bit the one that was meant, and the merged model is closer to the
+adapter than to the base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+
+from surefit.model.identity import tensor_sha256
+
+Value = float | int | str
+SAFETY = 4.0
+LOGITS_HELD = 2**27
+"""Logits kept per model: 512 MiB in float32. Where the prompts have more, positions are taken evenly from each."""
+Logits = list[torch.Tensor]
+"""One (positions, vocabulary) tensor per prompt, on the CPU, in the dtype the model answers in."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the certificate: a value against its threshold, and why that threshold."""
+
+    name: str
+    value: Value
+    threshold: Value
+    comparison: Literal["<=", ">=", "=="]
+    why: str
+
+    @property
+    def passed(self) -> bool:
+        if self.comparison == "==":
+            return self.value == self.threshold
+        value, threshold = float(self.value), float(self.threshold)
+        return value <= threshold if self.comparison == "<=" else value >= threshold
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in certificate.json, which knows no NaN and no infinity: they become text."""
+        finite = not isinstance(self.value, float) or math.isfinite(self.value)
+        return {**asdict(self), "value": self.value if finite else str(self.value), "passed": self.passed}
+
+    def __str__(self) -> str:
+        value = f"{self.value:.4g}" if isinstance(self.value, float) else self.value
+        threshold = f"{self.threshold:.4g}" if isinstance(self.threshold, float) else self.threshold
+        return f"{self.name} is {value}, required {self.comparison} {threshold} ({self.why})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model is (tensor name → sha256) and what it answers."""
+
+    weights: Mapping[str, str]
+    logits: Logits
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the rounding errors of a model depend on beside its dtype."""
+
+    layers: int
+    width: int
+
+
+def size_of(model: Any) -> Size:
+    """Layers and widest layer of a transformers model."""
+    config = model.config.get_text_config()
+    return Size(config.num_hidden_layers, max(config.hidden_size, getattr(config, "intermediate_size", None) or 0))
+
+
+def read(model: Any, sequences: Sequence[Sequence[int]]) -> Reading:
+    """Hash every tensor of a model, then let it read the token sequences one by one, without padding.
+
+    The hashes come first: with 4-bit weights on some CPUs a forward pass changes what is in memory. Names are those of
+    the base model also where PEFT has wrapped it; LoRA factors are left out.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    state = {name.replace(".base_layer.", "."): t for name, t in inner.state_dict().items() if ".lora_" not in name}
+    return Reading({name: tensor_sha256(tensor) for name, tensor in state.items()}, read_logits(model, sequences))
+
+
+@torch.no_grad()
+def read_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:
+    """The logits at (evenly chosen) positions of every sequence, cut to the model's context."""
+    config = model.config.get_text_config()
+    each = max(1, LOGITS_HELD // (config.vocab_size * max(1, len(sequences))))
+    held = []
+    for sequence in sequences:
+        ids = list(sequence)[: getattr(config, "max_position_embeddings", None)]
+        logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+        held.append(logits[_evenly(len(ids), each)].cpu())
+    return held
+
+
+def _evenly(length: int, count: int) -> list[int]:
+    """`count` of `length` positions, the last one always among them."""
+    count = min(length, count)
+    return [length - 1 - i * length // count for i in range(count)][::-1]
+
+
+def logit_noise(dtype: torch.dtype, size: Size) -> float:
+    """The largest root-mean-square logit error that rounding explains, as a share of the logits' standard deviation.
+
+    >>> f"{logit_noise(torch.float32, Size(28, 8192)):.1e}", f"{logit_noise(torch.bfloat16, Size(28, 8192)):.2f}"
+    ('2.4e-04', '0.18')
+    """
+    unit, unit32 = torch.finfo(dtype).eps / 2, torch.finfo(torch.float32).eps / 2
+    per_rounding = math.sqrt(unit**2 + size.width * unit32**2)
+    return SAFETY * per_rounding * math.sqrt(2 * (2 * size.layers + 8))
+
+
+@dataclass
+class Difference:
+    """How far the logits of one model are from a reference's: sums over positions and vocabulary.
+
+    Attributes:
+        entries: positions times vocabulary.
+        absolute: sum of the errors' absolute values; `squares` of their squares; `largest` the largest.
+        spread: sum of squared deviations of the reference's logits from their mean over the vocabulary.
+        divergence: sum over the positions of the Kullback-Leibler divergence from the reference, in nats.
+        agreeing: positions where both find the same token best.
+        infinite: logits of either model that are NaN or infinite.
+    """
+
+    entries: int = 0
+    positions: int = 0
+    absolute: float = 0.0
+    squares: float = 0.0
+    spread: float = 0.0
+    largest: float = 0.0
+    divergence: float = 0.0
+    agreeing: int = 0
+    infinite: int = 0
+
+    def add(self, reference: torch.Tensor, other: torch.Tensor) -> None:
+        reference, other = reference.double(), other.double()
+        self.infinite += int((~torch.isfinite(reference)).sum() + (~torch.isfinite(other)).sum())
+        error = other - reference
+        self.entries += error.numel()
+        self.positions += len(error)
+        self.absolute += float(error.abs().sum())
+        self.squares += float(error.square().sum())
+        self.largest = max(self.largest, float(error.abs().max()))
+        self.spread += float((reference - reference.mean(-1, keepdim=True)).square().sum())
+        before, after = reference.log_softmax(-1), other.log_softmax(-1)
+        self.divergence += float((before.exp() * (before - after)).sum())
+        self.agreeing += int((reference.argmax(-1) == other.argmax(-1)).sum())
+
+    @property
+    def rms(self) -> float:
+        return math.sqrt(self.squares / self.entries)
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self.spread / self.entries)
+
+
+def difference(reference: Logits, other: Logits) -> Difference:
+    """Compare two models' logits at the same positions."""
+    total = Difference()
+    for one, two in zip(reference, other, strict=True):
+        for start in range(0, len(one), 64):  # a few positions at a time: float64 over a large vocabulary is large
+            total.add(one[start : start + 64], two[start : start + 64])
+    return total
+
+
+def agreement(label: str, reference: Logits, other: Logits, dtype: torch.dtype, size: Size) -> list[Check]:
+    """The four logit checks of `other` against the adapter's logits, after one that they are numbers at all."""
+    found = difference(reference, other)
+    if found.infinite:
+        return [Check(f"{label}_logits_not_finite", found.infinite, 0, "==", "a logit that is no number is no answer")]
+    noise = logit_noise(dtype, size) * found.deviation
+    vocabulary = reference[0].shape[-1]
+    largest = noise * math.sqrt(2 * math.log(found.entries))
+    flips = _expected_flips(reference, noise)
+    name = str(dtype).removeprefix("torch.")
+    return [
+        Check(
+            f"{label}_logit_error_mean", found.absolute / found.entries, noise, "<=",
+            f"rounding to {name} in {size.layers} layers explains {noise / found.deviation:.2g} of the logits' "
+            f"standard deviation {found.deviation:.3g}",
+        ),
+        Check(
+            f"{label}_logit_error_max", found.largest, largest, "<=",
+            f"the largest of {found.entries:,} such errors is within √(2 ln N) = {largest / noise:.2f} times that",
+        ),
+        Check(
+            f"{label}_kl_mean", found.divergence / found.positions, noise**2 * math.log(vocabulary), "<=",
+            f"in nats; Hoeffding's lemma with the largest error over {vocabulary:,} tokens",
+        ),
+        Check(
+            f"{label}_top1_agreement", found.agreeing / found.positions,
+            1 - (flips + 3 * math.sqrt(flips)) / found.positions, ">=",
+            f"the two best tokens are so close that such errors change {flips:.3g} of {found.positions:,} answers; "
+            "three standard errors more are allowed",
+        ),
+    ]  # fmt: skip
+
+
+def _expected_flips(reference: Logits, noise: float) -> float:
+    """A gap g between the two best logits closes with probability Φ(-g / (√2 · noise))."""
+    flips = 0.0
+    for logits in reference:
+        best = logits.double().topk(2, dim=-1).values
+        flips += float(torch.erfc((best[:, 0] - best[:, 1]) / (2 * noise)).sum()) / 2
+    return flips
+
+
+def effect_kept(base: Logits, adapter: Logits, merged: Logits) -> Check:
+    """Whether the adapter's effect survived: an update smaller than the format's rounding step disappears in a merge,
+    and the logit checks, which allow for rounding, would not notice.
+
+    With rounding noise n in each of the three models and an effect of size E the share is
+    √(E² + 2n²) / (√(E² + 2n²) + √2 n): ½ where there is no effect, ⅔ where it is 2.4 times the noise.
+    """
+    lost, kept = difference(adapter, merged).rms, difference(base, merged).rms
+    share = kept / (kept + lost) if kept + lost > 0 else 0.0
+    return Check(
+        "effect_kept", share, 2 / 3, ">=",
+        "the merged model must be twice as far from the base as from the adapter; ½ is an effect lost in rounding "
+        "noise: train longer, or use a finer model.dtype",
+    )  # fmt: skip
+
+
+def same_weights(name: str, expected: Mapping[str, str], found: Mapping[str, str], why: str) -> Check:
+    """How many of the expected tensors are missing or not bit for bit the same."""
+    changed = [tensor for tensor in expected if found.get(tensor) != expected[tensor]]
+    return Check(name, len(changed), 0, "==", f"{why}{': ' + changed[0] if changed else ''}")

@@ -1,0 +1,1 @@
+"""Models: loaded whole or refused (load), and given LoRA factors (adapter)."""

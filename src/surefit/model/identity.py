@@ -1,0 +1,120 @@
+"""Which model exactly: hashes that tie an adapter to its base and a saved model to what was trained.
+
+Training writes `surefit.json` (`write_record`) beside the weights it saves, merging reads it: an adapter of another
+base, or weights that changed on their way to the disk, are then refused by name instead of producing a model that
+runs and answers nonsense.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefit import __version__
+from surefit.config.schema import ModelSection
+from surefit.core.errors import GateError, ModelError
+from surefit.core.rundir import write_json
+from surefit.facts.model import cached_snapshot
+from surefit.model.load import model_path
+
+RECORD = "surefit.json"
+IDENTIFYING = ("*.safetensors", "tokenizer.json", "tokenizer.model")
+"""Beside config.json: other weights are another model, and so are the same weights under another vocabulary. The chat
+template and the generation config are not part of it."""
+
+
+def base_directory(section: ModelSection) -> Path:
+    """Where the base model's files lie on this machine, once it has been loaded.
+
+    Raises:
+        ModelError: a hub model that is not in the cache.
+    """
+    place = Path(model_path(section.name_or_path))
+    if place.is_dir():
+        return place
+    snapshot = cached_snapshot(section.name_or_path, section.revision)
+    if snapshot is None:
+        raise ModelError("is not in the local cache", path=section.name_or_path, help="go online once to fetch it")
+    return snapshot
+
+
+def base_identity(directory: Path) -> str:
+    """The sha256 of a model directory: of config.json without the fields that name the library that wrote it, of the
+    weight files and of the vocabulary, each under its file name. About a second per GB.
+
+    Raises:
+        ModelError: there is no readable config.json.
+    """
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"no readable config.json: {error}", path=directory, help="fetch the model again") from error
+    for written_by in ("transformers_version", "_name_or_path"):
+        config.pop(written_by, None)
+    files = sorted({file for pattern in IDENTIFYING for file in directory.glob(pattern)})
+    return _sha256(json.dumps(config, sort_keys=True), files)
+
+
+def adapter_identity(directory: Path) -> str:
+    """The sha256 of an adapter directory: its config and its weights."""
+    return _sha256("", sorted(directory.glob("adapter_*")))
+
+
+def _sha256(text: str, files: Sequence[Path]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for path in files:
+        with open(path, "rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def tensor_sha256(tensor: torch.Tensor) -> str:
+    """The sha256 of a tensor's dtype, shape and bytes."""
+    data = tensor.detach().cpu().contiguous().reshape(-1)
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    digest.update(data.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def weights_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The sha256 of named tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensor_sha256(tensors[name])}\n".encode())
+    return digest.hexdigest()
+
+
+def write_record(directory: Path, section: ModelSection, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write `surefit.json` into a directory that training has just filled.
+
+    Args:
+        directory: adapter/ or model/.
+        section: the base model; its files are hashed.
+        tensors: what was trained, from the live model, under the names it has in the file: PEFT's
+            `get_peft_model_state_dict(model)` for an adapter, `model.state_dict()` for a whole model.
+    """
+    base = {"name": section.name_or_path, "sha256": base_identity(base_directory(section))}
+    write_json(directory / RECORD, {"surefit": __version__, "base": base, "weights_sha256": weights_sha256(tensors)})
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """What `write_record` wrote.
+
+    Raises:
+        GateError: it is missing or damaged: nothing says which base the weights belong to.
+    """
+    try:
+        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        base = {key: record["base"][key] for key in ("name", "sha256")}
+        return {"base": base, "weights_sha256": record["weights_sha256"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GateError(
+            f"nothing says which base model this was trained from ({type(error).__name__}: {error})",
+            path=directory / RECORD,
+            help="train again: only what `surefit train` saved can be certified",
+        ) from error

@@ -1,0 +1,226 @@
+"""Base models and tokenizers, loaded whole or refused with the reason.
+
+transformers loads what it can: weights that a checkpoint lacks are drawn at random with a warning, and a run then
+"works". Here they are an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import errors as hub
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from surefit.config.resolve import HardwareLike
+from surefit.config.schema import ModelSection
+from surefit.core.errors import MachineError, ModelError
+from surefit.nano import PATH as NANO
+
+EMBEDDED = "surefit/nano"
+FIELD = "model.name_or_path"
+
+
+def model_path(name_or_path: str) -> str:
+    """What `from_pretrained` is given: a directory as it is, `surefit/nano` as the packaged directory, or a hub id.
+
+    Raises:
+        ModelError: a path that is not there or not a directory.
+    """
+    if name_or_path == EMBEDDED:
+        return str(NANO)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return str(path)
+    looks_like_path = name_or_path.startswith((".", "~", "/")) or name_or_path.count("/") != 1
+    if path.exists():
+        raise ModelError(
+            "this is a file", path=name_or_path, field=FIELD, help="name the directory that has config.json in it"
+        )
+    if looks_like_path and "/" in name_or_path:
+        raise ModelError(
+            "no such directory", path=name_or_path, field=FIELD, help="name a directory, a hub id or surefit/nano"
+        )
+    return name_or_path
+
+
+def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
+    """The model's tokenizer.
+
+    Raises:
+        ModelError: there is none, it is damaged, or the hub does not give it.
+    """
+    place = model_path(section.name_or_path)
+    with _reading(section, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            place, revision=section.revision, trust_remote_code=section.trust_remote_code
+        )
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def load_model(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:
+    """The base model with every weight from its files, in evaluation mode, on the device.
+
+    Attention is torch's `scaled_dot_product_attention` wherever the model supports it; transformers falls back to its
+    own code for those that do not (a softcap inside the attention, attention sinks).
+
+    Args:
+        section: its `dtype` decided.
+        hardware: `kind` is "cpu" or "cuda".
+
+    Raises:
+        ModelError: no weights, some missing, of other shapes or damaged; a gated or unknown hub id; an architecture
+            this transformers does not know.
+        MachineError: no GPU where one was asked for, or the model does not fit it.
+    """
+    place = model_path(section.name_or_path)
+    if hardware.kind == "cuda" and not torch.cuda.is_available():
+        raise MachineError(
+            "this build of torch finds no GPU",
+            field="hardware.gpu",
+            help="set hardware.gpu: cpu, or ask `surefit doctor`",
+        )
+    if Path(place).is_dir():
+        _require_files(Path(place))
+    with _reading(section, "model"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place,
+            revision=section.revision,
+            trust_remote_code=section.trust_remote_code,
+            dtype=getattr(torch, section.dtype),
+            use_safetensors=True,
+            # Reported by us, in one message with the missing ones, instead of raised by transformers without the names.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    model, report = loaded
+    _require_complete(section, report)
+    assert isinstance(model, PreTrainedModel)
+    try:
+        return model.to(hardware.kind).eval()  # type: ignore[arg-type, no-any-return]
+    except torch.OutOfMemoryError as error:
+        raise MachineError(
+            f"the weights of {section.name_or_path} do not fit the GPU's memory",
+            field=FIELD,
+            help="`surefit plan` shows what the model needs; choose a smaller model or a larger GPU",
+        ) from error
+
+
+def _require_files(directory: Path) -> None:
+    """Say what a local model lacks before transformers does in its own words."""
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
+    if not (directory / "config.json").is_file():
+        problem, advice = "has no config.json", "name the directory of a model as `save_pretrained` writes it"
+    elif any(directory.glob("*.safetensors")):
+        return
+    elif pickled:
+        problem = f"the weights are pickled ({pickled[0]}), a format that can run code when it is read"
+        advice = "convert them to safetensors, or take a revision of the model that has them"
+    else:
+        problem = "has no weights (no .safetensors file)"
+        advice = "copy the weights there; a clone without git-lfs leaves them behind"
+    raise ModelError(problem, path=directory, field=FIELD, help=advice)
+
+
+def _require_complete(section: ModelSection, report: dict[str, Any]) -> None:
+    """Refuse a model of which transformers drew weights at random."""
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"{len(missing)} weights are not in the model's files: {_some(missing)}",
+            path=section.name_or_path,
+            field=FIELD,
+            help="a shard is missing or config.json belongs to another model; fetch the model again",
+        )
+    if mismatched := sorted(report["mismatched_keys"]):
+        shapes = [
+            f"{name} is {tuple(file)} in the file, {tuple(config)} by config.json" for name, file, config in mismatched
+        ]
+        raise ModelError(
+            f"{len(mismatched)} weights have another shape than the config says: {_some(shapes)}",
+            path=section.name_or_path,
+            field=FIELD,
+            help="config.json belongs to another model, or was edited; fetch the model again",
+        )
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+@contextlib.contextmanager
+def _reading(section: ModelSection, what: str) -> Iterator[None]:
+    """Turn the libraries' errors about files and the hub into ours."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        problem, advice = _explain(error, section, what)
+        place = model_path(section.name_or_path)
+        path = _damaged_file(place) if isinstance(error, SafetensorError) else section.name_or_path
+        raise ModelError(problem, path=path, field=FIELD, help=advice) from error
+
+
+def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, str]:
+    """(problem, help) for an error; transformers wraps the hub's errors in its own, so look through the causes."""
+    causes = _causes(error)
+    for kind, problem, advice in _HUB_ERRORS:
+        if any(isinstance(cause, kind) for cause in causes):
+            return problem.format(revision=section.revision), advice
+    if isinstance(error, SafetensorError):
+        return f"the weights are damaged: {error}", "fetch the model again: the file was cut short or is something else"
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return "comes with Python code of its own", "read that code, then set model.trust_remote_code: true"
+    return (
+        f"the {what} cannot be loaded: {text[:400]}",
+        "it takes a causal language model's config.json, tokenizer and .safetensors files",
+    )
+
+
+_HUB_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
+    (
+        hub.GatedRepoError,
+        "is gated: its owner asks you to accept a licence first",
+        "accept it on the model's page, then set HF_TOKEN in the environment or in .env",
+    ),
+    (hub.RevisionNotFoundError, "has no revision {revision!r} on the hub", "correct model.revision"),
+    (
+        hub.RepositoryNotFoundError,
+        "is not on the hub, or is private",
+        "check the spelling; for a private model set HF_TOKEN in the environment or in .env",
+    ),
+    (
+        (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled),
+        "is not in the local cache, and the hub cannot be reached or HF_HUB_OFFLINE is set",
+        "go online once, or name a local directory; surefit/nano is always there",
+    ),
+    (
+        hub.HFValidationError,
+        "is neither a directory here nor a valid hub id",
+        "name a directory, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or surefit/nano",
+    ),
+)
+
+
+def _damaged_file(place: str) -> str:
+    for file in sorted(Path(place).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                tensors.keys()
+        except SafetensorError:
+            return str(file)
+    return place
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None:
+        found.append(cause)
+    return found

@@ -1,0 +1,34 @@
+"""What a run has saved, opened again the way it was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from surefit.config.resolve import HardwareLike
+from surefit.config.schema import ModelSection
+from surefit.model.load import load_model
+
+
+def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -> PreTrainedModel:
+    """A whole model from a run's model/ or merged/, in the dtype and on the device of the base model.
+
+    Raises:
+        ModelError: weights are missing or damaged.
+    """
+    return load_model(section.model_copy(update={"name_or_path": str(directory), "revision": None}), hardware)
+
+
+def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike) -> PeftModel:
+    """A freshly loaded base model with a run's adapter beside its weights, in evaluation mode.
+
+    The factors keep the dtype of the base, as in training (see `add_adapter`).
+
+    Raises:
+        ModelError: the base's weights are missing or damaged.
+    """
+    adapted = PeftModel.from_pretrained(load_model(section, hardware), str(directory), autocast_adapter_dtype=False)
+    assert isinstance(adapted, PeftModel)
+    return adapted.eval()

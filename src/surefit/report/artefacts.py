@@ -1,0 +1,433 @@
+"""What a run directory holds, read for a page that must always be written.
+
+Every artefact has a checked shape here; the fields a page can do without are optional. A missing artefact is None or
+empty, and a damaged one becomes a line in `Artefacts.problems`: reading never raises for what is in a file. Texts are
+cut to a bound and cleaned of secrets on the way in, so that nothing after this file has to think of either.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+
+from surefit.core.env import redact
+from surefit.core.rundir import RunDir
+
+TEXT_LIMIT = 600
+"""Characters kept of a text in an artefact."""
+ANSWER_LIMIT = 4_000
+"""Characters kept of a prompt or an answer."""
+MAX_SETTINGS = 250
+
+Interval = tuple[FiniteFloat, FiniteFloat]
+Origin = Literal["user", "--set", "auto", "default", "unknown"]
+
+
+class Shape(BaseModel):
+    """An artefact or a part of one; fields that the page does not show are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+ShapeT = TypeVar("ShapeT", bound=Shape)
+
+
+class Finding(Shape):
+    code: str
+    severity: Literal["error", "warning", "info"]
+    message: str
+    name: str | None = None
+    path: str | None = None
+    line: int | None = None
+    field: str | None = None
+    help: str | None = None
+    evidence: Any = None
+
+
+class Check(Shape):
+    """check.json"""
+
+    findings: list[Finding]
+    rules: int | None = None
+    seconds: FiniteFloat | None = None
+
+
+class Term(Shape):
+    term: str
+    bytes: FiniteFloat
+    why: str = ""
+
+
+class Device(Shape):
+    name: str
+    kind: str | None = None
+    memory_bytes: FiniteFloat | None = None
+    source: str | None = None
+
+
+class PlannedModel(Shape):
+    name: str | None = None
+    parameters: FiniteFloat | None = None
+    trainable: FiniteFloat | None = None
+    architecture: str | None = None
+
+
+class PlannedSteps(Shape):
+    rows: int | None = None
+    total_steps: int | None = None
+    global_batch_size: int | None = None
+    per_device_train_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+
+
+class Plan(Shape):
+    """plan.json"""
+
+    device: Device | None = None
+    model: PlannedModel = PlannedModel()
+    memory: list[Term] = []
+    memory_total_bytes: FiniteFloat | None = None
+    left_out: list[str] = []
+    disk: list[Term] = []
+    disk_total_bytes: FiniteFloat | None = None
+    disk_free_bytes: FiniteFloat | None = None
+    steps: PlannedSteps = PlannedSteps()
+
+
+class Event(Shape):
+    """A line of events.jsonl."""
+
+    time: FiniteFloat
+    stage: str
+    event: str
+    seconds: FiniteFloat | None = None
+    step: int | None = None
+    error: Any = None
+
+
+class Metrics(Shape):
+    """A line of metrics.jsonl: an optimizer step, or a measurement of the held-out loss."""
+
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    tokens: FiniteFloat | None = None
+    tokens_per_second: float | None = None
+    seconds: FiniteFloat | None = None
+    memory_bytes: FiniteFloat | None = None
+    rejected: bool = False
+    eval_loss: float | None = None
+
+
+class Environment(Shape):
+    """environment.json"""
+
+    python: str | None = None
+    platform: str | None = None
+    cpu_count: int | None = None
+    memory_bytes: FiniteFloat | None = None
+    gpus: list[Any] = []
+    packages: dict[str, str] = {}
+    surefit: str | None = None
+
+
+class CertificateCheck(Shape):
+    name: str
+    value: Any = None
+    threshold: Any = None
+    comparison: str = ""
+    passed: bool
+    why: str = ""
+
+
+class CertifiedBase(Shape):
+    name: str | None = None
+    sha256: str | None = None
+
+
+class Certificate(Shape):
+    """certificate.json"""
+
+    passed: bool
+    reason: str = ""
+    checks: list[CertificateCheck] = []
+    prompts: int | None = None
+    positions: int | None = None
+    base: CertifiedBase = CertifiedBase()
+    adapter_sha256: str | None = None
+    merged_sha256: str | None = None
+    dtype: str | None = None
+    seconds: FiniteFloat | None = None
+
+
+class Score(Shape):
+    mean: FiniteFloat
+    ci95: Interval | None = None
+    n: int | None = None
+
+
+class Decoding(Shape):
+    strategy: str | None = None
+    max_new_tokens: int | None = None
+    batch_size: int | None = None
+
+
+class Evaluation(Shape):
+    """eval/SET/VARIANT.json"""
+
+    set: str
+    variant: str
+    metrics: dict[str, Score]
+    recipe: str | None = None
+    recipe_version: int | None = None
+    n: int | None = None
+    primary_metric: str | None = None
+    truncated: int | None = None
+    seconds: FiniteFloat | None = None
+    tokens_per_second: FiniteFloat | None = None
+    decoding: Decoding = Decoding()
+
+
+class Comparison(Shape):
+    a: str
+    b: str
+    metric: str
+    difference: FiniteFloat
+    ci95: Interval
+    wins: int
+    losses: int
+    ties: int
+
+
+class SetSummary(Shape):
+    n: int | None = None
+    variants: dict[str, dict[str, Score]] = {}
+    comparisons: list[Comparison] = []
+
+
+class Gate(Shape):
+    passed: bool
+    reason: str = ""
+
+
+class Summary(Shape):
+    """eval/summary.json"""
+
+    primary_metric: str
+    sets: dict[str, SetSummary]
+    gate: Gate | None = None
+
+
+class Prediction(Shape):
+    """A line of eval/SET/VARIANT.predictions.jsonl."""
+
+    index: int
+    text: str
+    where: str | None = None
+    prompt: str = ""
+    gold: str | None = None
+    truncated: bool = False
+    scores: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of resolved.yaml.
+
+    Attributes:
+        key: dotted.
+        text: the value as it is written there.
+        value: the value without YAML's quotes.
+        origin: where it came from.
+        detail: the file and line, or the reason.
+    """
+
+    key: str
+    text: str
+    value: str
+    origin: Origin
+    detail: str
+
+
+@dataclass
+class Artefacts:
+    """Everything in a run directory that the page shows. `problems`: damaged file → what is wrong with it."""
+
+    run: RunDir
+    settings: list[Setting] | None = None
+    check: Check | None = None
+    plan: Plan | None = None
+    environment: Environment | None = None
+    certificate: Certificate | None = None
+    summary: Summary | None = None
+    evaluations: list[Evaluation] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    metrics: list[Metrics] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def value(self, key: str) -> str | None:
+        """The resolved value at a dotted key; None where it is not known or null."""
+        found = next((setting.value for setting in self.settings or [] if setting.key == key), None)
+        return None if found in ("null", "") else found
+
+    def predictions(self, set_name: str, variant: str) -> list[Prediction]:
+        """What `variant` answered to the prompts of a set, in the order of the file."""
+        path = self.run.eval / set_name / f"{variant}.predictions.jsonl"
+        return self._lines(path, Prediction, ANSWER_LIMIT)
+
+    def _json(self, path: Path, shape: type[ShapeT]) -> ShapeT | None:
+        try:
+            return shape.model_validate(_cut(json.loads(redact(path.read_text(encoding="utf-8"))), TEXT_LIMIT))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            self._damaged(path, error)
+            return None
+
+    def _lines(self, path: Path, shape: type[ShapeT], limit: int = TEXT_LIMIT) -> list[ShapeT]:
+        """The lines of a log that can be read; a last line that a crash cut short is no damage."""
+        records: list[ShapeT] = []
+        bad: list[str] = []
+        try:
+            with open(path, "rb") as file:
+                for number, line in enumerate(file, start=1):
+                    try:
+                        records.append(shape.model_validate(_cut(json.loads(redact(line.decode().rstrip())), limit)))
+                    except (ValueError, RecursionError) as error:
+                        if line.endswith(b"\n"):
+                            bad.append(f"line {number} is left out, {_reason(error)}")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            bad.append(_reason(error))
+        if bad:
+            self._damaged(path, bad[0] + (f"; {len(bad) - 1} more lines are left out" if len(bad) > 1 else ""))
+        return records
+
+    def _settings(self) -> list[Setting] | None:
+        path = self.run.resolved
+        try:
+            return list(itertools.islice(read_settings(redact(path.read_text(encoding="utf-8"))), MAX_SETTINGS))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            self._damaged(path, error)
+            return None
+
+    def _evaluations(self) -> list[Evaluation]:
+        paths = sorted(self.run.eval.glob("*/*.json"))
+        read = [self._json(path, Evaluation) for path in paths]
+        return [evaluation for evaluation in read if evaluation is not None]
+
+    def _damaged(self, path: Path, error: Exception | str) -> None:
+        name = path.relative_to(self.run.path).as_posix()
+        self.problems[name] = shorten(error if isinstance(error, str) else _reason(error), TEXT_LIMIT)
+
+
+def read_artefacts(run: RunDir) -> Artefacts:
+    """Read everything but the predictions, which are large and read when they are needed."""
+    found = Artefacts(run)
+    found.settings = found._settings()
+    found.check = found._json(run.check, Check)
+    found.plan = found._json(run.plan, Plan)
+    found.environment = found._json(run.path / "environment.json", Environment)
+    found.certificate = found._json(run.certificate, Certificate)
+    found.summary = found._json(run.eval_summary, Summary)
+    found.evaluations = found._evaluations()
+    found.events = sorted(found._lines(run.events, Event), key=lambda event: event.time)
+    found.metrics = found._lines(run.metrics, Metrics)
+    return found
+
+
+def read_settings(text: str) -> Iterator[Setting]:
+    """The values of a resolved.yaml, each with the comment at the end of its line.
+
+    >>> [str((s.key, s.value, s.origin, s.detail)) for s in read_settings("train:\\n  seed: 7  # user run.yaml:3")]
+    ["('train.seed', '7', 'user', 'run.yaml:3')"]
+    """
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if not isinstance(root, yaml.MappingNode):
+        raise ValueError("holds no settings")
+    lines = text.splitlines()
+
+    def walk(node: yaml.MappingNode, prefix: str) -> Iterator[Setting]:
+        for key, value in node.value:
+            dotted = f"{prefix}{key.value}"
+            if isinstance(value, yaml.MappingNode) and not value.flow_style:
+                yield from walk(value, f"{dotted}.")
+                continue
+            end = value.end_mark
+            raw = text[value.start_mark.index : end.index]
+            rest = lines[end.line][end.column :] if end.line < len(lines) else ""
+            plain = value.value if isinstance(value, yaml.ScalarNode) else raw
+            origin, detail = _origin(rest.partition("#")[2].strip())
+            yield Setting(shorten(dotted, 120), shorten(raw, 200), shorten(plain, 200), origin, shorten(detail, 200))
+
+    return walk(root, "")
+
+
+def _origin(comment: str) -> tuple[Origin, str]:
+    kind, _, detail = comment.partition(" ")
+    match kind.rstrip(":"):
+        case "user" | "--set" | "auto" | "default" as known:
+            return known, detail
+        case _:
+            return "unknown", comment
+
+
+def shorten(text: str, limit: int) -> str:
+    """`text`, or its beginning and its end with the number of characters left out between them.
+
+    >>> shorten("abcdefghij", 4)
+    'ab [… 6 characters left out …] ij'
+    """
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} [… {len(text) - 2 * half:,} characters left out …] {text[-half:]}"
+
+
+def _cut(value: Any, limit: int) -> Any:
+    """`value` as JSON gave it, every text in it shortened."""
+    match value:
+        case str():
+            return shorten(value, limit)
+        case list():
+            return [_cut(item, limit) for item in value]
+        case dict():
+            return {shorten(key, TEXT_LIMIT): _cut(item, limit) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, in one line."""
+    match error:
+        case ValidationError():
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the whole"
+            more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+            return f"not of the expected shape: {place}: {first['msg']}{more}"
+        case json.JSONDecodeError():
+            line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
+            return f"not valid JSON: {error.msg} at {line}column {error.colno}"
+        case UnicodeDecodeError():
+            return f"not UTF-8 text (byte {error.start})"
+        case RecursionError():
+            return "nested too deeply"
+        case OSError():
+            return f"cannot be read: {error.strerror}"
+        case yaml.MarkedYAMLError() if error.problem_mark is not None:
+            return f"not valid YAML: line {error.problem_mark.line + 1}: {error.problem}"
+        case yaml.YAMLError():
+            return f"not valid YAML: {error}"
+        case _:
+            return str(error)

@@ -1,0 +1,209 @@
+"""Write report.html: one page that needs no network, made of the artefacts that are there.
+
+The functions here and beside this file turn artefacts into plain values; `page.html.j2` draws them. Everything a user
+or a model wrote passes the template's escaping, and a content security policy with the hashes of our own two scripts
+keeps the page from loading or running anything else even if that should ever fail.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from surefit import __version__
+from surefit.core.rundir import RunDir, write_atomic
+from surefit.core.units import bytes_text, count_text, duration_text
+from surefit.report import scores, text
+from surefit.report.artefacts import Artefacts, Finding, Setting, read_artefacts, shorten
+from surefit.report.curves import Training, training
+from surefit.report.timeline import STAGES, Attempt, attempts, last_attempt
+from surefit.report.verdict import Effect, Verdict, effects, judge, trained_facts
+
+HERE = Path(__file__).parent
+ARTEFACT_OF = {
+    "check": "check.json",
+    "plan": "plan.json",
+    "train": "metrics.jsonl",
+    "merge": "certificate.json",
+    "evaluate": "eval/",
+}
+SEVERITIES = ("error", "warning", "info")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the template draws."""
+
+    name: str
+    written: float
+    found: Artefacts
+    verdict: Verdict
+    facts: list[tuple[str, str]]
+    effects: list[Effect]
+    sets: list[scores.SetScores]
+    examples: list[scores.Examples]
+    training: Training | None
+    findings: list[Finding]
+    origins: dict[str, int]
+    chosen: list[Setting]
+    defaults: list[Setting]
+    attempts: list[Attempt]
+    absent: dict[str, str]
+    full: bool
+    commands: list[str]
+
+
+def build_report(run: RunDir) -> Path:
+    """Write the page for the artefacts in `run`, whichever are there, and return its path.
+
+    Raises:
+        MachineError: the page cannot be written.
+    """
+    write_atomic(run.report, render(view(read_artefacts(run))))
+    return run.report
+
+
+def view(found: Artefacts) -> Page:
+    """The artefacts as the template draws them."""
+    trained = training(found.metrics, found.events)
+    tries = attempts(found.events)
+    sets = scores.set_scores(found)
+    changes = effects(sets)
+    settings = found.settings or []
+    examples = scores.examples(found, sets)
+    return Page(
+        name=Path(found.value("output_dir") or found.run.path).name or "run",
+        written=time.time(),
+        found=found,
+        verdict=judge(found, trained, changes, tries),
+        facts=trained_facts(found, trained, sets),
+        effects=changes,
+        sets=sets,
+        examples=examples,
+        training=trained,
+        findings=sorted(found.check.findings, key=lambda f: SEVERITIES.index(f.severity)) if found.check else [],
+        origins=Counter(setting.origin for setting in settings),
+        chosen=[setting for setting in settings if setting.origin != "default"],
+        defaults=[setting for setting in settings if setting.origin == "default"],
+        attempts=tries,
+        absent={stage: _absent(stage, found, tries) for stage in STAGES},
+        full=found.value("adapter.kind") == "full",
+        commands=_commands(found),
+    )
+
+
+def _absent(stage: str, found: Artefacts, tries: Sequence[Attempt]) -> str:
+    """Why a stage has nothing to show, if it has nothing to show."""
+    artefact = ARTEFACT_OF[stage]
+    if damaged := [name for name in found.problems if name.startswith(artefact)]:
+        return f"{damaged[0]} is damaged: {found.problems[damaged[0]]}."
+    attempt = last_attempt(tries, stage)
+    if attempt is None:
+        return f"The {stage} stage has not run."
+    match attempt.outcome:
+        case "finished":
+            return f"The {stage} stage finished, but {artefact} is not in the run directory."
+        case "failed":
+            return f"The {stage} stage failed: {attempt.detail.rstrip('.') or 'no reason is recorded'}."
+        case "interrupted":
+            return f"The {stage} stage was interrupted before it wrote anything to show."
+        case _:
+            return f"The {stage} stage was started; no end is recorded: it is still running, or it was killed."
+
+
+def _commands(found: Artefacts) -> list[str]:
+    """The commands that run this again, from the directory that the run was started in."""
+    if found.settings is None:
+        return []
+    output = found.value("output_dir") or str(found.run.path)
+    resolved = shlex.quote(f"{output.rstrip('/')}/resolved.yaml")
+    return [f"surefit run {resolved} --set output_dir={shlex.quote(output.rstrip('/') + '-again')}"]
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        bytes=bytes_text,
+        count=count_text,
+        duration=duration_text,
+        percent=text.percent,
+        points=text.points,
+        signed=text.signed,
+        words=text.words,
+        utc=text.utc,
+        evidence=_evidence,
+        place=_place,
+        value=text.value,
+        embed=embed_json,
+    )
+    scripts = [_asset("vendor/uplot/uPlot.iife.min.js"), _asset("page.js")] if page.training else []
+    return environment.get_template("page.html.j2").render(
+        page=page,
+        found=page.found,
+        styles=[*([_asset("vendor/uplot/uPlot.min.css")] if page.training else []), _asset("page.css")],
+        scripts=scripts,
+        policy=_policy(scripts),
+        licence=_asset("vendor/uplot/LICENSE"),
+        data=_chart_data(page.training) if page.training else None,
+        version=__version__,
+    )
+
+
+def _chart_data(training: Training) -> dict[str, object]:
+    """What the page's script reads."""
+    return {
+        "charts": [chart.data() for chart in training.charts],
+        "marks": [asdict(mark) for mark in training.marks],
+    }
+
+
+def embed_json(value: object) -> Markup:
+    """JSON that may stand in a script element: no character in it can end the element or begin a comment.
+
+    >>> str(embed_json("</script>"))
+    '"\\\\u003c/script\\\\u003e"'
+    """
+    encoded = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
+    return Markup(encoded)
+
+
+def _policy(scripts: Sequence[Markup]) -> str:
+    """A content security policy: no network at all, styles in the page, and only these scripts."""
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _asset(name: str) -> Markup:
+    """A file of ours, as it goes into the page."""
+    return Markup((HERE / name).read_text(encoding="utf-8"))
+
+
+def _evidence(value: object) -> str:
+    """A finding's evidence as one short text."""
+    return shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 400)
+
+
+def _place(finding: Finding) -> str:
+    """`file:line field`, with whatever of the three is known."""
+    place = f"{finding.path or ''}{f':{finding.line}' if finding.line is not None else ''}".lstrip(":")
+    return " ".join(part for part in (place, finding.field) if part)

@@ -1,0 +1,213 @@
+"""Scores, their differences and the answers behind them, as the page shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from surefit.report.artefacts import Artefacts, Comparison, Decoding, Evaluation, Prediction, Score, SetSummary, shorten
+
+T = TypeVar("T")
+
+HELD_OUT = "eval"
+VARIANTS = ("base", "adapter", "merged", "model")
+TUNED = ("merged", "model", "adapter")
+"""The tuned variants, the one that would be used first."""
+MAX_SETS = 12
+MAX_METRICS = 30
+MAX_VARIANTS = 6
+EXAMPLES = 5
+EXAMPLE_SETS = 3
+SHOWN_ANSWER = 1_200
+"""Characters of an answer; of a prompt the artefacts' own bound holds."""
+PROMPT_TAIL = 320
+"""Characters at the end of a prompt, where the question is, that are shown before it is opened."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of a set: its score for every variant and the paired comparison of base and tuned model."""
+
+    metric: str
+    primary: bool
+    scores: dict[str, Score]
+    comparison: Comparison | None
+
+    @property
+    def drawable(self) -> bool:
+        """Whether the scores lie on the plot's axis from 0 to 1."""
+        return bool(self.scores) and all(0 <= score.mean <= 1 for score in self.scores.values())
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """The scores of one set; `evaluations` has the variants whose own file is there, by name."""
+
+    name: str
+    n: int | None
+    variants: list[str]
+    rows: list[Row]
+    comparisons: list[Comparison]
+    evaluations: dict[str, Evaluation]
+
+    @property
+    def tuned(self) -> str | None:
+        return next((name for name in TUNED if name in self.variants), None)
+
+    @property
+    def primary(self) -> Row | None:
+        return next((row for row in self.rows if row.primary), None)
+
+    @property
+    def decoding(self) -> str:
+        """How the answers were generated; more than one way is said so."""
+        ways = {variant: e.decoding for variant, e in self.evaluations.items()}
+        texts = {variant: _decoding(way) for variant, way in ways.items() if way.strategy}
+        if len(set(texts.values())) == 1:
+            return next(iter(texts.values()))
+        return "; ".join(f"{variant}: {way}" for variant, way in texts.items())
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt that base and tuned model answered with different success."""
+
+    where: str
+    prompt: str
+    tail: str
+    gold: str | None
+    base: str
+    base_truncated: bool
+    base_score: float
+    tuned: str
+    tuned_truncated: bool
+    tuned_score: float
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples of one set, taken evenly from all that were won and all that were lost."""
+
+    set: str
+    tuned: str
+    won: list[Example]
+    lost: list[Example]
+    won_total: int
+    lost_total: int
+    equal_total: int
+
+
+def set_scores(found: Artefacts) -> list[SetScores]:
+    """The held-out set first, then the others in the order of summary.json."""
+    summaries = found.summary.sets if found.summary else {}
+    names = dict.fromkeys([*summaries, *(evaluation.set for evaluation in found.evaluations)])
+    ordered = sorted(names, key=lambda name: name != HELD_OUT)[:MAX_SETS]
+    return [_one_set(name, summaries.get(name, SetSummary()), found) for name in ordered]
+
+
+def primary_metric(found: Artefacts) -> str | None:
+    """The metric that decides whether training helped."""
+    if found.summary:
+        return found.summary.primary_metric
+    return next((e.primary_metric for e in found.evaluations if e.primary_metric), None)
+
+
+def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
+    evaluations = sorted((e for e in found.evaluations if e.set == name), key=lambda e: _rank(e.variant))
+    metrics = {**summary.variants, **{e.variant: e.metrics for e in evaluations}}
+    variants = sorted(metrics, key=_rank)
+    tuned = next((variant for variant in TUNED if variant in variants), None)
+    primary = primary_metric(found)
+    names = sorted(dict.fromkeys(m for variant in variants for m in metrics[variant]), key=lambda m: m != primary)
+    rows = [
+        Row(
+            metric,
+            metric == primary,
+            {variant: metrics[variant][metric] for variant in variants if metric in metrics[variant]},
+            find_comparison(summary.comparisons, metric, tuned),
+        )
+        for metric in names[:MAX_METRICS]
+    ]
+    n = summary.n if summary.n is not None else next((e.n for e in evaluations if e.n is not None), None)
+    files = {e.variant: e for e in evaluations}
+    return SetScores(name, n, variants[:MAX_VARIANTS], rows, summary.comparisons[: 3 * MAX_METRICS], files)
+
+
+def _decoding(way: Decoding) -> str:
+    limit = "" if way.max_new_tokens is None else f", at most {way.max_new_tokens:,} new tokens"
+    return f"{way.strategy}{limit}"
+
+
+def _rank(variant: str) -> int:
+    return VARIANTS.index(variant) if variant in VARIANTS else len(VARIANTS)
+
+
+def find_comparison(comparisons: Sequence[Comparison], metric: str, tuned: str | None) -> Comparison | None:
+    """The comparison of the base with the tuned variant on `metric`."""
+    return next((c for c in comparisons if (c.a, c.b, c.metric) == ("base", tuned, metric)), None)
+
+
+def examples(found: Artefacts, sets: Sequence[SetScores]) -> list[Examples]:
+    """Won and lost prompts of the first sets that have answers of the base and of a tuned variant."""
+    metric = primary_metric(found)
+    groups = [_examples_of(found, scores.name, scores.tuned, metric) for scores in sets if scores.tuned and metric]
+    return [group for group in groups if group is not None][:EXAMPLE_SETS]
+
+
+def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Examples | None:
+    base = {p.index: p for p in found.predictions(name, "base") if metric in p.scores}
+    pairs = [
+        (base[after.index], after)
+        for after in found.predictions(name, tuned)
+        if after.index in base and metric in after.scores
+    ]
+    if not pairs:
+        return None
+    won = [pair for pair in pairs if pair[1].scores[metric] > pair[0].scores[metric]]
+    lost = [pair for pair in pairs if pair[1].scores[metric] < pair[0].scores[metric]]
+    return Examples(
+        set=name,
+        tuned=tuned,
+        won=[_example(*pair, metric) for pair in spread(won, EXAMPLES)],
+        lost=[_example(*pair, metric) for pair in spread(lost, EXAMPLES)],
+        won_total=len(won),
+        lost_total=len(lost),
+        equal_total=len(pairs) - len(won) - len(lost),
+    )
+
+
+def _example(base: Prediction, tuned: Prediction, metric: str) -> Example:
+    gold = tuned.gold if tuned.gold is not None else base.gold
+    return Example(
+        where=tuned.where or f"row {tuned.index}",
+        prompt=tuned.prompt,
+        tail=_tail(tuned.prompt),
+        gold=None if gold is None else shorten(gold, SHOWN_ANSWER),
+        base=shorten(base.text, SHOWN_ANSWER),
+        base_truncated=base.truncated,
+        base_score=base.scores[metric],
+        tuned=shorten(tuned.text, SHOWN_ANSWER),
+        tuned_truncated=tuned.truncated,
+        tuned_score=tuned.scores[metric],
+    )
+
+
+def _tail(prompt: str) -> str:
+    """The end of a prompt, from a line's beginning where there is one."""
+    if len(prompt) <= PROMPT_TAIL:
+        return prompt
+    tail = prompt[-PROMPT_TAIL:]
+    _, newline, whole_lines = tail.partition("\n")
+    return "… " + (whole_lines if newline and len(whole_lines) > PROMPT_TAIL // 4 else tail)
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """At most `count` of `items`, evenly spaced: a choice that nobody made.
+
+    >>> spread(range(100), 5)
+    [0, 20, 40, 60, 80]
+    """
+    if len(items) <= count:
+        return list(items)
+    return [items[i * len(items) // count] for i in range(count)]

@@ -1,0 +1,71 @@
+"""How the page writes scores, differences and times."""
+
+from __future__ import annotations
+
+import time
+
+NBSP = "\N{NO-BREAK SPACE}"
+MINUS = "\N{MINUS SIGN}"
+
+
+def words(name: str) -> str:
+    """A metric's name as one reads it: exact_match is exact match."""
+    return name.replace("_", " ")
+
+
+def percent(value: float) -> str:
+    """A score in [0, 1] as a percentage; one outside it as it is.
+
+    >>> percent(0.915).replace(NBSP, " "), percent(27.31)
+    ('91.5 %', '27.31')
+    """
+    return f"{100 * value:.1f}{NBSP}%" if 0 <= value <= 1 else f"{value:.4g}"
+
+
+def points(value: float) -> str:
+    """A difference of two scores in percentage points, with its sign.
+
+    >>> points(-0.085).replace(NBSP, " ")
+    '\u22128.5 points'
+    """
+    return f"{signed(value)}{NBSP}{'points' if abs(value) <= 1 else ''}".rstrip()
+
+
+def interval(low: float, high: float) -> str:
+    """The interval of a difference.
+
+    >>> interval(-0.125, 0.04).replace(NBSP, " ")
+    '\u221212.5 to +4.0'
+    """
+    return f"{signed(low)} to {signed(high)}"
+
+
+def signed(value: float) -> str:
+    """A difference of scores times 100, to one decimal; zero has no sign."""
+    text = f"{100 * value:+.1f}" if abs(value) <= 1 else f"{value:+.4g}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
+
+
+def value(measured: object) -> str:
+    """A measured number in at least four digits, a dash for none; anything else as it is.
+
+    >>> value(3.8123e-06), value(73112.4), value(1), value(None)
+    ('3.812e-06', '73,112', '1', '\u2013')
+    """
+    if measured is None:
+        return "\N{EN DASH}"
+    if not isinstance(measured, float):
+        return str(measured)
+    return f"{measured:,.0f}" if 1e3 <= abs(measured) < 1e15 else f"{measured:.4g}"
+
+
+def utc(seconds: float) -> str:
+    """Seconds since 1970 as a date and time; a number that is no date as itself.
+
+    >>> utc(1_800_000_000)
+    '2027-01-15 08:00:00'
+    """
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:g}"

@@ -1,0 +1,198 @@
+"""The first screen of the page: what was trained, whether it helped, at what price, and whether to trust the merge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from surefit.core.units import bytes_text, count_text, duration_text
+from surefit.report.artefacts import Artefacts, Comparison
+from surefit.report.curves import Training
+from surefit.report.scores import HELD_OUT, SetScores
+from surefit.report.text import NBSP, interval, percent, points, words
+from surefit.report.timeline import Attempt, last_attempt
+
+Tone = Literal["good", "warning", "bad", "neutral"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The headline and the sentences under it."""
+
+    tone: Tone
+    headline: str
+    sentences: list[str]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What training did to the primary metric of one set; base and tuned are means in [0, 1]."""
+
+    set: str
+    n: int | None
+    metric: str
+    base: float | None
+    tuned: float
+    comparison: Comparison | None
+
+    @property
+    def tone(self) -> Tone:
+        """By the 95 % interval of the difference: above zero, below it, or around it."""
+        if self.comparison is None:
+            return "neutral"
+        low, high = self.comparison.ci95
+        if low > 0:
+            return "good"
+        return "bad" if high < 0 else "neutral"
+
+    @property
+    def kept(self) -> float | None:
+        """The share of the base's score that is left."""
+        return self.tuned / self.base if self.base else None
+
+
+def effects(sets: Sequence[SetScores]) -> list[Effect]:
+    """The primary metric's change on every set that has a tuned variant."""
+    found = []
+    for scores in sets:
+        row, tuned = scores.primary, scores.tuned
+        if row is None or tuned is None or tuned not in row.scores:
+            continue
+        base = row.scores["base"].mean if "base" in row.scores else None
+        found.append(Effect(scores.name, scores.n, row.metric, base, row.scores[tuned].mean, row.comparison))
+    return found
+
+
+def judge(found: Artefacts, training: Training | None, changes: Sequence[Effect], tries: Sequence[Attempt]) -> Verdict:
+    """Judge the run by its artefacts alone; what is not known is said to be unknown."""
+    main = next((change for change in changes if change.set == HELD_OUT), None)
+    if main is None:
+        return _without_scores(found, training, tries)
+    tone, headline = _helped(main)
+    sentences = [_change_sentence(main)]
+    lost = [change for change in changes if change.set != HELD_OUT and change.tone == "bad"]
+    if lost and tone == "good":
+        tone, headline = "warning", "Training helped, at a price elsewhere"
+    sentences += [f"On {change.set} the model lost: {_span(change)}." for change in lost]
+    if found.summary and found.summary.gate and not found.summary.gate.passed:
+        tone, headline = "bad", f"{headline}, but the score gate did not pass"
+    if found.certificate and not found.certificate.passed:
+        tone, headline = "bad", f"{headline}, but the merged model failed its certificate"
+    return Verdict(tone, headline, sentences)
+
+
+def _helped(main: Effect) -> tuple[Tone, str]:
+    if main.base is None:
+        return "neutral", "Trained and scored; the base was not scored"
+    if main.comparison is None:
+        return "neutral", "Trained and scored; not compared with the base"
+    headlines: dict[Tone, str] = {
+        "good": "Training helped",
+        "bad": "Training made it worse",
+        "neutral": "No clear effect of training",
+    }
+    return main.tone, headlines[main.tone]
+
+
+def _change_sentence(main: Effect) -> str:
+    where = f"On {main.n:,} held-out prompts" if main.n is not None else "On the held-out prompts"
+    if main.base is None:
+        return f"{where}, the tuned model's {words(main.metric)} is {percent(main.tuned)}."
+    text = f"{where}, {words(main.metric)} went from {percent(main.base)} to {percent(main.tuned)}"
+    if main.comparison is None:
+        return f"{text}."
+    low, high = main.comparison.ci95
+    text += f": {points(main.comparison.difference)} (95{NBSP}% interval {interval(low, high)})."
+    return text if main.tone != "neutral" else f"{text} Chance alone could explain that."
+
+
+def _span(change: Effect) -> str:
+    base = "unknown" if change.base is None else percent(change.base)
+    return f"{words(change.metric)} {base} before, {percent(change.tuned)} after"
+
+
+def _without_scores(found: Artefacts, training: Training | None, tries: Sequence[Attempt]) -> Verdict:
+    scoring, train = last_attempt(tries, "evaluate"), last_attempt(tries, "train")
+    finished = train is not None and train.outcome == "finished"
+    trained = finished or found.run.adapter.is_dir() or found.run.model.is_dir()
+    unknown = "Whether it helped is not known: there are no scores of the held-out set to compare."
+    if trained and scoring is not None and scoring.outcome == "failed":
+        return Verdict("bad", "Trained; scoring failed", [unknown])
+    if trained:
+        return Verdict("neutral", "Trained, not yet scored", [unknown])
+    if train is not None and train.outcome == "failed":
+        return Verdict("bad", "Training failed", [train.detail or "No reason is recorded.", unknown])
+    if training is not None or train is not None:
+        done = f"{training.last_step:,} steps are logged." if training else "No step is logged yet."
+        return Verdict("neutral", "Training has not finished", [done])
+    return Verdict(
+        "neutral", "Nothing has been trained yet", ["There is nothing to judge: the train stage has not run."]
+    )
+
+
+def trained_facts(found: Artefacts, training: Training | None, scores: Sequence[SetScores]) -> list[tuple[str, str]]:
+    """What was trained, as pairs of a name and a text; what is not known is left out."""
+    plan, value = found.plan, found.value
+    rows: list[tuple[str, str | None]] = [
+        ("Base model", value("model.name_or_path") or (plan.model.name if plan else None)),
+        ("What is trained", _what(found)),
+        ("Training data", _data(found)),
+        ("Recipe", _recipe(found, scores)),
+        ("Steps", _steps(found, training)),
+        ("Time", _time(training)),
+        ("Device", _device(found)),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _what(found: Artefacts) -> str | None:
+    value, kind = found.value, found.value("adapter.kind")
+    text = "all weights" if kind == "full" else kind
+    if kind == "lora":
+        text = f"LoRA, r {value('adapter.r')}, alpha {value('adapter.alpha')}, on {value('adapter.target_modules')}"
+    model = found.plan.model if found.plan else None
+    if text and model and model.trainable and model.parameters:
+        share = f"{percent(model.trainable / model.parameters)} of {count_text(model.parameters)}"
+        text += f": {count_text(model.trainable)} parameters ({share})"
+    return text
+
+
+def _data(found: Artefacts) -> str | None:
+    rows = found.plan.steps.rows if found.plan else None
+    parts = [found.value("data.train"), f"{rows:,} rows" if rows is not None else None]
+    return ", ".join(part for part in parts if part) or None
+
+
+def _recipe(found: Artefacts, scores: Sequence[SetScores]) -> str | None:
+    scored = [e for one in scores for e in one.evaluations.values() if e.recipe]
+    if scored and scored[0].recipe_version is not None:
+        return f"{scored[0].recipe}, version {scored[0].recipe_version}"
+    return found.value("recipe")
+
+
+def _steps(found: Artefacts, training: Training | None) -> str | None:
+    planned = found.plan.steps.total_steps if found.plan else None
+    batch = found.value("train.global_batch_size")
+    size = f", {batch} examples each" if batch else ""
+    if training is None:
+        return f"{planned:,} planned{size}" if planned is not None else None
+    of = f" of {planned:,} planned" if planned is not None else ""
+    rejected = f"; {len(training.rejected)} rejected" if training.rejected else ""
+    return f"{training.last_step:,}{of}{size}{rejected}"
+
+
+def _time(training: Training | None) -> str | None:
+    if training is None or training.seconds is None:
+        return None
+    text = f"{duration_text(training.seconds)} in training steps"
+    if training.tokens and training.seconds > 0:
+        text += f", {training.tokens:,.0f} tokens, {training.tokens / training.seconds:,.0f} per second"
+    return text
+
+
+def _device(found: Artefacts) -> str | None:
+    device = found.plan.device if found.plan else None
+    if device is None:
+        return None
+    return f"{device.name}, {bytes_text(device.memory_bytes)}" if device.memory_bytes else device.name

@@ -1,0 +1,1 @@
+"""Training: one step (step), the loop around it (loop), and what both are made of (loss, optim, order)."""

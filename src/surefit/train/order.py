@@ -1,0 +1,117 @@
+"""Which rows each optimizer step sees: a pure function of the seed, the number of rows and the step.
+
+The rows are read as one endless stream, a fresh shuffle per epoch laid behind the last, and step k takes rows
+`k × global_batch_size` up to `(k + 1) × global_batch_size` of it. So every batch is full: the one that an epoch cannot
+fill is completed with the first rows of the next epoch. A resumed run needs nothing but its step number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from surefit.core.errors import DataError
+from surefit.data.cache import MASKED
+
+ORDER_STREAM, DROPOUT_STREAM = 0, 1
+"""Keep the random numbers drawn for different purposes from one seed apart."""
+
+
+class Rows(Protocol):
+    """Tokenised rows: (input ids, labels) arrays of one length each, labels `MASKED` where not supervised."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What training must know of all its rows beforehand.
+
+    Attributes:
+        lengths: tokens of each row.
+        sha256: of all ids and labels; a resumed run must see the same.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    sha256: str
+
+
+def survey(rows: Rows) -> Survey:
+    """Read every row once.
+
+    Raises:
+        DataError: there are none, or one has no token that the loss would count.
+    """
+    if len(rows) == 0:
+        raise DataError("no rows to train on", field="data.train", help="see what was left out, and why, in check.json")
+    digest = hashlib.sha256()
+    lengths = np.empty(len(rows), dtype=np.int64)
+    for index in range(len(rows)):
+        ids, labels = rows[index]
+        if not np.any(labels[1:] != MASKED):
+            raise DataError(
+                f"tokenised row {index} has no supervised token among its {len(ids)}",
+                field="data.train",
+                help="its answer is empty or was cut off: raise data.max_length, or leave the row out",
+            )
+        lengths[index] = len(ids)
+        for part in (lengths[index : index + 1], ids, labels):
+            digest.update(np.ascontiguousarray(part, dtype=np.int32).data)
+    return Survey(lengths, digest.hexdigest())
+
+
+def optimizer_steps(rows: int, epochs: float, global_batch_size: int, max_steps: int | None) -> int:
+    """Steps until every row was seen `epochs` times, at most `max_steps`.
+
+    >>> optimizer_steps(2940, 2, 64, None), optimizer_steps(2940, 2, 64, 50), optimizer_steps(3, 1, 64, None)
+    (92, 50, 1)
+    """
+    steps = max(1, math.ceil(rows * epochs / global_batch_size))
+    return min(steps, max_steps or steps)
+
+
+@lru_cache(maxsize=2)
+def epoch_order(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
+    """The shuffled row numbers of one epoch.
+
+    Sorts raw 64-bit outputs of PCG64, which numpy keeps the same over its versions; its shuffles may change.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence((seed, ORDER_STREAM, epoch)))
+    order = np.argsort(bits.random_raw(rows), kind="stable")
+    order.flags.writeable = False
+    return order
+
+
+def batch_rows(step: int, seed: int, rows: int, global_batch_size: int) -> list[int]:
+    """The row numbers of one global batch; `step` is 0 for the first."""
+    start = step * global_batch_size
+    return [
+        int(epoch_order(seed, position // rows, rows)[position % rows])
+        for position in range(start, start + global_batch_size)
+    ]
+
+
+def micro_batches(batch: Sequence[int], lengths: npt.NDArray[np.int64], size: int) -> list[list[int]]:
+    """Cut a batch into micro batches of `size` rows of similar length, the longest first.
+
+    Rows of similar length need little padding. Which rows share an optimizer step is not touched, so unlike sorting the
+    whole data set this changes nothing that is learnt. The longest come first so that the memory peak does, too.
+
+    >>> micro_batches([4, 0, 2, 1], np.array([7, 3, 9, 0, 5]), 2)
+    [[2, 0], [4, 1]]
+    """
+    ordered = sorted(batch, key=lambda row: (-lengths[row], row))
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def dropout_seed(seed: int, step: int) -> int:
+    """The seed of torch's random numbers in one step: dropout, too, depends on nothing but the step."""
+    return int(np.random.SeedSequence((seed, DROPOUT_STREAM, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))

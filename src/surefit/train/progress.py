@@ -1,0 +1,97 @@
+"""What training tells its caller: how far it is, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefit.core.units import count_text
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of a run after an optimizer step.
+
+    Attributes:
+        step: optimizer steps done, of `total_steps`.
+        epoch: passes over the rows, as a fraction.
+        loss: mean over the supervised tokens of the global batch, in nats.
+        grad_norm: before clipping.
+        learning_rate: the one this step used.
+        tokens_per_second: of this step, padding not counted.
+        eta_seconds: to the last step at the pace since the start or the resume, checkpoints and evaluation included.
+        rejected: the update was left out because the loss or the gradient was not finite.
+        eval_loss: the newest held-out loss, if there is one.
+    """
+
+    step: int
+    total_steps: int
+    epoch: float
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens_per_second: float
+    eta_seconds: float
+    rejected: bool
+    eval_loss: float | None
+
+    @property
+    def text(self) -> str:
+        """The numbers of the one progress line; the caller draws steps and ETA."""
+        held_out = f" · held-out {self.eval_loss:.4f}" if self.eval_loss is not None else ""
+        return (
+            f"loss {self.loss:.4f}{held_out} · lr {self.learning_rate:.2e} · grad {self.grad_norm:.2f} · "
+            f"{count_text(self.tokens_per_second)} tok/s{' · REJECTED' if self.rejected else ''}"
+        )
+
+
+OnProgress = Callable[[Progress], None]
+OnNote = Callable[[str], None]
+
+
+@dataclass
+class Counters:
+    """What a run counts, and a checkpoint keeps.
+
+    Attributes:
+        step: optimizer steps done, rejected ones included.
+        tokens: trained on, padding not counted.
+        supervised_tokens: those of them that the loss counts.
+        seconds: spent in steps.
+        rejected: steps whose update was left out.
+        rejected_in_a_row: up to now.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
+    seconds: float = 0.0
+    rejected: int = 0
+    rejected_in_a_row: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For trainer.json; `Counters(**…)` reads it back."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training run ended.
+
+    Attributes:
+        output: the directory of the trained adapter or model.
+        counters: what was counted over the whole run, before a resume included.
+        loss: of the last step.
+        eval_loss: held-out loss after the last step; None without held-out rows.
+        resumed_from: the step the run was resumed from; None where it started at the beginning.
+        notes: everything that was unusual.
+    """
+
+    output: Path
+    counters: Counters
+    loss: float | None
+    eval_loss: float | None
+    resumed_from: int | None
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,41 @@
+"""Stopping on request: Ctrl-C, SIGTERM (a scheduler's end of time) and SIGUSR1 (its warning before that)."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopRequest:
+    """While it is open, the first stop signal only leaves a note, to be acted on between two steps.
+
+    A second Ctrl-C raises `KeyboardInterrupt` at once. Signals go to the main thread alone, so in any other thread
+    this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a stop signal has come."""
+        return self.signal_name is not None
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal_name = signal.Signals(number).name

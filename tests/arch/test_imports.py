@@ -1,0 +1,92 @@
+"""Who imports whom: the contracts in pyproject.toml, the declared dependencies, what a running `surefit` imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "transformers", "datasets", "peft", "accelerate"}
+TORCH_FREE = ("core", "config", "facts", "task", "metrics", "recipes", "lint", "doctor", "cli.app", "data.load")
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "dotenv": "python-dotenv",
+    "pydantic_core": "pydantic",
+    "huggingface_hub": "huggingface-hub",
+}
+
+
+def test_import_contracts_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code = lint_imports(config_filename=str(ROOT / "pyproject.toml"), cache_dir=str(tmp_path))
+    assert exit_code == 0, capsys.readouterr().out
+
+
+def heavy_modules(stderr: str) -> set[str]:
+    """The heavy packages among the modules that `python -X importtime` lists."""
+    rows = [line for line in stderr.splitlines() if line.startswith("import time:")]
+    assert len(rows) > 50, stderr
+    return {row.rpartition("|")[2].strip().partition(".")[0] for row in rows} & HEAVY
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["check", "configs/function-calling-llama-3.2-3b.yaml"]], ids=" ".join
+)
+def test_a_torch_free_command_imports_nothing_heavy(arguments: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "surefit", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr[-2000:]
+    assert heavy_modules(done.stderr) == set()
+
+
+def test_torch_would_be_noticed() -> None:
+    """The counter-example to the test above: `-X importtime` does list a heavy import made inside a function."""
+    program = "import json, http.client, email.parser\ndef late():\n    import torch\nlate()"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert heavy_modules(done.stderr) == {"torch"}
+
+
+def test_torch_free_rooms_import_nothing_heavy() -> None:
+    """Every module of these rooms at once: `check` need not take each of their paths for this to hold."""
+    program = (
+        "import importlib, sys\n"
+        f"for name in {sorted(modules_of(TORCH_FREE))!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def modules_of(rooms: tuple[str, ...]) -> Iterator[str]:
+    for room in rooms:
+        path = ROOT / "src/surefit" / room.replace(".", "/")
+        files = path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]
+        for file in files:
+            parts = file.relative_to(ROOT / "src").with_suffix("").parts
+            yield ".".join(parts).removesuffix(".__init__")
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in project["dependencies"]}
+    imported = {DISTRIBUTIONS.get(name, name) for file in (ROOT / "src").rglob("*.py") for name in imports_of(file)}
+    outside = imported - set(sys.stdlib_module_names) - {"surefit"}
+    assert outside == declared, "pyproject.toml's dependencies are what src imports, no more and no less"
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").partition(".")[0]

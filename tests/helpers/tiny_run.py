@@ -1,0 +1,118 @@
+"""A training run that takes a second: a random Llama of 20 thousand parameters on rows of random tokens.
+
+Imported by the tests; run as a script (`tiny_run.py BASE OUT [--resume]`) where a test needs a process that it can
+kill. The script prints each finished step and exits as the command line does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from surefit.config.schema import Config
+from surefit.core.errors import SureFitError
+from surefit.core.rundir import RunDir
+from surefit.model.adapter import add_adapter
+from surefit.model.load import load_model
+from surefit.train.loop import Training
+
+VOCABULARY = 64
+CPU: Any = SimpleNamespace(kind="cpu")
+Row = tuple[np.ndarray, np.ndarray]
+
+
+def llama_config(**changes: Any) -> LlamaConfig:
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+    }
+    return LlamaConfig(**(shape | changes))
+
+
+def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(llama_config(**changes))
+
+
+def save_base(directory: Path, **changes: Any) -> Path:
+    """A model directory with tokenizer."""
+    llama(**changes).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {str(number): number for number in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), pad_token="0")
+
+
+def rows(count: int = 24, seed: int = 0) -> list[Row]:
+    """Rows of 4 to 20 tokens, each counting up from a random start; the first third is not supervised."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        length = int(rng.integers(4, 21))
+        ids = 1 + (int(rng.integers(0, VOCABULARY)) + np.arange(length)) % (VOCABULARY - 1)
+        labels = np.where(np.arange(length) < length // 3, -100, ids)
+        made.append((ids, labels))
+    return made
+
+
+def config(base: Path, out: Path, kind: str = "lora", dtype: str = "float32", every: int = 4, **train: Any) -> Config:
+    settings = {
+        "epochs": 4.0,
+        "global_batch_size": 8,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "gradient_checkpointing": False,
+    }
+    return Config.model_validate(
+        {
+            "model": {"name_or_path": str(base), "dtype": dtype},
+            "adapter": {"kind": kind, "r": 4, "dropout": 0.1},
+            "data": {"train": "unused"},
+            "train": settings | train,
+            "checkpoint": {"every": every},
+            "output_dir": str(out),
+        }
+    )
+
+
+def training(settings: Config, train_rows: list[Row] | None = None, **callbacks: Any) -> Training:
+    """The run that `settings` describe: 12 steps over 24 rows, held-out loss on 6 others."""
+    model: Any = load_model(settings.model, CPU)
+    if settings.adapter.kind == "lora":
+        model = add_adapter(model, settings.adapter, settings.train.seed)
+    train_rows = rows() if train_rows is None else train_rows
+    run = RunDir(Path(settings.output_dir))
+    return Training(model, tokenizer(), train_rows, rows(6, seed=1), settings, run, **callbacks)
+
+
+def main(base: str, out: str, *flags: str) -> int:
+    torch.set_num_threads(1)
+    try:
+        training(
+            config(Path(base), Path(out)), on_progress=lambda progress: print("step", progress.step, flush=True)
+        ).fit(resume="--resume" in flags)
+    except SureFitError as error:
+        print(error, flush=True)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

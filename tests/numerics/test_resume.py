@@ -1,0 +1,123 @@
+"""A resumed run equals the uninterrupted one, and the same config twice gives the same bits."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_run
+import torch
+from safetensors.torch import load_file
+
+from surefit.checkpoint.manager import latest_complete
+from surefit.core.errors import Interrupted
+from surefit.core.rundir import read_jsonl
+
+TIMES = ("seconds", "tokens_per_second")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Dropout in the attention as well as in the adapter.
+    return tiny_run.save_base(tmp_path_factory.mktemp("model") / "base", attention_dropout=0.1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def result_of(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """Trained weights, and the metrics without what a clock decides."""
+    file = next(path for name in ("adapter", "model") if (path := out / name).is_dir())
+    weights = load_file(next(file.glob("*model*.safetensors")))
+    lines = [{k: v for k, v in line.items() if k not in TIMES} for line in read_jsonl(out / "metrics.jsonl")]
+    return weights, lines
+
+
+def assert_same(one: Path, two: Path) -> None:
+    (weights, lines), (other_weights, other_lines) = result_of(one), result_of(two)
+    assert lines == other_lines
+    assert weights.keys() == other_weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, other_weights[name]), name
+    for name in ("weights", "optimizer"):
+        ours, theirs = (load_file(out / "checkpoints" / "step-12" / f"{name}.safetensors") for out in (one, two))
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours.keys() | theirs.keys())
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_resumed_equals_uninterrupted_bit_for_bit(base: Path, tmp_path: Path, kind: str, dtype: str) -> None:
+    def settings(out: str) -> Any:
+        return tiny_run.config(base, tmp_path / out, kind=kind, dtype=dtype, weight_decay=0.01)
+
+    tiny_run.training(settings("straight")).fit()
+    for stop_at in (3, 4, 9):  # off and on a regular checkpoint
+
+        def stop(progress: Any, at: int = stop_at) -> None:
+            if progress.step == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        resume = stop_at != 3
+        with pytest.raises(Interrupted):
+            tiny_run.training(settings("stopped"), on_progress=stop).fit(resume=resume)
+        torch.manual_seed(stop_at)  # whatever else the process drew in between must not matter
+    tiny_run.training(settings("stopped")).fit(resume=True)
+    assert_same(tmp_path / "straight", tmp_path / "stopped")
+
+
+def test_the_same_config_twice_gives_the_same_bits_and_another_seed_does_not(base: Path, tmp_path: Path) -> None:
+    for out, seed in (("a", 0), ("b", 0), ("c", 1)):
+        tiny_run.training(tiny_run.config(base, tmp_path / out, seed=seed)).fit()
+        torch.rand(7)
+    assert_same(tmp_path / "a", tmp_path / "b")
+    assert result_of(tmp_path / "a")[1] != result_of(tmp_path / "c")[1]
+
+
+def start(base: Path, out: Path, *flags: str) -> "subprocess.Popen[str]":
+    script = Path(tiny_run.__file__)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-u", str(script), str(base), str(out), *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for(process: "subprocess.Popen[str]", line: str) -> None:
+    assert process.stdout is not None
+    for printed in process.stdout:
+        if printed.strip() == line:
+            return
+    raise AssertionError(f"the process ended before it printed {line!r}")
+
+
+def test_ctrl_c_in_a_process_of_its_own(base: Path, tmp_path: Path) -> None:
+    process = start(base, tmp_path / "stopped")
+    wait_for(process, "step 2")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert "stopped by SIGINT" in output
+    found = latest_complete(tmp_path / "stopped" / "checkpoints")
+    assert found.step >= 2
+    assert found.skipped == []
+    tiny_run.training(tiny_run.config(base, tmp_path / "stopped")).fit(resume=True)
+    tiny_run.training(tiny_run.config(base, tmp_path / "straight")).fit()
+    assert_same(tmp_path / "straight", tmp_path / "stopped")
+
+
+def test_kill_9_loses_no_more_than_the_steps_since_the_last_checkpoint(base: Path, tmp_path: Path) -> None:
+    process = start(base, tmp_path / "killed")
+    wait_for(process, "step 6")
+    process.kill()
+    process.wait()
+    assert latest_complete(tmp_path / "killed" / "checkpoints").step >= 4
+    tiny_run.training(tiny_run.config(base, tmp_path / "killed")).fit(resume=True)
+    tiny_run.training(tiny_run.config(base, tmp_path / "straight")).fit()
+    assert_same(tmp_path / "straight", tmp_path / "killed")

@@ -1,0 +1,38 @@
+"""What the user is shown is what is trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from surefit.data.cache import MASKED
+from surefit.data.show import segments
+from surefit.data.tokenize import tokenize_example
+from surefit.task import Example
+
+from .conftest import chat
+from .test_tokenize import LONG_CHAT
+
+
+def test_a_conversation_in_two_colours(tokenizer):
+    assert segments(chat("2+2?", "4", "sure?", "你好"), tokenizer) == [
+        ("<|user|>2+2?<|end|><|assistant|>", False),
+        ("4<|end|>", True),
+        ("<|user|>sure?<|end|><|assistant|>", False),
+        ("你好<|end|>", True),
+    ]
+
+
+@pytest.mark.parametrize("example", [LONG_CHAT, Example(text="plain 你好 text"), Example(text="你")])
+def test_the_runs_are_the_whole_example(tokenizer, example):
+    runs = segments(example, tokenizer)
+    tokenized = tokenize_example(example, tokenizer)
+    assert "".join(text for text, _ in runs) == tokenizer.decode(tokenized.input_ids)
+    learnt = tokenizer.decode([label for label in tokenized.labels if label != MASKED])
+    assert "".join(text for text, supervised in runs if supervised).endswith(learnt.lstrip("\ufffd"))
+
+
+def test_a_character_of_several_tokens_belongs_to_the_run_that_completes_it(tokenizer):
+    """The first token of a text is never learnt; here it is a third of a character."""
+    ids = tokenize_example(Example(text="界x"), tokenizer).input_ids
+    assert tokenizer.decode(ids[:1]) == "\ufffd", "the fixture splits it"
+    assert segments(Example(text="界x"), tokenizer) == [("界x<|text_end|>", True)]

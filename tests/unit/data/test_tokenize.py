@@ -1,0 +1,230 @@
+"""Labels: exactly what the model has to write, and before it exactly what the model is given."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from surefit.core.errors import DataError, ModelError
+from surefit.data.cache import MASKED
+from surefit.data.tokenize import TEMPLATE_DATE, conversation_segments, encode, tokenize_example, tokenize_prompt
+from surefit.task import Example
+
+from .conftest import CORPUS, SPECIAL, chat
+
+TOOLS = ({"type": "function", "function": {"name": "add", "parameters": {"a": {"type": "integer"}}}},)
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+LONG_CHAT = Example(
+    (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "grüße 你好"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "\n3\n"},
+        {"role": "assistant", "content": "\n\n3 is it."},
+        {"role": "user", "content": "sure?"},
+        {"role": "assistant", "content": "  yes "},
+    ),
+    TOOLS,
+)
+
+
+def learnt_text(example, tokenizer):
+    tokenized = tokenize_example(example, tokenizer)
+    return tokenizer.decode([label for label in tokenized.labels if label != MASKED])
+
+
+@pytest.mark.parametrize("example", [chat("2+2?", "4"), chat("a", "b", "c", "d"), LONG_CHAT])
+def test_labels_are_those_that_the_template_marks(tokenizer, example):
+    official = tokenizer.apply_chat_template(
+        list(example.messages),
+        tools=list(example.tools) if example.tools else None,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    tokenized = tokenize_example(example, tokenizer)
+    assert tokenized.input_ids == official["input_ids"]
+    marked = zip(official["input_ids"], official["assistant_masks"], strict=True)
+    assert tokenized.labels == [token if mark else MASKED for token, mark in marked]
+    assert sum(official["assistant_masks"]) > 0
+
+
+@pytest.mark.parametrize("example", [chat("2+2?", "4"), chat("a", "b", "c", "d"), LONG_CHAT])
+def test_what_is_trained_starts_with_what_the_model_is_given(tokenizer, example):
+    prompt = tokenize_prompt(example, tokenizer)
+    tokenized = tokenize_example(example, tokenizer)
+    assert tokenized.input_ids[: len(prompt)] == prompt
+    assert MASKED not in tokenized.labels[len(prompt) :]
+    official = tokenizer.apply_chat_template(
+        list(example.prompt),
+        tools=list(example.tools) if example.tools else None,
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    assert prompt == official
+
+
+def test_the_end_of_the_turn_is_learnt(tokenizer):
+    assert learnt_text(chat("2+2?", "4"), tokenizer) == "4<|end|>"
+
+
+def test_weight_0_is_given_and_not_learnt(tokenizer):
+    example = chat("a", "b", "c", "d")
+    example.messages[1]["weight"] = 0
+    assert learnt_text(example, tokenizer) == "d<|end|>"
+    unweighted = chat("a", "b", "c", "d")
+    assert tokenize_example(example, tokenizer).input_ids == tokenize_example(unweighted, tokenizer).input_ids
+
+
+NEWLINE_TEMPLATE = (
+    "{% for m in messages %}{{ m.role + ':\\n' + m.content + '\\n<|end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:\\n' }}{% endif %}"
+)
+
+
+def test_an_answer_does_not_merge_into_the_prompt(make_tokenizer):
+    """The prompt ends with one newline, the answer starts with two: tokenised whole, the first two are one token, which
+    the model is never given."""
+    tokenizer = make_tokenizer(NEWLINE_TEMPLATE)
+    example = chat("a", "\n\nyes")
+    whole = tokenizer.apply_chat_template(list(example.messages), return_dict=False)
+    tokenized = tokenize_example(example, tokenizer)
+    prompt = tokenize_prompt(example, tokenizer)
+    assert whole[: len(prompt)] != prompt, "the fixture shows the merge"
+    assert tokenized.input_ids[: len(prompt)] == prompt
+    assert tokenizer.decode(tokenized.input_ids) == tokenizer.decode(whole)
+
+
+LLAMA_TEMPLATE = (
+    "{{ bos_token }}{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{{ '<|system|>Today: ' + date_string + '<|end|>' }}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>\\n\\n' + m.content | trim + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n\\n' }}{% endif %}"
+)
+
+
+def test_one_begin_token_and_the_same_date_every_day(make_tokenizer):
+    tokenizer = make_tokenizer(LLAMA_TEMPLATE)
+    ids = tokenize_example(chat("a", " b "), tokenizer).input_ids
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids[0] == tokenizer.bos_token_id
+    assert f"Today: {TEMPLATE_DATE}<|end|>" in tokenizer.decode(ids)
+    assert learnt_text(chat("a", " b "), tokenizer) == "b<|end|>"
+
+
+QWEN3_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\\n' }}"
+    "{% if m.role == 'assistant' and loop.last %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{{ m.content + '<|end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+"""Thoughts are written before the last answer only."""
+
+
+def test_thoughts_that_the_model_has_to_write_are_learnt(make_tokenizer):
+    tokenizer = make_tokenizer(QWEN3_TEMPLATE)
+    assert learnt_text(chat("a", "b"), tokenizer) == "<think>\n\n</think>\n\nb<|end|>\n"
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_with_a_way_out(make_tokenizer):
+    tokenizer = make_tokenizer(QWEN3_TEMPLATE)
+    example = chat("a", "b", "c", "d")
+    with pytest.raises(DataError, match=r"rewrites turn 1 \(assistant\).*'<think>.*is gone") as caught:
+        tokenize_example(example, tokenizer)
+    assert caught.value.field == "messages[1]"
+    assert '"weight": 0' in caught.value.help
+    example.messages[1]["weight"] = 0
+    assert learnt_text(example, tokenizer) == "<think>\n\n</think>\n\nd<|end|>\n"
+    prompt = tokenize_prompt(example, tokenizer)
+    assert tokenize_example(example, tokenizer).input_ids[: len(prompt)] == prompt
+
+
+FORCED_THINKING = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|><think>\\n' }}{% endif %}"
+)
+
+
+def test_a_generation_prompt_that_the_answer_lacks_is_refused(make_tokenizer):
+    with pytest.raises(DataError, match=r"asks for the answer of turn 1 \(assistant\) with '<think>\\n'"):
+        tokenize_example(chat("a", "b"), make_tokenizer(FORCED_THINKING))
+
+
+def test_a_template_that_refuses_the_conversation(make_tokenizer):
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(DataError, match="refuses this conversation: roles must alternate"):
+        tokenize_example(chat("a", "b"), make_tokenizer(template))
+
+
+def test_a_tokenizer_without_a_template(make_tokenizer):
+    with pytest.raises(ModelError, match="no chat template") as caught:
+        tokenize_example(chat("a", "b"), make_tokenizer(None))
+    assert "instruct" in caught.value.help
+
+
+def test_text_ends_with_the_end_of_text(tokenizer):
+    tokenized = tokenize_example(Example(text="what is it"), tokenizer)
+    assert tokenizer.decode(tokenized.input_ids) == "what is it<|text_end|>"
+    assert tokenized.labels == [MASKED, *tokenized.input_ids[1:]], "nothing predicts the first token"
+
+
+def test_text_needs_an_end_of_text_token(make_tokenizer):
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="would never stop"):
+        tokenize_example(Example(text="x"), tokenizer)
+
+
+def test_text_has_no_prompt(tokenizer):
+    with pytest.raises(DataError, match="no prompt to answer"):
+        tokenize_prompt(Example(text="x"), tokenizer)
+
+
+def sentencepiece_like() -> Tokenizer:
+    """Puts a space before a text, as Llama 2's and Mistral's do."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<|pad|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    corpus = [*CORPUS, "[INST] 2+2? [/INST] 4 yes no"]
+    tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=200, special_tokens=SPECIAL))
+    return tokenizer
+
+
+INST_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [INST_TEMPLATE, INST_TEMPLATE.removeprefix("{{ bos_token }}")])
+def test_no_space_is_invented_inside_a_conversation(make_tokenizer, template):
+    tokenizer = make_tokenizer(template, sentencepiece_like())
+    example = chat("what is it", "yes", "2", "no 4")
+    whole = tokenizer.apply_chat_template(list(example.messages), return_dict=False)
+    tokenized = tokenize_example(example, tokenizer)
+    assert tokenized.input_ids == whole
+    alone = [i for text, _ in conversation_segments(example, tokenizer) for i in tokenizer(text)["input_ids"]]
+    assert alone != whole, "the fixture shows the fault"
+    prompt = tokenize_prompt(example, tokenizer)
+    assert whole[: len(prompt)] == prompt
+
+
+TURNS = st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=2, max_size=6)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(TURNS)
+def test_any_conversation_decodes_to_what_the_template_writes(tokenizer, turns):
+    example = chat(*turns[: len(turns) // 2 * 2])
+    text = tokenizer.apply_chat_template(list(example.messages), tokenize=False)
+    tokenized = tokenize_example(example, tokenizer)
+    assert tokenizer.decode(tokenized.input_ids) == text
+    prompt = tokenize_prompt(example, tokenizer)
+    assert tokenized.input_ids[: len(prompt)] == prompt
+
+
+def test_a_batch_is_what_its_examples_are_alone(tokenizer):
+    examples = [chat("a", "b"), Example(text="plain text"), LONG_CHAT, Example(text="x"), chat("c", "d", "e", "f")]
+    assert encode(tokenizer, examples) == [encode(tokenizer, [example])[0] for example in examples]

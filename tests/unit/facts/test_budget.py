@@ -1,0 +1,158 @@
+"""The closed form's worked numbers, and its assumptions against what the training code really holds and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaForCausalLM
+
+from surefit.checkpoint.manager import OPTIMIZER, WEIGHTS, State, save
+from surefit.config.resolve import Resolved
+from surefit.config.schema import AdapterSection
+from surefit.facts.budget import LOSS_BYTES, Term, at_least, disk_terms, memory_terms, target_modules, trained
+from surefit.facts.model import ModelFacts, model_facts
+from surefit.model.adapter import add_adapter, trainable_parameters
+from surefit.train.loss import summed_cross_entropy
+from surefit.train.optim import MasterAdamW
+
+LLAMA_8B = "meta-llama/Llama-3.1-8B"
+N = 20_971_520
+"""LoRA factors of Llama-3.1-8B at r = 8 on all linear layers."""
+
+
+def sizes(terms: list[Term]) -> dict[str, int]:
+    return {term.term: term.bytes for term in terms}
+
+
+def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., Resolved]) -> None:
+    resolved = make_resolved(
+        LLAMA_8B, "adapter.r=8", "train.per_device_train_batch_size=2", "train.global_batch_size=8"
+    )
+    terms = memory_terms(resolved, model_facts(LLAMA_8B))
+    assert sizes(terms) == {
+        "weights": 2 * 8_030_261_248,
+        "adapter": 2 * N,
+        "optimizer": 8 * N,
+        "masters": 4 * N,
+        "gradients": 2 * N,
+        "float32 gradients": 4 * N,
+        "logits": 12 * 2 * 2048 * 128_256,
+    }
+    assert at_least(terms) == 2 * 8_030_261_248 + 16 * N + 12 * 2 * 2048 * 128_256
+
+
+def test_disk_of_8b_lora(make_resolved: Callable[..., Resolved]) -> None:
+    model = model_facts(LLAMA_8B)
+    single = sizes(disk_terms(make_resolved(LLAMA_8B, "adapter.r=8", "model.dtype=float32"), model))
+    assert single["adapter"] == pytest.approx(83.9e6, rel=0.002)
+    assert single["checkpoints"] / 3 - single["adapter"] == pytest.approx(167.8e6, rel=0.003)
+    half = sizes(disk_terms(make_resolved(LLAMA_8B, "adapter.r=8", "checkpoint.save_total_limit=4"), model))
+    assert half["adapter"] == pytest.approx(41.9e6, rel=0.002)
+    assert half["checkpoints"] / 5 - half["adapter"] == pytest.approx(167.8e6 + 83.9e6, rel=0.003)
+    assert half["merged"] == 16_060_522_496
+
+
+def test_full_training_holds_twenty_bytes_per_parameter(make_resolved: Callable[..., Resolved]) -> None:
+    resolved = make_resolved(
+        LLAMA_8B, "adapter.kind=full", "train.global_batch_size=1", "train.per_device_train_batch_size=1"
+    )
+    model = model_facts(LLAMA_8B)
+    without_logits = [term for term in memory_terms(resolved, model) if term.moment != "loss"]
+    assert at_least(without_logits) == (2 + 2 + 8 + 4 + 4) * 8_030_261_248
+    disk = sizes(disk_terms(resolved, model))
+    assert set(disk) == {"checkpoints", "model"}
+    assert disk["checkpoints"] == pytest.approx(3 * (2 + 4 + 8) * 8_030_261_248, rel=1e-4)
+
+
+def test_gradients_are_held_with_the_logits_only_when_they_accumulate(make_resolved: Callable[..., Resolved]) -> None:
+    model = model_facts(LLAMA_8B)
+
+    def moment(micro: int) -> str:
+        overrides = ("train.global_batch_size=4", f"train.per_device_train_batch_size={micro}")
+        terms = memory_terms(make_resolved(LLAMA_8B, *overrides), model)
+        return next(term.moment for term in terms if term.term == "gradients")
+
+    assert (moment(4), moment(2)) == ("step", "always")
+
+
+def test_the_fullest_moment_is_not_the_sum() -> None:
+    terms = [Term("a", 5, ""), Term("b", 3, "", "loss"), Term("c", 4, "", "step")]
+    assert at_least(terms) == 9
+    assert at_least([]) == 0
+
+
+def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -> None:
+    model = replace(model_facts(LLAMA_8B), parameters=None, linear_modules={})
+    resolved = make_resolved(LLAMA_8B)
+    assert memory_terms(resolved, model) == []
+    assert disk_terms(resolved, model) == []
+    assert trained(model, AdapterSection(kind="full"), "float32") is None
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"], ["self_attn.o_proj"], ["lm_head", "up_proj"]])
+def test_trained_parameters_are_those_peft_makes(
+    make_tiny: Callable[..., LlamaForCausalLM], tmp_path: Path, targets: str | list[str]
+) -> None:
+    model = make_tiny(tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    section = AdapterSection(r=3, target_modules=targets)  # type: ignore[arg-type]
+    part = trained(model_facts(str(tmp_path)), section, "float32")
+    adapted = add_adapter(model, section)
+    assert part is not None
+    assert part.parameters == trainable_parameters(adapted)[0]
+    assert part.tensors == sum(p.requires_grad for p in adapted.parameters())
+
+
+def test_all_linear_leaves_the_head_out() -> None:
+    modules = target_modules(model_facts(LLAMA_8B), AdapterSection())
+    assert "lm_head" not in modules
+    assert len(modules) == 7 * 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_holds_twelve_bytes_per_token_and_vocabulary_entry(dtype: torch.dtype) -> None:
+    tokens, vocabulary = 64, 4096
+    hidden = torch.randn(1, tokens, 8, dtype=dtype, requires_grad=True)
+    head = torch.randn(vocabulary, 8, dtype=dtype)
+    labels = torch.randint(0, vocabulary, (1, tokens))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        summed_cross_entropy(hidden @ head.T, labels).backward()
+    assert peak_bytes(recorded) == pytest.approx(LOSS_BYTES * tokens * vocabulary, rel=0.02)
+
+
+def peak_bytes(recorded: profile) -> int:
+    """The most memory allocated at one time while the profiler looked."""
+    held, peak = 0, 0
+    assert recorded.profiler is not None
+    for event in recorded.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_checkpoints_have_the_size_that_is_planned(
+    make_tiny: Callable[..., LlamaForCausalLM],
+    make_resolved: Callable[..., Resolved],
+    tmp_path: Path,
+    dtype: str,
+) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    model = make_tiny(**shape).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path / "base")
+    adapted = add_adapter(model, AdapterSection(r=16))
+    optimizer = MasterAdamW(adapted)
+    adapted(input_ids=torch.ones(1, 4, dtype=torch.int64)).logits.sum().backward()
+    optimizer.step()
+    written = save(tmp_path / "checkpoints", 1, State(optimizer.parameters, optimizer.tensors(), {}))
+    real = sum((written / name).stat().st_size for name in (WEIGHTS, OPTIMIZER))
+
+    facts: ModelFacts = model_facts(str(tmp_path / "base"))
+    resolved = make_resolved(str(tmp_path / "base"), f"model.dtype={dtype}", "checkpoint.save_total_limit=1")
+    assert sizes(disk_terms(resolved, facts))["checkpoints"] / 2 == pytest.approx(real, rel=0.01)

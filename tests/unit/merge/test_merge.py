@@ -1,0 +1,399 @@
+"""A merge is kept when it is proved to be the trained model, and refused with the reason otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.pytorch_utils import Conv1D
+
+from surefit.core.errors import DataError, GateError, MachineError, ModelError
+from surefit.core.rundir import read_json
+from surefit.merge import merge as room
+from surefit.merge.merge import fold, merge
+from surefit.model.adapter import WEIGHTS
+from surefit.model.identity import base_identity, weights_sha256
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+DTYPES = ["float32", "bfloat16", "float16"]
+
+
+def checks_of(certificate):
+    return {check["name"]: check for check in certificate["checks"]}
+
+
+def failed(certificate):
+    return [check["name"] for check in certificate["checks"] if not check["passed"]]
+
+
+def refused(merged, run, problem):
+    """The merge is refused for `problem`; nothing of it is left but the certificate. Returns that."""
+    with pytest.raises(GateError) as caught:
+        merged(run)
+    certificate = read_json(run.run.certificate)
+    assert not certificate["passed"]
+    assert re.search(problem, certificate["reason"]), certificate["reason"]
+    assert caught.value.exit_code == 1
+    assert caught.value.path == str(run.run.certificate)
+    assert caught.value.help
+    assert not [path for path in run.run.path.iterdir() if "merged" in path.name]
+    return certificate
+
+
+def change_factors(run, change):
+    file = run.run.adapter / WEIGHTS
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_a_trained_adapter_is_merged_and_certified(trained, dtype, merged):
+    run = trained(dtype=dtype)
+    certificate = merged(run)
+    assert certificate == read_json(run.run.certificate)
+    assert certificate["passed"], failed(certificate)
+    assert all(check["why"] for check in certificate["checks"])
+    assert (certificate["prompts"], certificate["positions"], certificate["dtype"]) == (6, 240, dtype)
+    assert certificate["base"] == {"name": str(run.base), "sha256": base_identity(run.base)}
+    assert certificate["merged_sha256"] == base_identity(run.run.merged)
+    checks = checks_of(certificate)
+    assert checks["weights_off_disk"]["value"] == checks["weights_off_base"]["value"] == 0
+    assert checks["merge_rounding"]["value"] <= 1
+    assert checks["effect_kept"]["value"] > 0.9
+    assert checks["reloaded_logit_error_max"]["value"] == checks["in_memory_logit_error_max"]["value"]
+    ratio = checks["reloaded_logit_error_mean"]["value"] / checks["reloaded_logit_error_mean"]["threshold"]
+    assert 0.001 < ratio < 0.5, "the threshold is of the size of what happens, with room"
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_the_merged_model_answers_as_base_plus_adapter_loaded_without_surefit(trained, dtype, merged, held_out):
+    run = trained(dtype=dtype)
+    certificate = merged(run)
+    kind = getattr(torch, dtype)
+    base = AutoModelForCausalLM.from_pretrained(run.base, dtype=kind)
+    adapter = PeftModel.from_pretrained(base, run.run.adapter, autocast_adapter_dtype=False).eval()
+    saved = AutoModelForCausalLM.from_pretrained(run.run.merged, dtype=kind).eval()
+    ids = torch.tensor(held_out)
+    with torch.no_grad():
+        theirs, ours = adapter(ids).logits.double(), saved(ids).logits.double()
+        with adapter.disable_adapter():
+            untrained = adapter(ids).logits.double()
+    limit = checks_of(certificate)["reloaded_logit_error_max"]
+    assert float((theirs - ours).abs().max()) == pytest.approx(limit["value"], rel=0.5)
+    assert float((theirs - ours).abs().max()) <= limit["threshold"]
+    assert float((theirs - untrained).abs().max()) > 3 * limit["threshold"], "the adapter does something"
+
+
+def test_everything_a_server_needs_is_carried_over(trained, tiny_tokenizer, merged):
+    run = trained()
+    merged(run)
+    tokenizer = AutoTokenizer.from_pretrained(run.run.merged)
+    assert tokenizer.chat_template == tiny_tokenizer.chat_template
+    assert tokenizer("sum 3 and 14").input_ids == tiny_tokenizer("sum 3 and 14").input_ids
+    generation = json.loads((run.run.merged / "generation_config.json").read_text())
+    assert (generation["do_sample"], generation["temperature"]) == (True, 0.6)
+    end = tiny_tokenizer.convert_tokens_to_ids("<|end|>")
+    assert generation["eos_token_id"] == [end, 4], "the end of a turn as well: a server would not stop otherwise"
+    assert {path.suffix for path in run.run.merged.iterdir()} <= {".json", ".safetensors", ".jinja"}
+
+
+def test_progress_reaches_the_end(trained, merged):
+    steps = []
+    merged(trained(), on_progress=lambda *step: steps.append(step))
+    assert steps[0] == (0, 4, "checking the adapter")
+    assert [done for done, _, _ in steps] == [0, 1, 2, 3, 4]
+
+
+def test_merging_again_replaces_the_result(trained, merged):
+    run = trained()
+    first = merged(run)
+    second = merged(run)
+    assert second["passed"]
+    assert second["merged_sha256"] == first["merged_sha256"]
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+def test_zeroed_factors(trained, merged):
+    run = trained()
+    change_factors(
+        run, lambda tensors: [t.zero_() for name, t in tensors.items() if "layers.1.mlp.up_proj.lora_B" in name]
+    )
+    certificate = refused(merged, run, r"adapter_complete .*layers\.1\.mlp\.up_proj\.lora_B.* all zero")
+    assert failed(certificate) == ["adapter_complete"]
+    assert certificate["merged_sha256"] is None
+
+
+def test_a_missing_module(trained, merged):
+    run = trained()
+    change_factors(
+        run, lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.0.self_attn.q_proj" in name]
+    )
+    refused(merged, run, r"adapter_complete .*q_proj\.lora_A\.weight is missing")
+
+
+def test_nan_factors(trained, merged):
+    run = trained()
+    change_factors(run, lambda tensors: next(iter(tensors.values())).view(-1)[:1].fill_(float("nan")))
+    refused(merged, run, "adapter_complete .*not finite")
+
+
+def test_factors_of_another_shape(trained, merged):
+    run = trained()
+    change_factors(
+        run,
+        lambda tensors: tensors.update(
+            {name: t[:, :-1].contiguous() for name, t in tensors.items() if "o_proj.lora_A" in name}
+        ),
+    )
+    refused(merged, run, "adapter_complete .*has shape")
+
+
+def test_factors_that_are_fine_but_not_those_that_were_trained(trained, merged):
+    run = trained()
+    change_factors(run, lambda tensors: next(iter(tensors.values())).mul_(1.01))
+    assert failed(refused(merged, run, "adapter_as_trained")) == ["adapter_as_trained"]
+
+
+def test_another_alpha_in_the_adapter(trained, merged):
+    run = trained()
+    file = run.run.adapter / "adapter_config.json"
+    file.write_text(file.read_text().replace('"lora_alpha": 8.0', '"lora_alpha": 16'))
+    refused(merged, run, re.escape("adapter_scaling is 16/4, required == 8/4"))
+
+
+def test_a_damaged_adapter_config(trained, merged):
+    run = trained()
+    (run.run.adapter / "adapter_config.json").write_text("{")
+    refused(merged, run, "the adapter cannot be read")
+
+
+def test_another_base(trained, make_tiny, merged):
+    run = trained()
+    model = AutoModelForCausalLM.from_pretrained(run.base)
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1e-3  # the smallest revision
+    model.save_pretrained(run.base, max_shard_size="40KB")
+    certificate = refused(merged, run, "base_identity .* was trained from .*/base")
+    assert failed(certificate) == ["base_identity"]
+
+
+def test_another_vocabulary_under_the_same_weights(trained, merged):
+    run = trained()
+    file = run.base / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["merges"].pop()
+    file.write_text(json.dumps(tokenizer))
+    refused(merged, run, "base_identity")
+
+
+def test_an_adapter_of_unknown_origin(trained, merged):
+    run = trained()
+    (run.run.adapter / "surefit.json").unlink()
+    certificate = refused(merged, run, "nothing says which base model")
+    assert certificate["checks"] == []
+
+
+def test_arithmetic_with_another_scaling_is_found_by_the_logits_alone(trained, monkeypatch, merged):
+    run = trained()
+
+    def half(layer, a, b, scaling):
+        return fold(layer, a, b, scaling / 2)
+
+    monkeypatch.setattr(room, "fold", half)
+    names = failed(refused(merged, run, "in_memory_logit_error_mean"))
+    assert {"in_memory_logit_error_mean", "reloaded_logit_error_max", "reloaded_kl_mean"} <= set(names)
+    assert "weights_off_disk" not in names
+
+
+def test_arithmetic_in_a_coarse_dtype_is_found(trained, monkeypatch, merged):
+    run = trained()
+    matmul = torch.Tensor.__matmul__
+
+    def as_with_tf32(one, two):
+        return matmul(one.bfloat16(), two.bfloat16()).float() if one.dtype == torch.float32 else matmul(one, two)
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", as_with_tf32)
+    assert failed(refused(merged, run, "merge_rounding")) == ["merge_rounding"]
+
+
+def damaged_before_reloading(monkeypatch, damage):
+    original = room.load_saved
+
+    def load(section, directory, hardware):
+        damage(directory)
+        return original(section, directory, hardware)
+
+    monkeypatch.setattr(room, "load_saved", load)
+
+
+def test_a_truncated_shard(trained, monkeypatch, merged):
+    run = trained()
+
+    def cut(directory):
+        file = directory / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1000])
+
+    damaged_before_reloading(monkeypatch, cut)
+    assert failed(refused(merged, run, "loads_from_disk is .*damaged")) == ["loads_from_disk"]
+
+
+def test_one_changed_bit_on_disk(trained, monkeypatch, merged):
+    run = trained()
+
+    def flip(directory):
+        file = directory / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-2] ^= 1
+        file.write_bytes(bytes(data))
+
+    damaged_before_reloading(monkeypatch, flip)
+    assert "weights_off_disk" in failed(refused(merged, run, "weights_off_disk is 1"))
+
+
+def test_a_config_that_does_not_survive(trained, monkeypatch, merged):
+    """The weights are right, the model is not: only the logits of the reloaded model show it."""
+    run = trained()
+
+    def forget(directory):
+        file = directory / "config.json"
+        config = json.loads(file.read_text())
+        config["rope_parameters"]["rope_theta"] = 50.0
+        file.write_text(json.dumps(config))
+
+    damaged_before_reloading(monkeypatch, forget)
+    names = failed(refused(merged, run, "reloaded_"))
+    assert "reloaded_logit_error_mean" in names
+    assert not {name for name in names if name.startswith(("in_memory", "weights", "merge"))}
+
+
+def test_an_update_below_the_step_of_the_dtype_is_not_certified(trained, merged):
+    """The bfloat16 grid swallows it; the logit checks alone would call the merge perfect."""
+    run = trained(dtype="bfloat16")
+    change_factors(run, lambda tensors: [t.mul_(2.0**-9) for name, t in tensors.items() if "lora_B" in name])
+    record = run.run.adapter / "surefit.json"
+    text = json.loads(record.read_text())
+    text["weights_sha256"] = weights_sha256(load_file(run.run.adapter / WEIGHTS))
+    record.write_text(json.dumps(text))
+    assert failed(refused(merged, run, "effect_kept")) == ["effect_kept"]
+
+
+# --- nothing half-written -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["_save", "_read_adapter", "_read_saved"])
+def test_an_interrupted_merge_leaves_what_was_there(trained, monkeypatch, when, merged):
+    run = trained()
+    before = merged(run)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(room._Merge, when, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        merged(run)
+    assert read_json(run.run.certificate) == before
+    assert base_identity(run.run.merged) == before["merged_sha256"]
+    assert [path.name for path in run.run.path.iterdir() if "merged" in path.name] == ["merged"]
+
+
+def test_a_refused_merge_takes_the_earlier_result_away(trained, merged):
+    run = trained()
+    merged(run)
+    change_factors(run, lambda tensors: next(iter(tensors.values())).mul_(1.01))
+    refused(merged, run, "adapter_as_trained")
+
+
+def test_a_full_disk_is_the_machines_error_and_nothing_is_left(trained, monkeypatch, merged):
+    run = trained()
+
+    def full(self, model, directory):
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(room._Merge, "_save", full)
+    with pytest.raises(MachineError, match="No space left"):
+        merged(run)
+    assert not [path for path in run.run.path.iterdir() if "merged" in path.name or "certificate" in path.name]
+
+
+def test_no_held_out_rows(trained):
+    run = trained()
+    with pytest.raises(DataError, match="no held-out rows"):
+        merge(run.config, None, run.run, [])
+
+
+def test_a_base_that_is_gone(trained, merged):
+    run = trained()
+    shutil.rmtree(run.base)
+    with pytest.raises(ModelError):
+        merged(run)
+
+
+# --- full fine-tunes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_a_whole_model_is_certified_as_it_is_on_disk(trained, dtype, merged):
+    run = trained("full", dtype)
+    certificate = merged(run)
+    assert certificate["passed"]
+    assert [check["name"] for check in certificate["checks"]] == [
+        "base_identity", "weights_as_trained", "weights_not_finite", "logits_not_finite", "trained_differs_from_base"
+    ]  # fmt: skip
+    assert certificate["merged_sha256"] == base_identity(run.run.model)
+    assert certificate["adapter_sha256"] is None
+    assert not run.run.merged.exists()
+
+
+def test_a_whole_model_that_changed_after_training_is_refused_but_kept(trained, merged):
+    run = trained("full")
+    model = AutoModelForCausalLM.from_pretrained(run.run.model)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    model.save_pretrained(run.run.model)
+    refused(merged, run, "weights_as_trained")
+    assert run.run.model.exists()
+
+
+def test_a_whole_model_cut_short_is_refused(trained, merged):
+    run = trained("full")
+    file = run.run.model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert failed(refused(merged, run, "damaged")) == ["loads_from_disk"]
+
+
+# --- the arithmetic -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_fold_is_the_correctly_rounded_sum(dtype, transposed):
+    generator = torch.Generator().manual_seed(0)
+    kind = getattr(torch, dtype)
+    layer = Conv1D(1500, 40) if transposed else torch.nn.Linear(40, 1500)
+    layer.weight.data = torch.randn(layer.weight.shape, generator=generator).to(kind)
+    a = torch.randn(4, 40, generator=generator).to(kind)
+    b = torch.randn(1500, 4, generator=generator).to(kind)
+    update = 0.3 * (b.double() @ a.double())
+    exact = layer.weight.data.double() + (update.T if transposed else update)
+    error = fold(layer, a, b, 0.3)
+    assert layer.weight.dtype == kind
+    assert error <= 1
+    rounded = exact.to(kind)
+    assert (layer.weight.data == rounded).double().mean() > (0.2 if dtype == "float32" else 0.999)
+    assert ((layer.weight.data.double() - exact).abs() <= torch.finfo(kind).eps * (exact.abs() + 4)).all()
+
+
+def test_fold_reports_an_overflow():
+    layer = torch.nn.Linear(2, 2)
+    layer.weight.data = torch.full((2, 2), 6e4, dtype=torch.float16)
+    assert fold(layer, torch.ones(1, 2), torch.ones(2, 1), 3e4) == float("inf")

@@ -1,0 +1,83 @@
+"""The sample sets: the same bytes every time, held-out calls really held out, new tools really new."""
+
+import json
+from itertools import islice
+
+import pytest
+from surefit import samples
+
+TRAIN, EVAL, OLD = "function-calling-train", "function-calling-eval", "function-calling-old-tools"
+
+
+def rows_of(name):
+    return [json.loads(line) for line in samples.resolve(f"surefit/{name}").read_text().splitlines()]
+
+
+def calls_in(rows):
+    return {json.dumps(call, sort_keys=True) for row in rows for call in json.loads(row["answers"])}
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return {name: rows_of(name) for name in (TRAIN, EVAL, OLD)}
+
+
+def test_resolve_knows_the_shipped_names_and_no_others():
+    assert set(samples.available()) == {f"surefit/{name}" for name in (TRAIN, EVAL, OLD)}
+    assert samples.resolve("surefit/function-calling-trian") is None
+    assert samples.resolve("function-calling-train") is None
+
+
+def test_regenerated_sets_have_the_same_bytes(make_samples, tmp_path):
+    for path in make_samples.write_samples(tmp_path):
+        assert path.read_bytes() == samples.resolve(f"surefit/{path.stem}").read_bytes(), path.stem
+
+
+def test_sizes(sets):
+    assert len(sets[TRAIN]) == 3000
+    assert len(sets[EVAL]) >= 250
+    assert len(sets[OLD]) >= 200
+    assert sum(path.stat().st_size for path in samples.available().values()) < 3 * 2**20
+
+
+def test_no_evaluated_call_is_trained_on(sets, corpus):
+    pretrained = (
+        call
+        for row in islice(corpus.training_rows(seed=1), 5000)
+        if row[0]["content"].startswith(corpus.FUNCTION_CALLING_SYSTEM)
+        for call in json.loads(row[2]["content"])
+    )
+    trained = calls_in(sets[TRAIN]) | {json.dumps(call, sort_keys=True) for call in pretrained}
+    assert not trained & (calls_in(sets[EVAL]) | calls_in(sets[OLD]))
+    assert all(corpus.is_held_out(json.loads(call)) for call in calls_in(sets[EVAL]) | calls_in(sets[OLD]))
+
+
+def test_new_tools_share_no_name_argument_or_phrasing_with_the_old(corpus):
+    def traits(tools):
+        return {tool.name for tool in tools}, {p.name for tool in tools for p in tool.params}, {
+            phrasing for tool in tools for phrasing in tool.phrasings
+        }
+
+    for old, new in zip(traits(corpus.OLD_TOOLS), traits(corpus.NEW_TOOLS), strict=True):
+        assert not old & new
+
+
+def test_every_gold_call_fits_a_tool_on_offer(sets):
+    types = {"int": int, "str": str, "List[int]": list}
+    for row in (row for rows in sets.values() for row in rows):
+        offered = {tool["name"]: tool["parameters"] for tool in json.loads(row["tools"])}
+        for call in json.loads(row["answers"]):
+            schema = offered[call["name"]]
+            for name, value in call["arguments"].items():
+                assert type(value) is types[schema[name]["type"].removesuffix(", optional")]
+            required = {name for name, param in schema.items() if "optional" not in param["type"]}
+            assert required <= call["arguments"].keys() <= schema.keys()
+
+
+def test_replay_share_and_irrelevant_rows_are_as_the_readme_says(sets, corpus):
+    old_names = {tool.name for tool in corpus.OLD_TOOLS}
+    answers = [json.loads(row["answers"]) for row in sets[TRAIN]]
+    replay = sum(bool(calls) and calls[0]["name"] in old_names for calls in answers) / sum(map(bool, answers))
+    assert 0.15 <= replay <= 0.25
+    for rows in sets.values():
+        assert 0.05 <= sum(row["answers"] == "[]" for row in rows) / len(rows) <= 0.15
