@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from tools import NEW_TOOLS, OLD_TOOLS, Tool
-from words import ADJECTIVES, ANIMALS, GOODS, NOUNS, THINGS, city, made_up, person, word_from
+from words import ADJECTIVES, ANIMALS, CITIES, GOODS, NOUNS, PEOPLE, THINGS, city, person, word_from
 
 Message = dict[str, str]
 Row = dict[str, str]
@@ -185,8 +185,8 @@ def ranking(rng: Random) -> list[Message]:
 
 def echo(rng: Random) -> list[Message]:
     """A text to repeat word for word: the quickest lesson in copying, which all the other tasks rest on."""
-    words = [made_up(rng) if rng.random() < 0.6 else str(rng.randint(0, 9999)) for _ in range(rng.randint(4, 12))]
-    text = " ".join(word.lower() if rng.random() < 0.5 else word for word in words)
+    kinds = rng.choices((PEOPLE, CITIES, GOODS, NOUNS, None), (3, 3, 3, 3, 3), k=rng.randint(3, 8))
+    text = " ".join(str(rng.randint(0, 999)) if words is None else word_from(words)(rng) for words in kinds)
     return conversation(ECHO_SYSTEM, text, text)
 
 
@@ -195,9 +195,10 @@ _OTHER_TASKS: dict[str, Callable[[Random], list[Message]]] = {
     "summary": summary,
     "graph": graph,
     "ranking": ranking,
+    "echo": echo,
 }
 TASKS = ("function_calling", *_OTHER_TASKS)
-TASK_WEIGHTS = (64, 12, 8, 8, 8)
+TASK_WEIGHTS = (56, 10, 8, 8, 8, 10)
 
 
 def task_row(task: str, rng: Random, held_out: bool) -> list[Message]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-VOCAB_SIZE = 1024
+VOCAB_SIZE = 1536
 PAD, END = "<|pad|>", "<|end|>"
 SPECIAL = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
 CONTEXT = 2048
-PIECES = r" ?[A-Za-z]+|[0-9]|[^A-Za-z0-9]+?(?= ?[A-Za-z])|[^A-Za-z0-9]+"
-"""Words with their leading space, single digits (so that numbers are copied digit by digit), runs of punctuation (so
-that `": {"` costs one token)."""
+PIECES = r"[A-Za-z]+|[0-9]{1,2}|[^A-Za-z0-9]+"
+"""Words without the space before them, so that a word is the same tokens in a sentence and in JSON and can be copied;
+numbers two digits at a time; runs of punctuation, so that `": {"` costs one token."""
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:

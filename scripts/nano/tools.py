@@ -164,7 +164,7 @@ OLD_TOOLS = (
         "convert_money",
         "Convert currencies",
         (
-            Param("amount", "Sum of money", "int", whole(1, 9999)),
+            Param("amount", "Sum of money", "int", whole(1, 999)),
             Param("from", "Currency now", "str", one_of(*_MONEY)),
             Param("into", "Currency wanted", "str", one_of(*_MONEY)),
         ),
@@ -256,7 +256,7 @@ NEW_TOOLS = (
     Tool(
         "transfer_funds",
         "Pay a person",
-        (Param("payee", "Who is paid", "str", person), Param("cents", "Sum in cents", "int", whole(50, 9999))),
+        (Param("payee", "Who is paid", "str", person), Param("cents", "Sum in cents", "int", whole(5, 999))),
         (
             "{payee} should receive {cents} cents from me",
             "Pay {cents} cents to {payee}",
@@ -289,7 +289,7 @@ NEW_TOOLS = (
     Tool(
         "seat_guest",
         "Assign a seat",
-        (Param("guest", "Visitor", "str", person), Param("seat_no", "Seat", "int", whole(1, 400))),
+        (Param("guest", "Visitor", "str", person), Param("seat_no", "Seat", "int", whole(1, 300))),
         (
             "Seat {seat_no} belongs to {guest}",
             "Invite {guest} and give them seat {seat_no}",
@@ -315,7 +315,7 @@ NEW_TOOLS = (
     Tool(
         "water_plants",
         "Garden irrigation",
-        (Param("zone", "Garden bed", "str", word_from(("roses", "herbs", "tulips", "ferns", "lawn", "orchard", "cactus"), 0.5)),
+        (Param("zone", "Garden bed", "str", word_from(("roses", "herbs", "tulips", "ferns", "lawn", "orchard", "cactus"))),
          Param("litres", "Water volume", "int", whole(1, 250))),
         (
             "Give the {zone} {litres} litres",
@@ -328,7 +328,7 @@ NEW_TOOLS = (
         "log_workout",
         "Training diary",
         (
-            Param("sport", "Activity", "str", word_from(("running", "rowing", "boxing", "yoga", "tennis", "cycling", "judo"), 0.5)),
+            Param("sport", "Activity", "str", word_from(("running", "rowing", "boxing", "yoga", "tennis", "cycling", "judo"))),
             Param("effort_min", "Length of training", "int", whole(5, 240)),
         ),
         (
@@ -341,7 +341,7 @@ NEW_TOOLS = (
     Tool(
         "average_readings",
         "Mean of sensor values",
-        (Param("readings", "Sensor values", "List[int]", whole_list(2, 5, 500)),),
+        (Param("readings", "Sensor values", "List[int]", whole_list(2, 5, 99)),),
         (
             "Mean of the sensor values {readings}",
             "The gauge showed {readings}, average them",

@@ -44,7 +44,7 @@ def made_up(rng: Random) -> str:
     return (word + rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)).capitalize()
 
 
-def word_from(words: Sequence[str], invented: float = 0.35) -> Draw:
+def word_from(words: Sequence[str], invented: float = 0.1) -> Draw:
     """Draws one of `words`, or with probability `invented` a made-up one in the same letter case."""
 
     def draw(rng: Random) -> str:
@@ -76,8 +76,8 @@ def phrase(*patterns: str) -> Draw:
     fill = {
         "good": word_from(GOODS),
         "person": word_from(PEOPLE),
-        "noun": word_from(NOUNS, 0.2),
-        "adjective": word_from(ADJECTIVES, 0.2),
+        "noun": word_from(NOUNS),
+        "adjective": word_from(ADJECTIVES),
     }
 
     def draw(rng: Random) -> str:

@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "datasets", "peft", "accelerate"}
 TORCH_FREE = ("core", "config", "facts", "task", "metrics", "recipes", "lint", "doctor", "cli.app", "data.load")
 DISTRIBUTIONS = {
-    "yaml": "pyyaml",
     "dotenv": "python-dotenv",
-    "pydantic_core": "pydantic",
     "huggingface_hub": "huggingface-hub",
+    "markupsafe": "jinja2",  # its string type, and always installed with it
+    "pydantic_core": "pydantic",
+    "yaml": "pyyaml",
 }
 
 

@@ -75,7 +75,6 @@ def test_the_core_stays_small() -> None:
     assert core.isdisjoint(
         {"triton", "bitsandbytes", "deepspeed", "mlflow", "wandb", "prometheus-client", "xgrammar", "trl"}
     )
-    assert len(core) <= 15
 
 
 def test_the_wheel_carries_every_file_of_the_package(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from surefit.cli.prepare import Prepared
 from surefit.core.errors import ConfigError
-from surefit.data.formats import Examples, to_examples
+from surefit.data.formats import Examples, to_prompts
 from surefit.data.load import load_rows
 from surefit.data.tokenize import tokenize_prompt
 from surefit.evaluate.variants import VARIANTS, open_variants
@@ -21,8 +21,7 @@ def rows_to_answer(run: Prepared, data: str | None, prompt: str | None) -> Examp
         raise ConfigError("name either DATA or --prompt", help="surefit predict TARGET rows.jsonl -o answers.jsonl")
     if data is None:
         return Examples([Example(messages=({"role": "user", "content": prompt},))], ["--prompt"], [])
-    section = run.resolved.config.data
-    return to_examples(load_rows(data), run.recipe, section.format, section.bad_rows, to_train=False)
+    return to_prompts(load_rows(data), run.recipe, run.resolved.config.data.bad_rows)
 
 
 def answer(

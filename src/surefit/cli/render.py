@@ -58,8 +58,7 @@ class Output:
 
     def heading(self, text: str) -> None:
         """The start of a stage."""
-        if not self.as_json:
-            self.err.print(Text(text, style="bold"))
+        self.err.print(Text(text, style="bold"))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table; the columns after the first are right-aligned when they hold numbers."""

@@ -130,7 +130,9 @@ def torch_probe(gpu_present: bool, interpreter: str = sys.executable) -> Probe:
         return Probe("torch works", "not installed", "fail", "pip install torch")
     code = "import torch; print(torch.__version__, torch.version.cuda or 'none', torch.cuda.is_available())"
     try:
-        answer = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, timeout=IMPORT_SECONDS)
+        answer = subprocess.run(
+            [interpreter, "-c", code], capture_output=True, text=True, errors="replace", timeout=IMPORT_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Probe("torch works", f"no: {type(error).__name__}", "fail", _REINSTALL)
     if answer.returncode != 0:

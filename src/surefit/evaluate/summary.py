@@ -51,7 +51,7 @@ def compare(a: str, b: str, rows: Mapping[str, Rows], recipe: TaskRecipe) -> lis
     before, after = rows[a], rows[b]
     lines = []
     corpus = {} if recipe.aggregate is mean_scores else _corpus_differences(before, after, recipe)
-    for metric in _metrics(before):
+    for metric in _metrics([*before, *after]):
         pairs = [(old[metric], new[metric]) for old, new in _paired(a, b, before, after, metric)]
         result = paired_bootstrap([old for old, _ in pairs], [new for _, new in pairs])
         difference, interval = corpus.get(metric, (result.difference, (result.low, result.high)))

@@ -52,7 +52,7 @@ def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
         )
     if variant == "merged" and _certified(run) != base_identity(run.merged):
         raise GateError(
-            "merged/ is not the model that certificate.json was given for",
+            "merged/ is not the model that its certificate was given for",
             path=run.certificate,
             help="`surefit merge` makes and certifies it again",
         )

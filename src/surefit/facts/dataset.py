@@ -74,9 +74,9 @@ def dataset_facts(
     numbers = [n * count // limit for n in range(limit)] if count > limit else list(range(count))
     sample = [rows[n] for n in numbers]
     target = _target_column(sample, expected)
-    answers = [_answer(row, target) for row in sample]
+    answers = [_answer(row, target) for row in sample] if target else []
     texts = Counter(_text(answer) for answer in answers)
-    bad = [n for n, answer in zip(numbers, answers, strict=True) if _is_null(answer) or _is_blank(answer)]
+    bad = [n for n, answer in zip(numbers, answers, strict=False) if _is_null(answer) or _is_blank(answer)]
     return DatasetFacts(
         source=source,
         rows=count,
@@ -99,7 +99,7 @@ def _columns(sample: Sequence[Mapping[str, Any]]) -> dict[str, ColumnFacts]:
     for row in sample:
         for name, value in row.items():
             present[name] += 1
-            null[name] += value is None
+            null[name] += _is_null(value)
             blank[name] += _is_blank(value)
     return {name: ColumnFacts(n, null[name], blank[name]) for name, n in present.most_common()}
 
@@ -113,9 +113,9 @@ def _target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str])
     return next((name for name in candidates if name in seen), None)
 
 
-def _answer(row: Mapping[str, Any], target: str | None) -> Any:
-    """What the row's answer is: the target column, or what the conversation's last assistant turn says or calls."""
-    value = row.get(target) if target else None
+def _answer(row: Mapping[str, Any], target: str) -> Any:
+    """What the row answers: the target column, or what the conversation's last assistant turn says or calls."""
+    value = row.get(target)
     if target not in ("messages", "conversations") or not isinstance(value, list):
         return value
     for turn in reversed(value):

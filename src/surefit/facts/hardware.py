@@ -170,7 +170,7 @@ def detect_gpus() -> list[DetectedGpu]:
         with suppress(OSError, subprocess.SubprocessError):
             answer = subprocess.run(
                 [str(tool), f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
-                capture_output=True, text=True, timeout=10, check=True,
+                capture_output=True, text=True, errors="replace", timeout=10, check=True,
             )  # fmt: skip
             return [gpu for line in answer.stdout.splitlines() if (gpu := _parse_gpu(line))]
     return []

@@ -2,7 +2,8 @@
 
 Every artefact has a checked shape here; the fields a page can do without are optional. A missing artefact is None or
 empty, and a damaged one becomes a line in `Artefacts.problems`: reading never raises for what is in a file. Texts are
-cut to a bound and cleaned of secrets on the way in, so that nothing after this file has to think of either.
+cut to a bound, and cleaned of secrets and of what UTF-8 cannot hold, on the way in: nothing after this file has to
+think of that.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from surefit.core.env import redact
 from surefit.core.rundir import RunDir
+from surefit.report.text import clean, shorten
 
 TEXT_LIMIT = 600
 """Characters kept of a text in an artefact."""
@@ -26,7 +28,10 @@ ANSWER_LIMIT = 4_000
 """Characters kept of a prompt or an answer."""
 MAX_SETTINGS = 250
 
-Interval = tuple[FiniteFloat, FiniteFloat]
+Number = Annotated[float, Field(ge=-1e18, le=1e18)]
+"""A finite number of a size that can be added up and written out."""
+Count = Annotated[int, Field(ge=-(10**15), le=10**15)]
+Interval = tuple[Number, Number]
 Origin = Literal["user", "--set", "auto", "default", "unknown"]
 
 
@@ -45,7 +50,7 @@ class Finding(Shape):
     message: str
     name: str | None = None
     path: str | None = None
-    line: int | None = None
+    line: Count | None = None
     field: str | None = None
     help: str | None = None
     evidence: Any = None
@@ -55,36 +60,37 @@ class Check(Shape):
     """check.json"""
 
     findings: list[Finding]
-    rules: int | None = None
-    seconds: FiniteFloat | None = None
+    rules: Count | None = None
+    seconds: Number | None = None
 
 
 class Term(Shape):
     term: str
-    bytes: FiniteFloat
+    bytes: Number
     why: str = ""
+    moment: str | None = None
 
 
 class Device(Shape):
     name: str
     kind: str | None = None
-    memory_bytes: FiniteFloat | None = None
+    memory_bytes: Number | None = None
     source: str | None = None
 
 
 class PlannedModel(Shape):
     name: str | None = None
-    parameters: FiniteFloat | None = None
-    trainable: FiniteFloat | None = None
+    parameters: Number | None = None
+    trainable: Number | None = None
     architecture: str | None = None
 
 
 class PlannedSteps(Shape):
-    rows: int | None = None
-    total_steps: int | None = None
-    global_batch_size: int | None = None
-    per_device_train_batch_size: int | None = None
-    gradient_accumulation_steps: int | None = None
+    rows: Count | None = None
+    total_steps: Count | None = None
+    global_batch_size: Count | None = None
+    per_device_train_batch_size: Count | None = None
+    gradient_accumulation_steps: Count | None = None
 
 
 class Plan(Shape):
@@ -93,36 +99,37 @@ class Plan(Shape):
     device: Device | None = None
     model: PlannedModel = PlannedModel()
     memory: list[Term] = []
-    memory_total_bytes: FiniteFloat | None = None
+    memory_total_bytes: Number | None = None
     left_out: list[str] = []
+    does_not_fit: list[str] = []
     disk: list[Term] = []
-    disk_total_bytes: FiniteFloat | None = None
-    disk_free_bytes: FiniteFloat | None = None
+    disk_total_bytes: Number | None = None
+    disk_free_bytes: Number | None = None
     steps: PlannedSteps = PlannedSteps()
 
 
 class Event(Shape):
     """A line of events.jsonl."""
 
-    time: FiniteFloat
+    time: Number
     stage: str
     event: str
-    seconds: FiniteFloat | None = None
-    step: int | None = None
+    seconds: Number | None = None
+    step: Count | None = None
     error: Any = None
 
 
 class Metrics(Shape):
     """A line of metrics.jsonl: an optimizer step, or a measurement of the held-out loss."""
 
-    step: int
+    step: Count
     loss: float | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
-    tokens: FiniteFloat | None = None
+    tokens: Number | None = None
     tokens_per_second: float | None = None
-    seconds: FiniteFloat | None = None
-    memory_bytes: FiniteFloat | None = None
+    seconds: Number | None = None
+    memory_bytes: Number | None = None
     rejected: bool = False
     eval_loss: float | None = None
 
@@ -132,8 +139,8 @@ class Environment(Shape):
 
     python: str | None = None
     platform: str | None = None
-    cpu_count: int | None = None
-    memory_bytes: FiniteFloat | None = None
+    cpu_count: Count | None = None
+    memory_bytes: Number | None = None
     gpus: list[Any] = []
     packages: dict[str, str] = {}
     surefit: str | None = None
@@ -159,25 +166,25 @@ class Certificate(Shape):
     passed: bool
     reason: str = ""
     checks: list[CertificateCheck] = []
-    prompts: int | None = None
-    positions: int | None = None
+    prompts: Count | None = None
+    positions: Count | None = None
     base: CertifiedBase = CertifiedBase()
     adapter_sha256: str | None = None
     merged_sha256: str | None = None
     dtype: str | None = None
-    seconds: FiniteFloat | None = None
+    seconds: Number | None = None
 
 
 class Score(Shape):
-    mean: FiniteFloat
+    mean: Number
     ci95: Interval | None = None
-    n: int | None = None
+    n: Count | None = None
 
 
 class Decoding(Shape):
     strategy: str | None = None
-    max_new_tokens: int | None = None
-    batch_size: int | None = None
+    max_new_tokens: Count | None = None
+    batch_size: Count | None = None
 
 
 class Evaluation(Shape):
@@ -187,12 +194,13 @@ class Evaluation(Shape):
     variant: str
     metrics: dict[str, Score]
     recipe: str | None = None
-    recipe_version: int | None = None
-    n: int | None = None
+    recipe_version: Count | None = None
+    n: Count | None = None
     primary_metric: str | None = None
-    truncated: int | None = None
-    seconds: FiniteFloat | None = None
-    tokens_per_second: FiniteFloat | None = None
+    truncated: Count | None = None
+    unparsed: Count | None = None
+    seconds: Number | None = None
+    tokens_per_second: Number | None = None
     decoding: Decoding = Decoding()
 
 
@@ -200,15 +208,15 @@ class Comparison(Shape):
     a: str
     b: str
     metric: str
-    difference: FiniteFloat
+    difference: Number
     ci95: Interval
-    wins: int
-    losses: int
-    ties: int
+    wins: Count
+    losses: Count
+    ties: Count
 
 
 class SetSummary(Shape):
-    n: int | None = None
+    n: Count | None = None
     variants: dict[str, dict[str, Score]] = {}
     comparisons: list[Comparison] = []
 
@@ -224,12 +232,13 @@ class Summary(Shape):
     primary_metric: str
     sets: dict[str, SetSummary]
     gate: Gate | None = None
+    left_out: list[str] = []
 
 
 class Prediction(Shape):
     """A line of eval/SET/VARIANT.predictions.jsonl."""
 
-    index: int
+    index: Count
     text: str
     where: str | None = None
     prompt: str = ""
@@ -280,6 +289,8 @@ class Artefacts:
 
     def predictions(self, set_name: str, variant: str) -> list[Prediction]:
         """What `variant` answered to the prompts of a set, in the order of the file."""
+        if not set_name.replace("_", "").replace("-", "").isalnum():
+            return []  # no set has such a name, and a path made of it might lead anywhere
         path = self.run.eval / set_name / f"{variant}.predictions.jsonl"
         return self._lines(path, Prediction, ANSWER_LIMIT)
 
@@ -328,8 +339,8 @@ class Artefacts:
         return [evaluation for evaluation in read if evaluation is not None]
 
     def _damaged(self, path: Path, error: Exception | str) -> None:
-        name = path.relative_to(self.run.path).as_posix()
-        self.problems[name] = shorten(error if isinstance(error, str) else _reason(error), TEXT_LIMIT)
+        name = clean(path.relative_to(self.run.path).as_posix())
+        self.problems[name] = shorten(clean(error if isinstance(error, str) else _reason(error)), TEXT_LIMIT)
 
 
 def read_artefacts(run: RunDir) -> Artefacts:
@@ -338,7 +349,7 @@ def read_artefacts(run: RunDir) -> Artefacts:
     found.settings = found._settings()
     found.check = found._json(run.check, Check)
     found.plan = found._json(run.plan, Plan)
-    found.environment = found._json(run.path / "environment.json", Environment)
+    found.environment = found._json(run.environment, Environment)
     found.certificate = found._json(run.certificate, Certificate)
     found.summary = found._json(run.eval_summary, Summary)
     found.evaluations = found._evaluations()
@@ -369,7 +380,9 @@ def read_settings(text: str) -> Iterator[Setting]:
             rest = lines[end.line][end.column :] if end.line < len(lines) else ""
             plain = value.value if isinstance(value, yaml.ScalarNode) else raw
             origin, detail = _origin(rest.partition("#")[2].strip())
-            yield Setting(shorten(dotted, 120), shorten(raw, 200), shorten(plain, 200), origin, shorten(detail, 200))
+            yield Setting(
+                *(shorten(clean(part), 200) for part in (dotted, raw, plain)), origin, shorten(clean(detail), 200)
+            )
 
     return walk(root, "")
 
@@ -383,27 +396,15 @@ def _origin(comment: str) -> tuple[Origin, str]:
             return "unknown", comment
 
 
-def shorten(text: str, limit: int) -> str:
-    """`text`, or its beginning and its end with the number of characters left out between them.
-
-    >>> shorten("abcdefghij", 4)
-    'ab [… 6 characters left out …] ij'
-    """
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]} [… {len(text) - 2 * half:,} characters left out …] {text[-half:]}"
-
-
 def _cut(value: Any, limit: int) -> Any:
-    """`value` as JSON gave it, every text in it shortened."""
+    """`value` as JSON gave it, every text in it cleaned and shortened."""
     match value:
         case str():
-            return shorten(value, limit)
+            return shorten(clean(value), limit)
         case list():
             return [_cut(item, limit) for item in value]
         case dict():
-            return {shorten(key, TEXT_LIMIT): _cut(item, limit) for key, item in value.items()}
+            return {shorten(clean(key), TEXT_LIMIT): _cut(item, limit) for key, item in value.items()}
         case _:
             return value
 

@@ -24,7 +24,7 @@ from surefit import __version__
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import bytes_text, count_text, duration_text
 from surefit.report import scores, text
-from surefit.report.artefacts import Artefacts, Finding, Setting, read_artefacts, shorten
+from surefit.report.artefacts import Artefacts, Finding, Setting, read_artefacts
 from surefit.report.curves import Training, training
 from surefit.report.timeline import STAGES, Attempt, attempts, last_attempt
 from surefit.report.verdict import Effect, Verdict, effects, judge, trained_facts
@@ -59,7 +59,6 @@ class Page:
     defaults: list[Setting]
     attempts: list[Attempt]
     absent: dict[str, str]
-    full: bool
     commands: list[str]
 
 
@@ -82,7 +81,7 @@ def view(found: Artefacts) -> Page:
     settings = found.settings or []
     examples = scores.examples(found, sets)
     return Page(
-        name=Path(found.value("output_dir") or found.run.path).name or "run",
+        name=text.clean(Path(found.value("output_dir") or found.run.path).name) or "run",
         written=time.time(),
         found=found,
         verdict=judge(found, trained, changes, tries),
@@ -97,7 +96,6 @@ def view(found: Artefacts) -> Page:
         defaults=[setting for setting in settings if setting.origin == "default"],
         attempts=tries,
         absent={stage: _absent(stage, found, tries) for stage in STAGES},
-        full=found.value("adapter.kind") == "full",
         commands=_commands(found),
     )
 
@@ -125,7 +123,7 @@ def _commands(found: Artefacts) -> list[str]:
     """The commands that run this again, from the directory that the run was started in."""
     if found.settings is None:
         return []
-    output = found.value("output_dir") or str(found.run.path)
+    output = found.value("output_dir") or text.clean(str(found.run.path))
     resolved = shlex.quote(f"{output.rstrip('/')}/resolved.yaml")
     return [f"surefit run {resolved} --set output_dir={shlex.quote(output.rstrip('/') + '-again')}"]
 
@@ -200,7 +198,7 @@ def _asset(name: str) -> Markup:
 
 def _evidence(value: object) -> str:
     """A finding's evidence as one short text."""
-    return shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 400)
+    return text.shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 400)
 
 
 def _place(finding: Finding) -> str:

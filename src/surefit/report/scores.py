@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from surefit.report.artefacts import Artefacts, Comparison, Decoding, Evaluation, Prediction, Score, SetSummary, shorten
+from surefit.report.artefacts import Artefacts, Comparison, Decoding, Evaluation, Prediction, Score, SetSummary
+from surefit.report.text import shorten
 
 T = TypeVar("T")
 
@@ -99,11 +100,24 @@ class Examples:
 
 
 def set_scores(found: Artefacts) -> list[SetScores]:
-    """The held-out set first, then the others in the order of summary.json."""
-    summaries = found.summary.sets if found.summary else {}
-    names = dict.fromkeys([*summaries, *(evaluation.set for evaluation in found.evaluations)])
-    ordered = sorted(names, key=lambda name: name != HELD_OUT)[:MAX_SETS]
-    return [_one_set(name, summaries.get(name, SetSummary()), found) for name in ordered]
+    """The held-out set first, then the others in the order of summary.json.
+
+    Where there is a summary its scores are the ones to show: it left out what cannot be compared.
+    """
+    if found.summary:
+        summaries = found.summary.sets
+    else:
+        names = dict.fromkeys(evaluation.set for evaluation in found.evaluations)
+        summaries = {name: _unsummarised(name, found.evaluations) for name in names}
+    ordered = sorted(summaries, key=lambda name: name != HELD_OUT)[:MAX_SETS]
+    return [_one_set(name, summaries[name], found) for name in ordered]
+
+
+def _unsummarised(name: str, evaluations: Sequence[Evaluation]) -> SetSummary:
+    """What a set's files say of each variant alone."""
+    of_set = [evaluation for evaluation in evaluations if evaluation.set == name]
+    n = next((e.n for e in of_set if e.n is not None), None)
+    return SetSummary(n=n, variants={e.variant: e.metrics for e in of_set})
 
 
 def primary_metric(found: Artefacts) -> str | None:
@@ -114,8 +128,7 @@ def primary_metric(found: Artefacts) -> str | None:
 
 
 def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
-    evaluations = sorted((e for e in found.evaluations if e.set == name), key=lambda e: _rank(e.variant))
-    metrics = {**summary.variants, **{e.variant: e.metrics for e in evaluations}}
+    metrics = summary.variants
     variants = sorted(metrics, key=_rank)
     tuned = next((variant for variant in TUNED if variant in variants), None)
     primary = primary_metric(found)
@@ -129,9 +142,8 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
         )
         for metric in names[:MAX_METRICS]
     ]
-    n = summary.n if summary.n is not None else next((e.n for e in evaluations if e.n is not None), None)
-    files = {e.variant: e for e in evaluations}
-    return SetScores(name, n, variants[:MAX_VARIANTS], rows, summary.comparisons[: 3 * MAX_METRICS], files)
+    files = {e.variant: e for e in found.evaluations if e.set == name and e.variant in variants}
+    return SetScores(name, summary.n, variants[:MAX_VARIANTS], rows, summary.comparisons[: 3 * MAX_METRICS], files)
 
 
 def _decoding(way: Decoding) -> str:

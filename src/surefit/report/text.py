@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def clean(text: str) -> str:
+    """`text` without lone surrogates, which JSON and file names can hold and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def shorten(text: str, limit: int) -> str:
+    """`text`, or its beginning and its end with the number of characters left out between them.
+
+    >>> shorten("abcdefghij", 4)
+    'ab [\u2026 6 characters left out \u2026] ij'
+    """
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} [\u2026 {len(text) - 2 * half:,} characters left out \u2026] {text[-half:]}"
 
 
 def words(name: str) -> str:
@@ -47,7 +66,7 @@ def signed(value: float) -> str:
 
 
 def value(measured: object) -> str:
-    """A measured number in at least four digits, a dash for none; anything else as it is.
+    """A measured number in at least four digits, a dash for none, the beginning of a hash; anything else as it is.
 
     >>> value(3.8123e-06), value(73112.4), value(1), value(None)
     ('3.812e-06', '73,112', '1', '\u2013')
@@ -55,7 +74,8 @@ def value(measured: object) -> str:
     if measured is None:
         return "\N{EN DASH}"
     if not isinstance(measured, float):
-        return str(measured)
+        text = str(measured)
+        return f"{text[:12]}\N{HORIZONTAL ELLIPSIS}" if SHA256.fullmatch(text) else text
     return f"{measured:,.0f}" if 1e3 <= abs(measured) < 1e15 else f"{measured:.4g}"
 
 

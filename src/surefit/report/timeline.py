@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.report.artefacts import Event, shorten
+from surefit.report.artefacts import Event
+from surefit.report.text import shorten
 
 Outcome = Literal["finished", "failed", "interrupted", "stopped without a word", "no end recorded"]
+EVENTS = ("started", "resumed", "finished", "failed", "interrupted")
 STAGES = ("check", "plan", "train", "merge", "evaluate")
 MAX_ATTEMPTS = 60
 
@@ -39,31 +41,19 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
     found: list[Attempt] = []
     open_now: dict[str, Attempt] = {}
     for event in events:
-        if event.stage == "report":
+        if event.stage == "report" or event.event not in EVENTS:
             continue
-        if event.event in ("started", "resumed"):
-            _begin(event, found, open_now)
-        elif event.event in ("finished", "failed", "interrupted"):
-            attempt = open_now.pop(event.stage, None)
-            if attempt is None:
-                attempt = Attempt(event.stage, event.time - (event.seconds or 0.0))
-                found.append(attempt)
-            _end(event, attempt)
+        attempt = open_now.get(event.stage)
+        if event.event == "started" or attempt is None:
+            if attempt is not None:
+                attempt.outcome = "stopped without a word"
+            attempt = open_now[event.stage] = Attempt(event.stage, event.time)
+            found.append(attempt)
+        if event.event == "resumed":
+            attempt.resumed_at = event.step
+        elif event.event != "started":
+            _end(event, open_now.pop(event.stage))
     return found[-MAX_ATTEMPTS:]
-
-
-def _begin(event: Event, found: list[Attempt], open_now: dict[str, Attempt]) -> None:
-    before = open_now.get(event.stage)
-    tries = sum(attempt.stage == event.stage for attempt in found)
-    # A stage that is run again may log both "started" and "resumed": they are one attempt.
-    if event.event == "resumed" and before is not None and before.resumed_at is None and tries > 1:
-        before.resumed_at = event.step
-        return
-    if before is not None:
-        before.outcome = "stopped without a word"
-    attempt = Attempt(event.stage, event.time, resumed_at=event.step if event.event == "resumed" else None)
-    found.append(attempt)
-    open_now[event.stage] = attempt
 
 
 def _end(event: Event, attempt: Attempt) -> None:

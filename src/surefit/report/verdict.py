@@ -78,7 +78,7 @@ def judge(found: Artefacts, training: Training | None, changes: Sequence[Effect]
     if found.summary and found.summary.gate and not found.summary.gate.passed:
         tone, headline = "bad", f"{headline}, but the score gate did not pass"
     if found.certificate and not found.certificate.passed:
-        tone, headline = "bad", f"{headline}, but the merged model failed its certificate"
+        tone, headline = "bad", f"{headline}, but the weights failed their certificate"
     return Verdict(tone, headline, sentences)
 
 

@@ -52,7 +52,9 @@ def build(family: str, overrides: dict[str, Any]) -> tuple[torch.nn.Module, dict
     return model, json.loads(config.to_json_string())
 
 
-@pytest.mark.parametrize(("family", "overrides"), CASES, ids=lambda case: case if isinstance(case, str) else "-".join(case))
+@pytest.mark.parametrize(
+    ("family", "overrides"), CASES, ids=lambda case: case if isinstance(case, str) else "-".join(case)
+)
 def test_counts_and_names_are_those_of_the_real_modules(family: str, overrides: dict[str, Any]) -> None:
     model, config = build(family, overrides)
     dims = dimensions(config, "config.json")
@@ -125,7 +127,12 @@ def test_only_yarn_lengthens_the_stated_context(scaling: object, context: int) -
 def test_gpt2_names_and_nested_text_models_are_read() -> None:
     gpt2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
     dims = dimensions({**gpt2, "n_positions": 1024}, "config.json")
-    assert (dims.hidden_size, dims.num_layers, dims.max_position_embeddings, dims.tied_embeddings) == (768, 12, 1024, True)
+    assert (dims.hidden_size, dims.num_layers, dims.max_position_embeddings, dims.tied_embeddings) == (
+        768,
+        12,
+        1024,
+        True,
+    )
     nested = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": SIZES, "vision_config": {}}
     assert dimensions(nested, "config.json").num_layers == 3
     assert architecture_of(nested) == "Gemma3ForConditionalGeneration"

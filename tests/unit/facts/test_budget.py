@@ -52,7 +52,7 @@ def test_disk_of_8b_lora(make_resolved: Callable[..., Resolved]) -> None:
     assert single["adapter"] == pytest.approx(83.9e6, rel=0.002)
     assert single["checkpoints"] / 3 - single["adapter"] == pytest.approx(167.8e6, rel=0.003)
     half = sizes(disk_terms(make_resolved(LLAMA_8B, "adapter.r=8", "checkpoint.save_total_limit=4"), model))
-    assert half["adapter"] == pytest.approx(41.9e6, rel=0.002)
+    assert half["adapter"] == pytest.approx(41.9e6, rel=0.003)
     assert half["checkpoints"] / 5 - half["adapter"] == pytest.approx(167.8e6 + 83.9e6, rel=0.003)
     assert half["merged"] == 16_060_522_496
 

@@ -65,7 +65,10 @@ class Hub(BaseHTTPRequestHandler):
             return self._answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
         if file not in FILES.get(name, {}):
             return self._answer(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
-        body, headers = FILES[name][file], {"X-Repo-Commit": COMMIT, "ETag": f'"{name}-{file}"', "Accept-Ranges": "bytes"}
+        body, headers = (
+            FILES[name][file],
+            {"X-Repo-Commit": COMMIT, "ETag": f'"{name}-{file}"', "Accept-Ranges": "bytes"},
+        )
         wanted = self.headers.get("Range")
         if wanted:
             first, _, last = wanted.removeprefix("bytes=").partition("-")

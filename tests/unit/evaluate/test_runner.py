@@ -1,0 +1,333 @@
+"""Scores of real (tiny) models: strict denominators, the same rows for all, one variant rerun, stale ones left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from surefit.core.errors import ConfigError, DataError, GateError
+from surefit.core.rundir import read_json, write_json
+from surefit.data.formats import Examples
+from surefit.data.tokenize import tokenize_example
+from surefit.evaluate import runner, variants
+from surefit.evaluate.runner import evaluate
+from surefit.merge.merge import merge
+from surefit.model.load import load_model, load_tokenizer
+from surefit.task import Example, TaskRecipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def letter(text):
+    found = re.fullmatch(r"\[([A-Z])\]", text)
+    return found and {"letter": found[1]}
+
+
+def score(example, prediction):
+    if example.reference is None:
+        raise DataError("the row has no answer", field="answer", help="add it")
+    right = prediction.parsed is not None and prediction.parsed["letter"] == example.reference
+    scores = {"exact_match": float(right), "valid": float(prediction.parsed is not None)}
+    return scores | ({"vowels": float(right)} if example.reference in "AEIOU" else {})
+
+
+RECIPE = TaskRecipe(
+    name="letters", version=1, citation="this test", columns=(), to_example=lambda row: row, parse=letter, score=score,
+    primary_metric="exact_match",
+)  # fmt: skip
+
+
+def examples_of(letters, name="eval.jsonl"):
+    made = [
+        Example(({"role": "user", "content": f"K{a}"}, {"role": "assistant", "content": f"[{a}]"}), None, f"[{a}]", a)
+        for a in letters
+    ]
+    return Examples(made, [f"{name}:{number}" for number in range(1, len(made) + 1)], [])
+
+
+LETTERS = "ABCDEFGH"
+
+
+@pytest.fixture(scope="session")
+def letters_once(train_tiny, tiny_tokenizer):
+    """An adapter that has learnt the letters by heart, merged."""
+    sequences = [tokenize_example(example, tiny_tokenizer).input_ids for example in examples_of(LETTERS)]
+    run = train_tiny(sequences, steps=60)
+    merge(run.config, run.hardware, run.run, sequences)
+    return run
+
+
+@pytest.fixture
+def letters(letters_once, copy_of):
+    return copy_of(letters_once)
+
+
+def scored(run, sets=None, variants=None, recipe=RECIPE, **changes):
+    """Evaluate with some settings of the section `evaluate` changed."""
+    section = run.config.evaluate.model_validate({**run.config.evaluate.model_dump(), **changes})
+    config = run.config.model_copy(update={"evaluate": section})
+    steps = []
+    summary = evaluate(
+        config,
+        recipe,
+        run.hardware,
+        run.run,
+        sets or {"eval": examples_of(LETTERS)},
+        variants,
+        lambda *s: steps.append(s),
+    )
+    scored.steps = steps
+    return summary
+
+
+def lines_of(run, name, variant):
+    return [json.loads(line) for line in open(run.run.eval / name / f"{variant}.predictions.jsonl", encoding="utf-8")]
+
+
+def test_every_variant_answers_every_row_of_every_set(letters):
+    sets = {"eval": examples_of(LETTERS), "old": examples_of("XYZ", "old.jsonl")}
+    summary = scored(letters, sets)
+    assert summary == read_json(letters.run.eval_summary)
+    assert (summary["primary_metric"], summary["gate"], summary["left_out"]) == ("exact_match", None, [])
+    assert {name: found["n"] for name, found in summary["sets"].items()} == {"eval": 8, "old": 3}
+    found = summary["sets"]["eval"]["variants"]
+    assert list(found) == ["base", "adapter", "merged"]
+    assert found["base"]["exact_match"]["mean"] == 0.0
+    assert found["merged"]["exact_match"]["mean"] == found["adapter"]["exact_match"]["mean"] >= 0.75
+    low, high = found["base"]["exact_match"]["ci95"]
+    assert low == 0.0
+    assert high == pytest.approx(0.3244, abs=1e-3), "Wilson's upper limit for 0 of 8"
+    line = summary["sets"]["eval"]["comparisons"][1]
+    assert (line["a"], line["b"], line["metric"]) == ("base", "adapter", "valid")
+    by_pair = {(c["a"], c["b"], c["metric"]): c for c in summary["sets"]["eval"]["comparisons"]}
+    assert set(by_pair) == {
+        (a, b, metric)
+        for a, b in [("base", "adapter"), ("base", "merged"), ("adapter", "merged")]
+        for metric in ("exact_match", "valid", "vowels")
+    }
+    gain = by_pair["base", "merged", "exact_match"]
+    assert gain["difference"] == found["merged"]["exact_match"]["mean"]
+    assert (gain["wins"] + gain["ties"], gain["losses"]) == (8, 0)
+    assert by_pair["base", "merged", "vowels"]["wins"] + by_pair["base", "merged", "vowels"]["ties"] == 2
+    assert by_pair["adapter", "merged", "exact_match"]["ties"] == 8
+    done = [step[0] for step in scored.steps]
+    assert done == sorted(done)
+    assert scored.steps[-1][:2] == (33, 33)
+    assert scored.steps[-1][2].startswith("merged on old")
+
+
+def test_the_record_of_a_variant_says_how_it_came_about(letters):
+    scored(letters)
+    record = read_json(letters.run.eval / "eval" / "merged.json")
+    assert record["model"] == str(letters.run.merged)
+    assert record["model_sha256"] == read_json(letters.run.certificate)["merged_sha256"]
+    assert (record["recipe"], record["recipe_version"], record["n"]) == ("letters", 1, 8)
+    assert record["decoding"] == {"strategy": "greedy", "max_new_tokens": 12, "batch_size": 4}
+    assert record["metrics"]["exact_match"]["n"] == 8
+    assert record["metrics"]["vowels"]["n"] == 2, "A and E: the other rows do not have this metric"
+    lines = lines_of(letters, "eval", "merged")
+    assert [line["index"] for line in lines] == list(range(8))
+    assert (lines[1]["where"], lines[1]["gold"]) == ("eval.jsonl:2", "[B]")
+    assert lines[1]["prompt"] == "<|user|>KB<|end|><|assistant|>"
+    right = [line for line in lines if line["scores"]["exact_match"]]
+    assert all(line["text"] == line["gold"] and line["parsed"] == {"letter": line["gold"][1]} for line in right)
+    assert record["metrics"]["exact_match"]["mean"] == len(right) / 8
+
+
+def test_answers_that_do_not_parse_or_are_cut_are_rows_with_zeros(letters):
+    scored(letters, variants=["base"])
+    record, lines = read_json(letters.run.eval / "eval" / "base.json"), lines_of(letters, "eval", "base")
+    assert record["unparsed"] == 8
+    assert record["metrics"]["valid"] == {"mean": 0.0, "ci95": [0.0, pytest.approx(0.3244, abs=1e-3)], "n": 8}
+    assert len(lines) == 8
+    cut = scored(letters, variants=["adapter"], max_new_tokens=3)
+    record, lines = read_json(letters.run.eval / "eval" / "adapter.json"), lines_of(letters, "eval", "adapter")
+    assert record["truncated"] == 8
+    assert any(letter(line["text"]) for line in lines), "without its end the answer would parse"
+    assert all(line["truncated"] and line["parsed"] is None for line in lines)
+    assert cut["sets"]["eval"]["variants"]["adapter"]["exact_match"]["mean"] == 0.0
+
+
+def test_base_is_the_model_without_the_adapter(letters):
+    together = scored(letters, variants=["base", "adapter"])
+    lines = lines_of(letters, "eval", "base")
+    alone = scored(letters, variants=["base"])
+    assert lines_of(letters, "eval", "base") == lines
+    assert alone["sets"]["eval"]["variants"]["base"] == together["sets"]["eval"]["variants"]["base"]
+
+
+def test_models_are_opened_once_and_one_at_a_time(letters, monkeypatch):
+    opened = []
+    for name in ("load_model", "load_adapted", "load_saved"):
+        original = getattr(variants, name)
+        monkeypatch.setattr(
+            variants, name, lambda *args, original=original, name=name: opened.append(name) or original(*args)
+        )
+    scored(letters, {"eval": examples_of(LETTERS), "old": examples_of("XYZ")})
+    assert opened == ["load_adapted", "load_saved"]
+
+
+def test_one_variant_can_be_scored_again(letters):
+    first = scored(letters)
+    before = (letters.run.eval / "eval" / "base.json").read_bytes()
+    again = scored(letters, variants=["merged"])
+    assert again == first
+    assert (letters.run.eval / "eval" / "base.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"max_new_tokens": 11}, "generated with max_new_tokens 12"),
+        ({"max_examples": 4}, "asked on other rows"),
+        ({"recipe": replace(RECIPE, version=2)}, "judged by letters version 1"),
+        ({"sets": {"eval": examples_of("ABCDEFGX")}}, "asked on other rows"),
+    ],
+)
+def test_scores_that_are_not_comparable_are_left_out_by_name(letters, changes, reason):
+    scored(letters, variants=["base", "adapter"])
+    summary = scored(letters, variants=["merged"], **changes)
+    assert list(summary["sets"]["eval"]["variants"]) == ["merged"]
+    assert summary["left_out"] == [f"eval/base: {reason}", f"eval/adapter: {reason}"]
+
+
+def test_scores_of_a_model_that_has_changed_are_left_out(letters):
+    scored(letters)
+    (letters.run.adapter / "adapter_config.json").write_text("{}")
+    summary = scored(letters, variants=["base"])  # base alone does not need the adapter
+    assert summary["left_out"] == ["eval/adapter: answered by another model than the run has now"]
+
+
+def test_a_share_of_the_rows_is_taken_evenly(letters):
+    scored(letters, variants=["base"], max_examples=3)
+    assert [line["index"] for line in lines_of(letters, "eval", "base")] == [0, 2, 5]
+    scored(letters, variants=["base"], max_examples=99)
+    assert len(lines_of(letters, "eval", "base")) == 8
+
+
+def test_answers_with_strange_line_ends_are_read_back(letters, monkeypatch):
+    original = runner.generate
+
+    def strange(*args):
+        return [replace(answer, text="one\u2028two\x85three\n") for answer in original(*args)]
+
+    monkeypatch.setattr(runner, "generate", strange)
+    summary = scored(letters, variants=["base"])
+    assert summary["sets"]["eval"]["n"] == 8
+    assert lines_of(letters, "eval", "base")[0]["text"] == "one\u2028two\x85three\n"
+
+
+def test_the_gate_passes_and_fails(letters):
+    passed = scored(letters, gate={"min": 0.5, "not_worse_than": "base"})["gate"]
+    assert passed["passed"]
+    assert passed["reason"].startswith("exact_match of merged is ")
+    assert "against the base" in passed["reason"]
+    failed = scored(letters, gate={"metric": "valid", "min": 1.0}, max_new_tokens=3)["gate"]
+    assert failed == {"passed": False, "reason": "valid of merged is 0.000; at least 1 is required"}
+
+
+def test_a_gate_on_an_unknown_metric_stops_after_the_first_set(letters):
+    with pytest.raises(ConfigError, match="no metric 'exact_macht'; did you mean 'exact_match'") as caught:
+        scored(letters, gate={"metric": "exact_macht", "min": 0.5})
+    assert caught.value.field == "evaluate.gate.metric"
+    assert not letters.run.eval.exists()
+
+
+def test_an_empty_set_is_an_error_before_anything_is_loaded(letters, monkeypatch):
+    monkeypatch.setattr(runner, "open_variants", None)
+    with pytest.raises(DataError, match="'eval' has no rows") as caught:
+        scored(letters, {"eval": Examples([], [], [])})
+    assert caught.value.field == "data.eval"
+    with pytest.raises(DataError, match="'old' has no rows") as caught:
+        scored(letters, {"eval": examples_of("A"), "old": Examples([], [], [])})
+    assert caught.value.field == "evaluate.also.old"
+
+
+def test_a_row_without_an_answer_is_found_before_anything_is_generated(letters, monkeypatch):
+    monkeypatch.setattr(runner, "open_variants", None)
+    examples = examples_of("ABC")
+    examples.examples[1] = replace(examples.examples[1], reference=None)
+    with pytest.raises(DataError) as caught:
+        scored(letters, {"eval": examples})
+    assert (caught.value.path, caught.value.field, caught.value.help) == ("eval.jsonl:2", "answer", "add it")
+
+
+def test_a_metric_that_depends_on_the_answer_is_the_recipes_fault(letters):
+    def whimsical(example, prediction):
+        return {"exact_match": 0.0} | ({"bonus": 1.0} if prediction.parsed else {})
+
+    with pytest.raises(DataError, match=r"row \d has 'bonus' for adapter"):
+        scored(letters, recipe=replace(RECIPE, score=whimsical), variants=["base", "adapter"])
+
+
+@pytest.mark.parametrize("wanted", [["model"], ["base", "megred"]])
+def test_unknown_variants(letters, wanted):
+    with pytest.raises(ConfigError, match="has no variant") as caught:
+        scored(letters, variants=wanted)
+    assert caught.value.help == "choose from base, adapter, merged"
+
+
+def test_a_variant_that_is_not_there_yet(letters):
+    letters.run.merged.rename(letters.run.path / "elsewhere")
+    with pytest.raises(ConfigError, match="no merged/ in this run yet") as caught:
+        scored(letters)
+    assert caught.value.help == "`surefit merge` writes it; without it: --variant base --variant adapter"
+
+
+@pytest.mark.parametrize("how", ["changed", "refused", "missing"])
+def test_a_merged_model_without_its_certificate_is_not_scored(letters, how):
+    if how == "changed":
+        file = letters.run.merged / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(bytes(data))
+    elif how == "refused":
+        write_json(letters.run.certificate, {**read_json(letters.run.certificate), "passed": False})
+    else:
+        letters.run.certificate.unlink()
+    with pytest.raises(GateError, match="not the model that its certificate was given for"):
+        scored(letters)
+
+
+def test_a_whole_model_is_scored_against_its_base(train_tiny, tiny_tokenizer):
+    sequences = [tokenize_example(example, tiny_tokenizer).input_ids for example in examples_of(LETTERS)]
+    run = train_tiny(sequences, kind="full", steps=60)
+    summary = scored(run)
+    assert list(summary["sets"]["eval"]["variants"]) == ["base", "model"]
+    assert summary["sets"]["eval"]["variants"]["model"]["exact_match"]["mean"] >= 0.75
+
+
+def test_nothing_half_written_when_interrupted(letters, monkeypatch):
+    scored(letters)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    before = {path: path.read_bytes() for path in letters.run.eval.rglob("*") if path.is_file()}
+    monkeypatch.setattr(runner, "generate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        scored(letters)
+    assert {path: path.read_bytes() for path in letters.run.eval.rglob("*") if path.is_file()} == before
+
+
+def test_the_tuned_model_answers_with_its_own_tokenizer(letters):
+    config = letters.config
+    opened = [
+        (name, tokenizer.name_or_path)
+        for name, _, tokenizer in variants.open_variants(config, letters.hardware, letters.run, ("base", "merged"))
+    ]
+    assert opened == [("base", str(letters.base)), ("merged", str(letters.run.merged))]
+
+
+def test_disabling_the_adapter_gives_the_base_to_the_bit(letters):
+    ids = torch.tensor([load_tokenizer(letters.config.model)("sum 3 and 14").input_ids])
+    plain = load_model(letters.config.model, letters.hardware)(ids).logits
+    opened = variants.open_variants(letters.config, letters.hardware, letters.run, ("base", "adapter"))
+    _, model, _ = next(opened)
+    torch.testing.assert_close(model(ids).logits, plain, rtol=0, atol=0)
+    _, model, _ = next(opened)
+    assert float((model(ids).logits - plain).abs().max()) > 0.1

@@ -1,0 +1,107 @@
+"""The static plan's numbers, what it admits to leave out, and what it says does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from surefit.config.load import load_config
+from surefit.config.resolve import resolve
+from surefit.core.units import GIB
+from surefit.facts.hardware import HardwareFacts, hardware_facts
+from surefit.facts.model import ModelFacts, model_facts
+from surefit.plan.static import static_plan
+
+
+@pytest.fixture
+def plan(tmp_path) -> Callable[..., dict[str, Any]]:
+    """plan(*overrides, model="...", gpu="h100", rows=None, change=...) → the plan of a small config."""
+
+    def make(
+        *overrides: str,
+        model: str = "meta-llama/Llama-3.2-3B-Instruct",
+        gpu: str = "h100",
+        rows: int | None = None,
+        change_model: Callable[[ModelFacts], ModelFacts] = lambda facts: facts,
+        change_hardware: Callable[[HardwareFacts], HardwareFacts] = lambda facts: facts,
+    ) -> dict[str, Any]:
+        path = tmp_path / "run.yaml"
+        path.write_text("model: {name_or_path: x}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n")
+        loaded = load_config(path, [f"model.name_or_path={model}", *overrides])
+        facts, hardware = change_model(model_facts(model)), change_hardware(hardware_facts(gpu, tmp_path))
+        return static_plan(resolve(loaded, facts, hardware, rows), facts, hardware, rows)
+
+    return make
+
+
+def test_the_shape_of_plan_json(plan) -> None:
+    made = plan(rows=60_000)
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert made["device"] == {
+        "name": "H100 80 GB", "kind": "cuda", "memory_bytes": round(79.11 * GIB), "source": "catalogue",
+        "figure": made["device"]["figure"],
+    }  # fmt: skip
+    assert (made["model"]["parameters"], made["model"]["architecture"]) == (3_212_749_824, "LlamaForCausalLM")
+    assert made["steps"]["total_steps"] == 919
+    steps = made["steps"]
+    assert steps["per_device_train_batch_size"] * steps["gradient_accumulation_steps"] == steps["global_batch_size"]
+    assert {term["moment"] for term in made["memory"]} <= {"always", "loss", "step"}
+    assert all(term["why"] for term in made["memory"] + made["disk"])
+    assert made["disk_total_bytes"] == sum(term["bytes"] for term in made["disk"])
+
+
+def test_trainable_is_what_lora_adds(plan) -> None:
+    made = plan("adapter.r=8", model="meta-llama/Llama-3.1-8B")
+    assert made["model"]["trainable"] == 20_971_520
+    assert plan("adapter.kind=full", model="meta-llama/Llama-3.1-8B")["model"]["trainable"] == 8_030_261_248
+
+
+def test_what_is_left_out_is_said(plan) -> None:
+    left_out = " ".join(plan()["left_out"])
+    for word in ("activations", "temporaries", "allocator", "CUDA context", "time", "download"):
+        assert word in left_out
+    assert "download" not in " ".join(plan(model="surefit/nano", gpu="cpu")["left_out"])
+    two = plan(change_hardware=lambda facts: replace(facts, gpu_count=2))
+    assert "the other 1 GPUs" in " ".join(two["left_out"])
+
+
+def test_only_what_certainly_exceeds_the_device_does_not_fit(plan) -> None:
+    assert plan()["does_not_fit"] == []
+    (memory,) = plan("adapter.kind=full", model="meta-llama/Llama-3.1-8B")["does_not_fit"]
+    assert memory.startswith("memory: at least 149.") or memory.startswith("memory: at least 15")
+    assert "H100" in memory
+    full = replace
+    (disk,) = plan(model="surefit/nano", gpu="cpu", change_hardware=lambda f: full(f, disk_free_bytes=1))[
+        "does_not_fit"
+    ]
+    assert disk.startswith("disk: ")
+
+
+def test_this_machine_s_disk_does_not_judge_a_plan_for_another_machine(plan) -> None:
+    made = plan(change_hardware=lambda facts: replace(facts, disk_free_bytes=1))
+    assert (made["disk_free_bytes"], made["does_not_fit"]) == (1, [])
+
+
+def test_a_plan_never_says_that_something_fits(plan) -> None:
+    text = json.dumps(plan()).replace('"does_not_fit"', "")
+    assert "fits" not in text
+    assert "will fit" not in text
+
+
+def test_an_unknown_model_has_no_totals_and_says_why(plan) -> None:
+    made = plan(change_model=lambda facts: replace(facts, parameters=None, linear_modules={}))
+    assert (made["memory"], made["memory_total_bytes"], made["disk_total_bytes"]) == ([], None, None)
+    assert "is not known on this machine" in made["left_out"][0]
+    assert made["does_not_fit"] == []
+
+
+def test_the_published_plan_for_a_quarter_million_tokens_left_out_most_of_it(plan) -> None:
+    """Qwen3-4B at 262,144 tokens was planned at 59 GB per GPU; its loss alone takes eight times as much."""
+    made = plan("data.max_length=262144", "train.global_batch_size=1", model="Qwen/Qwen3-4B", gpu="a100-80")
+    logits = next(term["bytes"] for term in made["memory"] if term["term"] == "logits")
+    assert logits == 12 * 262_144 * 151_936
+    assert made["does_not_fit"]
