@@ -1,15 +1,16 @@
 # From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint format types contracts docs nano samples lock clean
+.PHONY: help demo test test-all lint format types contracts docs reference nano samples lock clean
 
 # The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$name && break; done)
 VENV := .venv
 RUN := $(VENV)/bin
-# Errors only; the tested versions; what is imported is compiled then (compiling all of it doubles the wait).
-PIP := $(RUN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt
+QUIET := -qq
+# The tested versions. What gets imported is compiled then: compiling everything doubles the wait.
+PIP := $(RUN)/python -m pip install $(QUIET) --no-compile --disable-pip-version-check --no-input -c constraints.txt
 # Two workers share the cores better than torch's threads do.
 PYTEST := OMP_NUM_THREADS=1 $(RUN)/python -m pytest
 
@@ -48,6 +49,9 @@ nano: $(VENV)/.core ## rebuild the built-in model
 samples: $(VENV)/.core ## rebuild the sample sets
 	$(RUN)/python scripts/nano/make_samples.py
 
+reference: $(VENV)/.core ## rewrite docs/reference/ from the schema and the rules
+	$(RUN)/python scripts/reference.py
+
 lock: ## rewrite constraints.txt with the newest versions that the ranges allow; run the whole suite after it
 	rm -rf .venv-lock
 	$(PYTHON) -m venv .venv-lock
@@ -75,5 +79,6 @@ echo "Installing SureFit into $(VENV) (once; a few minutes)"; \
 $(RUN)/python -m pip --version >/dev/null 2>&1 || { \
 	test -n "$(PYTHON)" || { echo "No Python 3.11, 3.12 or 3.13 here: install one, or say make PYTHON=/path/to/python"; exit 1; }; \
 	rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); } && \
-$(PIP) -e '$(1)'
+$(PIP) -e '$(1)' || { \
+	echo "pip could not install SureFit. Can it reach a package registry? All that it says: make QUIET= $(MAKECMDGOALS)"; exit 1; }
 endef

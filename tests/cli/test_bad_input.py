@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import Surefit, row
 
 from surefit.core.rundir import read_jsonl
 from surefit.nano import PATH as NANO
-from tests.cli.conftest import Surefit, row
 
 
 def lines(path: Path) -> list[str]:
@@ -25,9 +25,9 @@ def lines(path: Path) -> list[str]:
 BROKEN = {
     "no such file": (lambda text: None, "rows.jsonl", "no such file"),
     "empty file": (lambda text: "", "rows.jsonl", "empty"),
-    "broken JSON on line 3": (lambda text: text[:2] + [text[2][:-5]] + text[3:], "rows.jsonl:3", "JSON"),
+    "broken JSON on line 3": (lambda text: [*text[:2], text[2][:-5], *text[3:]], "rows.jsonl:3", "JSON"),
     "tools that do not parse": (
-        lambda text: text[:6] + [json.dumps({**row("x"), "tools": "[{"})] + text[7:],
+        lambda text: [*text[:6], json.dumps({**row("x"), "tools": "[{"}), *text[7:]],
         "rows.jsonl:7",
         "tools",
     ),

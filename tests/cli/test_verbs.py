@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from surefit.core.rundir import RunDir, read_json, read_jsonl
 from tests.cli.conftest import Surefit
+
+from surefit.core.rundir import RunDir, read_json, read_jsonl
 
 
 def test_a_run_from_start_to_page(surefit: Surefit, config: Path, tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ def plan(out: Output, run: Prepared) -> int:
     out.say(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
     for key, title in (("memory", "Memory, the terms that are known"), ("disk", "Disk")):
         rows = [[term["term"], bytes_text(term["bytes"]), term["why"]] for term in planned[key]]
-        rows.append(["at least" if key == "memory" else "total", bytes_text(planned[f"{key}_total_bytes"]), ""])
+        if planned[f"{key}_total_bytes"] is not None:
+            rows.append(["at least" if key == "memory" else "total", bytes_text(planned[f"{key}_total_bytes"]), ""])
         out.table(title, ["term", "size", "why"], rows)
     steps = planned["steps"]
     out.say(
@@ -121,8 +122,8 @@ def plan(out: Output, run: Prepared) -> int:
         f"({steps['per_device_train_batch_size']} per micro batch × {steps['gradient_accumulation_steps']})"
     )
     out.say("Not counted yet: " + "; ".join(planned["left_out"]))
-    if planned["does_not_fit"]:
-        out.say(f"Does not fit: {planned['does_not_fit']}", "bold red")
+    for text in planned["does_not_fit"]:
+        out.say(f"Does not fit: {text}", "bold red")
     out.result(planned)
     return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
 

@@ -263,6 +263,8 @@ def say_scores(out: Output, summary: dict[str, Any]) -> None:
         for pair in scored["comparisons"]:
             if pair["metric"] == primary and pair["a"] == "base":
                 out.say(_comparison(pair))
+    for text in summary["left_out"]:
+        out.note(f"not comparable, so left out: {text}")
     if summary["gate"]:
         passed = summary["gate"]["passed"]
         out.say(f"Gate {'passed' if passed else 'FAILED'}: {summary['gate']['reason']}", "green" if passed else "red")

@@ -217,9 +217,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The records of one of our own JSONL logs; a last line that a crash cut short is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Not splitlines(): it would also break at the U+2028 that a value may hold.
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     records = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(filter(None, lines), start=1):
         try:
             records.append(json.loads(line))
         except ValueError as error:

@@ -23,9 +23,11 @@ from surefit.core.rundir import RunDir
 from surefit.report.text import clean, shorten
 
 TEXT_LIMIT = 600
-"""Characters kept of a text in an artefact."""
+"""Bytes kept of a text in an artefact, as `shorten` counts them."""
+NAME_LIMIT = 80
+"""The same, of the name of a set, a variant, a metric or a package."""
 ANSWER_LIMIT = 4_000
-"""Characters kept of a prompt or an answer."""
+"""The same, of a prompt or an answer."""
 MAX_SETTINGS = 250
 
 Number = Annotated[float, Field(ge=-1e18, le=1e18)]
@@ -61,7 +63,6 @@ class Check(Shape):
 
     findings: list[Finding]
     rules: Count | None = None
-    seconds: Number | None = None
 
 
 class Term(Shape):
@@ -367,7 +368,6 @@ def read_settings(text: str) -> Iterator[Setting]:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if not isinstance(root, yaml.MappingNode):
         raise ValueError("holds no settings")
-    lines = text.splitlines()
 
     def walk(node: yaml.MappingNode, prefix: str) -> Iterator[Setting]:
         for key, value in node.value:
@@ -375,14 +375,12 @@ def read_settings(text: str) -> Iterator[Setting]:
             if isinstance(value, yaml.MappingNode) and not value.flow_style:
                 yield from walk(value, f"{dotted}.")
                 continue
-            end = value.end_mark
-            raw = text[value.start_mark.index : end.index]
-            rest = lines[end.line][end.column :] if end.line < len(lines) else ""
+            end = value.end_mark.index
+            raw = text[value.start_mark.index : end]
             plain = value.value if isinstance(value, yaml.ScalarNode) else raw
-            origin, detail = _origin(rest.partition("#")[2].strip())
-            yield Setting(
-                *(shorten(clean(part), 200) for part in (dotted, raw, plain)), origin, shorten(clean(detail), 200)
-            )
+            origin, detail = _origin(text[end:].partition("\n")[0].partition("#")[2].strip())
+            dotted, raw, plain, detail = (shorten(clean(part), 200) for part in (dotted, raw, plain, detail))
+            yield Setting(dotted, raw, plain, origin, detail)
 
     return walk(root, "")
 
@@ -404,7 +402,7 @@ def _cut(value: Any, limit: int) -> Any:
         case list():
             return [_cut(item, limit) for item in value]
         case dict():
-            return {shorten(clean(key), TEXT_LIMIT): _cut(item, limit) for key, item in value.items()}
+            return {shorten(clean(key), NAME_LIMIT): _cut(item, limit) for key, item in value.items()}
         case _:
             return value
 

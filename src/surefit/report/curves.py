@@ -164,7 +164,8 @@ def _lowest(what: str, points: Sequence[Point]) -> str:
     if not points:
         return ""
     step, value = min(points, key=lambda point: point[1])
-    return f"{what}: lowest {value:.4g} at step {step}, {points[-1][1]:.4g} at the last measurement."
+    last = "the last measurement" if points[-1][0] == step else f"{points[-1][1]:.4g} at the last measurement"
+    return f"{what}: lowest {value:.4g} at step {step}, {last}."
 
 
 def _highest(what: str, points: Sequence[Point]) -> str:
@@ -203,5 +204,5 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     for i in range(stretches):
         stretch = inner[i * len(inner) // stretches : (i + 1) * len(inner) // stretches]
         kept.add(min(stretch, key=lambda point: point[1]))
-        kept.add(max(stretch, key=lambda point: point[1]))
+        kept.add(min(stretch, key=lambda point: point[1]))
     return sorted(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,13 +16,13 @@ HELD_OUT = "eval"
 VARIANTS = ("base", "adapter", "merged", "model")
 TUNED = ("merged", "model", "adapter")
 """The tuned variants, the one that would be used first."""
-MAX_SETS = 12
-MAX_METRICS = 30
+MAX_SETS = 8
+MAX_METRICS = 24
 MAX_VARIANTS = 6
 EXAMPLES = 5
 EXAMPLE_SETS = 3
 SHOWN_ANSWER = 1_200
-"""Characters of an answer; of a prompt the artefacts' own bound holds."""
+"""Bytes of an answer; of a prompt the artefacts' own bound holds."""
 PROMPT_TAIL = 320
 """Characters at the end of a prompt, where the question is, that are shown before it is opened."""
 
@@ -163,8 +164,8 @@ def find_comparison(comparisons: Sequence[Comparison], metric: str, tuned: str |
 def examples(found: Artefacts, sets: Sequence[SetScores]) -> list[Examples]:
     """Won and lost prompts of the first sets that have answers of the base and of a tuned variant."""
     metric = primary_metric(found)
-    groups = [_examples_of(found, scores.name, scores.tuned, metric) for scores in sets if scores.tuned and metric]
-    return [group for group in groups if group is not None][:EXAMPLE_SETS]
+    groups = (_examples_of(found, scores.name, scores.tuned, metric) for scores in sets if scores.tuned and metric)
+    return list(itertools.islice((group for group in groups if group is not None), EXAMPLE_SETS))
 
 
 def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Examples | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 
+from markupsafe import escape
+
 NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -18,13 +20,26 @@ def clean(text: str) -> str:
 def shorten(text: str, limit: int) -> str:
     """`text`, or its beginning and its end with the number of characters left out between them.
 
-    >>> shorten("abcdefghij", 4)
-    'ab [\u2026 6 characters left out \u2026] ij'
+    Args:
+        text: any text.
+        limit: how many bytes it may take in the page, where `&` is five and a Chinese character three.
+
+    >>> shorten("abcdefghij", 4), shorten("\'" * 9, 20)
+    ('ab [\u2026 6 characters left out \u2026] ij', "\'\' [\u2026 5 characters left out \u2026] \'\'")
     """
-    if len(text) <= limit:
+    if len(text) <= limit and _page_bytes(text) <= limit:
         return text
-    half = limit // 2
-    return f"{text[:half]} [\u2026 {len(text) - 2 * half:,} characters left out \u2026] {text[-half:]}"
+    head, tail = text[: limit // 2], text[-(limit // 2) :]
+    while (size := _page_bytes(head)) > limit // 2:
+        head = head[: len(head) * (limit // 2) // size]
+    while (size := _page_bytes(tail)) > limit // 2:
+        tail = tail[len(tail) - len(tail) * (limit // 2) // size :]
+    left_out = len(text) - len(head) - len(tail)
+    return f"{head} [\u2026 {left_out:,} characters left out \u2026] {tail}"
+
+
+def _page_bytes(text: str) -> int:
+    return len(escape(text).encode())
 
 
 def words(name: str) -> str:
@@ -75,7 +90,7 @@ def value(measured: object) -> str:
         return "\N{EN DASH}"
     if not isinstance(measured, float):
         text = str(measured)
-        return f"{text[:12]}\N{HORIZONTAL ELLIPSIS}" if SHA256.fullmatch(text) else text
+        return f"{text[:8]}\N{HORIZONTAL ELLIPSIS}" if SHA256.fullmatch(text) else text
     return f"{measured:,.0f}" if 1e3 <= abs(measured) < 1e15 else f"{measured:.4g}"
 
 

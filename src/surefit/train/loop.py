@@ -6,6 +6,7 @@ resumed run equals one that was never interrupted, bit for bit where the arithme
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +16,6 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.checkpoint import manager
-from surefit.config.resolve import leaves
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, GateError, Interrupted, MachineError, ModelError
 from surefit.core.rundir import RunDir
@@ -23,6 +23,7 @@ from surefit.data.collate import collate
 from surefit.model.compat import checkpoint_activations
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.train.export import export
+from surefit.train.identity import identity, require_same
 from surefit.train.optim import MasterAdamW, learning_rate
 from surefit.train.order import Rows, batch_rows, dropout_seed, micro_batches, optimizer_steps, survey
 from surefit.train.progress import Counters, OnNote, OnProgress, Progress, TrainResult
@@ -31,8 +32,6 @@ from surefit.train.step import Batch, StepResult, mean_loss, train_step
 
 MAX_REJECTED_IN_A_ROW = 10
 """After so many steps without a finite gradient nothing will come of the run."""
-FREE_ON_RESUME = ("per_device_train_batch_size", "gradient_checkpointing", "epochs", "max_steps")
-"""Settings of `train` that do not change what is learnt; the last two do so by `total_steps`, which is compared."""
 
 
 class Training:
@@ -85,7 +84,7 @@ class Training:
         self.log = MetricsLog(run.metrics)
         self.counters = Counters()
         self.eval_loss: float | None = None
-        self.last: StepResult | None = None
+        self.loss = math.nan
         self.notes: list[str] = []
 
     def fit(self, resume: bool = False) -> TrainResult:
@@ -115,10 +114,10 @@ class Training:
                 elif stop.requested:
                     self._save()
                 self._leave_if_asked(stop)
+            self._require_an_update()
             output = export(self.model, self.tokenizer, self.config.model, self.run)
             self._leave_if_asked(stop)
-        loss = self.last.loss if self.last else None
-        return TrainResult(output, self.counters, loss, self.eval_loss, resumed_from, self.notes)
+        return TrainResult(output, self.counters, self.loss, self.eval_loss, resumed_from, self.notes)
 
     def _is_due(self) -> bool:
         every, step = self.config.checkpoint.every, self.counters.step
@@ -164,7 +163,8 @@ class Training:
         counters.seconds += seconds
         counters.rejected += not result.applied
         counters.rejected_in_a_row = 0 if result.applied else counters.rejected_in_a_row + 1
-        self.last = result
+        if result.applied:
+            self.loss = result.loss
 
     def _report(self, result: StepResult, rate: float, seconds: float, pace: float) -> None:
         step = self.counters.step
@@ -205,6 +205,15 @@ class Training:
             + ("; the last checkpoint is good" if steps else ""),
         )
 
+    def _require_an_update(self) -> None:
+        if self.counters.rejected == self.counters.step:
+            raise GateError(
+                f"all {self.counters.step} steps were rejected: the loss or the gradient was never finite",
+                path=self.run.path,
+                field="train.learning_rate",
+                help="nothing was learnt; check the base model and its dtype",
+            )
+
     def _evaluate(self, stop: StopRequest) -> None:
         """Log the held-out loss, unless a stop is asked for: then the resumed run does."""
         lengths = [len(self.eval_rows[index][0]) for index in range(len(self.eval_rows))]
@@ -215,7 +224,8 @@ class Training:
             self.log.append({"step": self.counters.step, "eval_loss": self.eval_loss, "eval_tokens": tokens})
 
     def _save(self) -> None:
-        trainer = {"counters": self.counters.as_dict(), "identity": self._identity()}
+        same = identity(self.config, self.survey, self.total_steps)
+        trainer = {"counters": self.counters.as_dict(), "identity": same}
         state = manager.State(self.optimizer.parameters, self.optimizer.tensors(), trainer)
         manager.save(self.run.checkpoints, self.counters.step, state)
         for path in manager.prune(self.run.checkpoints, self.config.checkpoint.save_total_limit):
@@ -245,40 +255,20 @@ class Training:
                 )
             return None
         state = manager.load(latest.path)
-        self._compare(state.trainer["identity"])
+        now = identity(self.config, self.survey, self.total_steps)
+        require_same(state.trainer["identity"], now, self.run.path)
         manager.restore(state, self.optimizer.parameters, latest.path)
         self.optimizer.load_tensors(state.optimizer)
         self.counters = Counters(**state.trainer["counters"])
         for line in self.log.rewind(latest.step):
+            if "loss" in line and not line["rejected"]:
+                self.loss = line["loss"]
             if line["step"] == latest.step:
                 self.eval_loss = line.get("eval_loss", self.eval_loss)
         for change in manager.changed_versions(latest.path):
             self._note(f"{change}: the last bits may differ from an uninterrupted run")
         self.run.note("train", "resumed", step=latest.step, skipped=[path.name for path, _ in latest.skipped])
         return latest.step
-
-    def _identity(self) -> dict[str, Any]:
-        """Everything that decides what is learnt, by its config key."""
-        model, train = self.config.model, self.config.train
-        values = {f"adapter.{key}": value for key, value in leaves(self.config.adapter)}
-        values |= {f"train.{key}": value for key, value in leaves(train) if key not in FREE_ON_RESUME}
-        values |= {"model.name_or_path": model.name_or_path, "model.revision": model.revision}
-        return values | {
-            "model.dtype": model.dtype,
-            "data.train: rows": len(self.rows),
-            "data.train: content": self.survey.sha256,
-            "total_steps": self.total_steps,
-        }
-
-    def _compare(self, before: dict[str, Any]) -> None:
-        for key, value in self._identity().items():
-            if before.get(key) != value:
-                raise ConfigError(
-                    f"{key} was {before.get(key)!r} when the checkpoint was written and is {value!r} now",
-                    path=self.run.path,
-                    field=key.partition(":")[0],
-                    help="put it back to resume, or start anew in another output_dir",
-                )
 
     def _leave_if_asked(self, stop: StopRequest) -> None:
         if stop.requested:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from surefit.data.cache import MASKED
 
+
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The sum of the next-token cross-entropies over all supervised tokens.
 

@@ -83,7 +83,7 @@ class TrainResult:
     Attributes:
         output: the directory of the trained adapter or model.
         counters: what was counted over the whole run, before a resume included.
-        loss: of the last step.
+        loss: of the last step that was not rejected.
         eval_loss: held-out loss after the last step; None without held-out rows.
         resumed_from: the step the run was resumed from; None where it started at the beginning.
         notes: everything that was unusual.
@@ -91,7 +91,7 @@ class TrainResult:
 
     output: Path
     counters: Counters
-    loss: float | None
+    loss: float
     eval_loss: float | None
     resumed_from: int | None
     notes: list[str] = field(default_factory=list)

@@ -186,7 +186,10 @@ def test_a_full_disk_is_an_error_of_the_machine_and_harms_nothing(small_disk: Pa
 
 
 def test_restore_refuses_another_models_parameters(tmp_path: Path) -> None:
-    ours = {"a.weight": torch.nn.Parameter(torch.zeros(100)), "b.weight": torch.nn.Parameter(torch.zeros(2, 3).bfloat16())}
+    ours = {
+        "a.weight": torch.nn.Parameter(torch.zeros(100)),
+        "b.weight": torch.nn.Parameter(torch.zeros(2, 3).bfloat16()),
+    }
     manager.restore(state(3), ours, tmp_path)
     assert torch.equal(ours["a.weight"], state(3).weights["a.weight"])
     with pytest.raises(ModelError, match=r"b\.weight is bfloat16 \(2, 3\) in the checkpoint and missing in the model"):

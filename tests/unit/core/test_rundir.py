@@ -59,10 +59,10 @@ def test_directory_atomic_replaces_or_leaves_alone(tmp_path: Path) -> None:
 def test_jsonl_survives_a_cut_last_line_but_not_a_damaged_middle(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     append_jsonl(path, {"step": 1})
-    append_jsonl(path, {"step": 2})
+    append_jsonl(path, {"step": 2, "note": "a\u2028b\x85c"})
     with open(path, "a") as file:
         file.write('{"step": 3, "lo')
-    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2, "note": "a\u2028b\x85c"}]
     path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
     with pytest.raises(DataError) as caught:
         read_jsonl(path)

@@ -118,14 +118,18 @@ def test_a_template_with_todays_date_is_tokenised_anew_each_day(make_tokenizer, 
 
 
 @pytest.mark.parametrize("name", ["input_ids.npy", "supervised.npy", "offsets.npy", "meta.json"])
-@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "other"])
 def test_a_damaged_cache_is_rebuilt(build, name, damage):
     dataset, _ = build()
     expected, path = contents(dataset), dataset.path / name
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-1] if name != "meta.json" else b'{"sizes": {}')
-    else:
+    elif damage == "gone":
         path.unlink()
+    elif name != "meta.json":
+        np.save(path, np.load(path)[:-1])
+    else:
+        path.write_text(path.read_text().replace('"input_ids.npy": ', '"input_ids.npy": 1'))
     dataset, built = build()
     assert built
     assert contents(dataset) == expected

@@ -97,6 +97,16 @@ def test_a_file_that_may_not_be_read(write, monkeypatch):
     assert (error.path, error.message) == (str(path), "cannot be read: Permission denied")
 
 
+def test_a_sample_is_spread_evenly_and_knows_its_lines(write):
+    path = write("a.jsonl", [{"text": str(n)} for n in range(10)])
+    rows = load_rows(str(path))
+    sample = rows.sample(4)
+    assert [row["text"] for row in sample] == ["0", "2", "5", "7"]
+    assert sample.where(3) == f"{path}:8"
+    assert sample.sha256 == rows.sha256
+    assert list(rows.sample(10)) == list(rows.sample(99)) == list(rows)
+
+
 def test_the_hash_is_that_of_the_bytes(write, tmp_path):
     path = write("d/a.jsonl", [{"text": "x"}])
     alone = load_rows(str(path)).sha256

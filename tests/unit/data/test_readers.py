@@ -48,12 +48,12 @@ def test_json_holding_one_pretty_printed_object_is_one_row(write):
 
 def test_csv_with_quotes_line_breaks_and_long_values(write):
     long = "x" * 200_000
-    limit = csv.field_size_limit()
+    csv.field_size_limit(1000)
     path = write("a.csv", '\ufeffprompt,completion\r\n"a, ""b""\nc",d\r\n\r\n' + f"{long},e\r\n")
     rows = load_rows(str(path))
     assert list(rows) == [{"prompt": 'a, "b"\nc', "completion": "d"}, {"prompt": long, "completion": "e"}]
     assert [rows.where(i) for i in range(2)] == [f"{path}:2", f"{path}:5"]
-    assert csv.field_size_limit() == limit, "the process's limit is put back"
+    assert csv.field_size_limit(131_072) == 1000, "the process's own limit is put back"
 
 
 def test_parquet(tmp_path):

@@ -70,6 +70,21 @@ def test_the_end_of_the_turn_is_learnt(tokenizer):
     assert learnt_text(chat("2+2?", "4"), tokenizer) == "4<|end|>"
 
 
+def test_the_first_token_is_never_learnt(make_tokenizer):
+    """Nothing predicts it, so a label there would be counted and never trained."""
+    tokenizer = make_tokenizer("{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}")
+    tokenized = tokenize_example(chat("a", "xyz"), tokenizer)
+    assert tokenized.labels == [MASKED, *tokenized.input_ids[1:]]
+    assert len(tokenized.labels) > 1
+
+
+def test_the_weight_is_not_shown_to_the_template(make_tokenizer):
+    tokenizer = make_tokenizer("{{ messages | tojson }}{% if add_generation_prompt %}>{% endif %}")
+    example = chat("a", "b", "c")
+    example.messages[1]["weight"] = 0
+    assert "weight" not in tokenizer.decode(tokenize_prompt(example, tokenizer))
+
+
 def test_weight_0_is_given_and_not_learnt(tokenizer):
     example = chat("a", "b", "c", "d")
     example.messages[1]["weight"] = 0

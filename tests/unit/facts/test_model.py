@@ -160,7 +160,7 @@ def test_a_folder_that_is_no_model(tmp_path: Path, files: dict[str, str], says: 
 
 def test_names_that_are_neither_folder_nor_hub_id(tmp_path: Path) -> None:
     (tmp_path / "my-model").mkdir()
-    with pytest.raises(ModelError, match="did you mean .*my-model"):
+    with pytest.raises(ModelError, match=r"did you mean .*my-model"):
         model_facts(str(tmp_path / "my-modle"))
     file = tmp_path / "model.gguf"
     file.touch()

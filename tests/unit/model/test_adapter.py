@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, GateError
-from surefit.model.adapter import add_adapter, adapted_modules, completeness, lora_modules, trainable_parameters
+from surefit.model.adapter import adapted_modules, add_adapter, completeness, lora_modules, trainable_parameters
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -144,5 +144,5 @@ def test_an_unreadable_adapter_is_stopped(saved: tuple[Path, PeftModel]) -> None
 def test_an_untrained_adapter_is_stopped(tmp_path: Path) -> None:
     model = adapt()
     model.save_pretrained(str(tmp_path), save_embedding_layers=False)
-    with pytest.raises(GateError, match="is all zero: this layer was not trained; .* and 11 more"):
+    with pytest.raises(GateError, match=r"is all zero: this layer was not trained; .* and 11 more"):
         completeness(tmp_path, lora_modules(model))

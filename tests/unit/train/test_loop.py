@@ -160,6 +160,8 @@ def test_a_stop_in_the_last_step_leaves_only_the_export_to_do(base: Path, tmp_pa
     result = tiny_run.training(settings).fit(resume=True)
     assert result.resumed_from == 12
     assert result.output.is_dir()
+    steps = [line for line in read_jsonl(tmp_path / "metrics.jsonl") if "loss" in line]
+    assert result.loss == steps[-1]["loss"]
     assert result.eval_loss is not None
     # And resuming a run that is complete is harmless.
     assert tiny_run.training(settings).fit(resume=True).counters.step == 12
@@ -207,7 +209,9 @@ def test_another_micro_batch_may_resume(base: Path, tmp_path: Path) -> None:
 
 
 def test_resume_where_nothing_was_saved_starts_at_the_beginning(base: Path, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 9.9}\n')  # of a run that died before its first checkpoint
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 9.9}\n'
+    )  # of a run that died before its first checkpoint
     result = tiny_run.training(tiny_run.config(base, tmp_path)).fit(resume=True)
     assert result.resumed_from is None
     assert [line["step"] for line in read_jsonl(tmp_path / "metrics.jsonl") if "loss" in line] == list(range(1, 13))
@@ -221,9 +225,18 @@ def test_max_steps_and_no_held_out_rows(base: Path, tmp_path: Path) -> None:
     assert (result.counters.step, result.eval_loss) == (3, None)
 
 
-def test_an_adapter_that_learnt_nothing_is_not_exported(base: Path, tmp_path: Path) -> None:
+def test_a_run_that_learnt_nothing_exports_nothing(base: Path, tmp_path: Path) -> None:
     training = poisoned(tiny_run.training(tiny_run.config(base, tmp_path, max_steps=2)), lambda step: True)
-    with pytest.raises(GateError, match="all zero"):
+    with pytest.raises(GateError, match="all 2 steps were rejected"):
+        training.fit()
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_an_adapter_with_an_untrained_layer_is_not_exported(base: Path, tmp_path: Path) -> None:
+    training = tiny_run.training(tiny_run.config(base, tmp_path, max_steps=2))
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.default.weight"
+    training.optimizer.parameters[name].register_hook(torch.zeros_like)
+    with pytest.raises(GateError, match=r"up_proj\.lora_B\.weight is all zero"):
         training.fit()
     assert not (tmp_path / "adapter").exists()
 
@@ -243,7 +256,9 @@ def test_a_gpu_without_memory_is_explained(base: Path, tmp_path: Path, monkeypat
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("surefit.train.loop.train_step", full)
-    with pytest.raises(MachineError, match="ran out in step 1, with micro batches of 4 rows of up to 18 tokens") as caught:
+    with pytest.raises(
+        MachineError, match="ran out in step 1, with micro batches of 4 rows of up to 18 tokens"
+    ) as caught:
         tiny_run.training(tiny_run.config(base, tmp_path)).fit()
     assert caught.value.field == "train.per_device_train_batch_size"
 

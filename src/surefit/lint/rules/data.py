@@ -69,7 +69,7 @@ def column_missing(context: LintContext, dataset: DatasetFacts) -> Iterator[Find
         hint = did_you_mean(name, dataset.columns)
         known = ", ".join(dataset.columns) or "none"
         yield Finding(
-            field=f"data.train: {name}",
+            field="data.train",
             message=f"no column {name!r} in {dataset.source}{hint}; its columns are {known}",
             help=f"rename the column to {name}, or choose another recipe than {context.config.recipe}",
         )

@@ -1,0 +1,167 @@
+"""The report in a real browser: Debian's chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from surefit.report.build import build_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+MAKE = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "report" / "make_run.py"))
+SIDEWAYS = "document.documentElement.scrollWidth - window.innerWidth"
+PAINTED = """canvas => {
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    const seen = new Set();
+    for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3] > 200) seen.add(pixels.slice(i, i + 3).join());
+    return seen.size;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_report(MAKE["write_run"](tmp_path_factory.mktemp("run")))
+
+
+def visit(browser: Browser, report: Path, **options: Any) -> tuple[Page, list[str]]:
+    """Open the page; the list fills with console messages, errors and requests to anywhere but the file."""
+    page = browser.new_page(**options)
+    noise: list[str] = []
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.on("request", lambda request: None if request.url == report.as_uri() else noise.append(request.url))
+    page.goto(report.as_uri())
+    page.wait_for_selector("#chart-loss canvas")
+    return page, noise
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 800, 390, 320])
+def test_it_fits_draws_and_is_quiet(browser: Browser, report: Path, width: int, scheme: str) -> None:
+    page, noise = visit(browser, report, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    assert page.evaluate(SIDEWAYS) == 0
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert page.evaluate(SIDEWAYS) == 0
+    canvases = page.locator(".chart canvas").all()
+    assert len(canvases) == 4
+    for canvas in canvases:
+        assert canvas.evaluate(PAINTED) > 5
+    for box in [figure.bounding_box() for figure in page.locator(".charts figure").all()]:
+        assert box is not None
+        assert box["x"] + box["width"] <= width
+    assert noise == []
+    page.close()
+
+
+def test_dark_mode_follows_the_system_and_back(browser: Browser, report: Path) -> None:
+    page, noise = visit(browser, report, color_scheme="light")
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(background) == "rgb(246, 246, 243)"
+    before = page.locator("#chart-loss canvas").evaluate("canvas => canvas.toDataURL()")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(background) == "rgb(17, 19, 22)"
+    page.wait_for_function("before => document.querySelector('#chart-loss canvas').toDataURL() !== before", arg=before)
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function("before => document.querySelector('#chart-loss canvas').toDataURL() === before", arg=before)
+    assert noise == []
+    page.close()
+
+
+def test_the_charts_zoom_together_by_keyboard_and_by_mouse(browser: Browser, report: Path) -> None:
+    page, noise = visit(browser, report, viewport={"width": 1280, "height": 1600})
+    pictures = "[...document.querySelectorAll('.chart canvas')].map(canvas => canvas.toDataURL())"
+    whole = page.evaluate(pictures)
+    page.get_by_role("button", name="Zoom in").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"before => {pictures}.every((picture, i) => picture !== before[i])", arg=whole)
+    page.get_by_role("button", name="All steps").click()
+    page.wait_for_function(f"before => {pictures}.every((picture, i) => picture === before[i])", arg=whole)
+    page.locator("#chart-grad_norm .u-over").scroll_into_view_if_needed()
+    box = page.locator("#chart-grad_norm .u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 20, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 80, box["y"] + 40, steps=4)
+    page.mouse.up()
+    page.wait_for_function(f"before => {pictures}.every((picture, i) => picture !== before[i])", arg=whole)
+    assert noise == []
+    page.close()
+
+
+def test_hovering_reads_the_values_of_the_log(browser: Browser, report: Path) -> None:
+    page, _ = visit(browser, report, viewport={"width": 1280, "height": 1600})
+    chart = page.locator("#chart-loss")
+    chart.scroll_into_view_if_needed()
+    box = chart.locator(".u-over").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 20)
+    page.wait_for_function("document.querySelector('#chart-loss .u-legend').innerText.includes('400')")
+    assert chart.locator(".u-legend .u-value").nth(2).inner_text() == "0.09065"
+    page.close()
+
+
+def test_the_charts_follow_the_width_of_the_window(browser: Browser, report: Path) -> None:
+    page, noise = visit(browser, report, viewport={"width": 1280, "height": 900})
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.wait_for_function("document.querySelector('#chart-loss .uplot').offsetWidth < 390")
+    assert page.evaluate(SIDEWAYS) == 0
+    assert noise == []
+    page.close()
+
+
+def test_nothing_moves_for_those_who_asked_for_that(browser: Browser, report: Path) -> None:
+    page, _ = visit(browser, report, reduced_motion="reduce")
+    assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+    page.close()
+
+
+def test_on_paper_it_is_light_and_open_and_afterwards_as_before(browser: Browser, report: Path) -> None:
+    page, noise = visit(browser, report, color_scheme="dark")
+    closed = page.locator("details:not([open])").count()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("details:not([open], .prompt)").count() == 0
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bg')") == "#f6f6f3"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details:not([open])").count() == closed
+    assert len(page.pdf(format="A4")) > 50_000
+    assert noise == []
+    page.close()
+
+
+def test_a_script_smuggled_into_the_page_is_not_run(browser: Browser, report: Path) -> None:
+    """The policy is a second wall: even unescaped text could run or load nothing."""
+    page, noise = visit(browser, report)
+    page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.owned = true";
+        document.body.append(script);
+        const image = "<img src='http://localhost:9/x.png' onerror='window.owned = true'>";
+        document.body.insertAdjacentHTML("beforeend", image);
+    }""")
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.owned") is None
+    assert any("Content Security Policy" in message for message in noise)
+    page.close()

@@ -1,0 +1,23 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts/reference.py"))
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPT["PAGES"]))
+def test_page_is_up_to_date(name: str) -> None:
+    written = (ROOT / "docs/reference" / name).read_text(encoding="utf-8")
+    assert written == SCRIPT["PAGES"][name](), "run `make reference`"
+
+
+def test_every_key_is_on_the_page() -> None:
+    page = SCRIPT["config_page"]()
+    for key in ("per_device_train_batch_size", "not_worse_than", "output_dir", "trust_remote_code"):
+        assert f"| `{key}` |" in page

@@ -1,0 +1,25 @@
+"""docs/data.md: every example row is read, and as the layout that it stands for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from surefit import recipes
+from surefit.data.formats import LAYOUTS, detect_format, to_examples
+from surefit.data.load import load_rows
+from surefit.data.tokenize import tokenize_example
+
+PAGE = Path(__file__).parents[3] / "docs/data.md"
+SFT = recipes.get("sft")
+
+
+def test_the_example_rows(write, tokenizer):
+    rows = [
+        json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    assert [detect_format(list(row), SFT) for row in rows] == list(LAYOUTS)
+    for row in rows:
+        (example,) = to_examples(load_rows(str(write("row.jsonl", [row]))), SFT)
+        assert tokenize_example(example, tokenizer).input_ids
