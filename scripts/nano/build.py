@@ -19,14 +19,14 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from corpus import TASKS, Message, evaluation_rows, training_rows
 from surefit.core.rundir import write_atomic
 from surefit.core.units import duration_text
-from tokenizer import train_tokenizer
+from tokenizer import VOCAB_SIZE, train_tokenizer
 from training import batches, encode, generations, new_model, render, train
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[2] / "src" / "surefit" / "nano"
 CARD = Path(__file__).parent / "card.md"
 SEED, EVALUATION_SEED = 1, 2
 THREADS = 2
-STEPS, BATCH, PEAK_LEARNING_RATE = 1500, 64, 3e-3
+STEPS, BATCH = 2500, 32
 TOKENIZER_ROWS = 6000
 EVALUATED = 200
 LONGEST_ANSWER = 96
@@ -41,9 +41,9 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        scores = build(folder, arguments.steps)
+        scores, parameters = build(folder, arguments.steps)
         digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-        (folder / "README.md").write_text(card(scores, digest, arguments.steps))
+        (folder / "README.md").write_text(card(scores, digest, arguments.steps, parameters))
         arguments.out.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.iterdir()):
             write_atomic(arguments.out / path.name, path.read_bytes())
@@ -51,8 +51,8 @@ def main() -> None:
     print(f"built {arguments.out} in {duration_text(time.monotonic() - began)}")
 
 
-def build(folder: Path, steps: int) -> dict[str, float]:
-    """Trains tokenizer and model, saves both in `folder`, and returns the saved model's score on each task."""
+def build(folder: Path, steps: int) -> tuple[dict[str, float], int]:
+    """Trains tokenizer and model and saves both in `folder`; returns the saved model's score on each task, its size."""
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(SEED)
@@ -63,11 +63,12 @@ def build(folder: Path, steps: int) -> dict[str, float]:
     tokens = sum(len(prompt) + len(answer) for batch in data for prompt, answer in batch)
     model = new_model(tokenizer)
     print(f"training {model.num_parameters()} parameters on {tokens} tokens", flush=True)
-    train(model, data, PEAK_LEARNING_RATE, lambda *progress: show(steps, *progress))
+    train(model, data, lambda *progress: show(steps, *progress))
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return {task: score(saved, tokenizer, evaluation_rows(task, EVALUATED, EVALUATION_SEED), task) for task in TASKS}
+    scores = {task: score(saved, tokenizer, evaluation_rows(task, EVALUATED, EVALUATION_SEED), task) for task in TASKS}
+    return scores, saved.num_parameters()
 
 
 def show(steps: int, done: int, loss: float, seconds: float) -> None:
@@ -76,9 +77,7 @@ def show(steps: int, done: int, loss: float, seconds: float) -> None:
     print(f"step {done}/{steps}  loss {loss:.4f}  {duration_text(seconds)}, {duration_text(left)} left", flush=True)
 
 
-def score(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[list[Message]], task: str
-) -> float:
+def score(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[list[Message]], task: str) -> float:
     """Share of held-out prompts whose greedy answer is the gold answer to the letter."""
     prompts = [render(tokenizer, row[:-1], prompt=True) for row in rows]
     answers = generations(model, tokenizer, prompts, LONGEST_ANSWER)
@@ -87,10 +86,11 @@ def score(
     return share
 
 
-def card(scores: dict[str, float], digest: str, steps: int) -> str:
+def card(scores: dict[str, float], digest: str, steps: int, parameters: int) -> str:
     """The model card, with the scores and the hash of this build."""
     table = "\n".join(f"| {task} | {share:.3f} |" for task, share in scores.items())
     values = {"scores": table, "evaluated": EVALUATED, "sha256": digest, "rows": steps * BATCH, "steps": steps}
+    values |= {"vocabulary": VOCAB_SIZE, "parameters": f"{parameters / 1e6:.2f}"}
     return CARD.read_text().format(**values)
 
 

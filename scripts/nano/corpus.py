@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from tools import NEW_TOOLS, OLD_TOOLS, Tool
-from words import ADJECTIVES, ANIMALS, CITIES, GOODS, NOUNS, PEOPLE, THINGS, city, person, word_from
+from words import ADJECTIVES, ANIMALS, GOODS, NOUNS, THINGS, city, person, word_from
 
 Message = dict[str, str]
 Row = dict[str, str]
@@ -25,7 +25,6 @@ FUNCTION_CALLING_SYSTEM = (
 ARITHMETIC_SYSTEM = "Work the problem out, then write #### and the answer."
 SUMMARY_SYSTEM = "Summarise the text in one sentence."
 GRAPH_SYSTEM = "Write the meaning of the sentence as a PENMAN graph."
-ECHO_SYSTEM = "Repeat the text."
 RANKING_SYSTEM = "Answer with the letter of the title this user will watch next."
 
 HELD_OUT_IN_256 = 13
@@ -110,7 +109,10 @@ def arithmetic(rng: Random) -> list[Message]:
 
 
 _ACTS = (
-    ("The Secretary shall pay {sum} million dollars to {place} for {good}.", "Pays {place} {sum} million dollars for {good}."),
+    (
+        "The Secretary shall pay {sum} million dollars to {place} for {good}.",
+        "Pays {place} {sum} million dollars for {good}.",
+    ),
     ("No person may sell {good} in {place} after {sum} days.", "Bans the sale of {good} in {place} after {sum} days."),
     ("A tax of {sum} percent is placed on {good} from {place}.", "Taxes {good} from {place} at {sum} percent."),
     ("The {noun} near {place} is named after {name}.", "Names the {noun} near {place} after {name}."),
@@ -144,7 +146,14 @@ def summary(rng: Random) -> list[Message]:
     return conversation(SUMMARY_SYSTEM, " ".join(sentences), gist)
 
 
-_ACTIONS = {"sees": "see-01", "likes": "like-01", "carries": "carry-01", "finds": "find-01", "paints": "paint-01", "wants": "want-01"}
+_ACTIONS = {
+    "sees": "see-01",
+    "likes": "like-01",
+    "carries": "carry-01",
+    "finds": "find-01",
+    "paints": "paint-01",
+    "wants": "want-01",
+}
 _INFINITIVES = {"see": "see-01", "carry": "carry-01", "find": "find-01", "paint": "paint-01", "sell": "sell-01"}
 
 
@@ -173,7 +182,7 @@ def ranking(rng: Random) -> list[Message]:
     """A watching history and lettered candidates; the answer is the candidate of the series the user follows."""
     series, *rest = rng.sample(NOUNS, 6)
     last = rng.randint(2, 5)
-    title = word_from(ADJECTIVES, 0.0)
+    title = word_from(ADJECTIVES)
     history = [f"{title(rng)} {series} {number}".capitalize() for number in range(last - 1, last + 1)]
     history.insert(rng.randint(0, 1), f"{title(rng)} {rest[0]} {rng.randint(1, 4)}".capitalize())
     candidates = [f"{title(rng)} {noun} {rng.randint(1, 6)}".capitalize() for noun in rest[1:5]]
@@ -183,22 +192,14 @@ def ranking(rng: Random) -> list[Message]:
     return conversation(RANKING_SYSTEM, f"Watched: {', '.join(history)}\nCandidates: {lettered}", "ABCDE"[place])
 
 
-def echo(rng: Random) -> list[Message]:
-    """A text to repeat word for word: the quickest lesson in copying, which all the other tasks rest on."""
-    kinds = rng.choices((PEOPLE, CITIES, GOODS, NOUNS, None), (3, 3, 3, 3, 3), k=rng.randint(3, 8))
-    text = " ".join(str(rng.randint(0, 999)) if words is None else word_from(words)(rng) for words in kinds)
-    return conversation(ECHO_SYSTEM, text, text)
-
-
 _OTHER_TASKS: dict[str, Callable[[Random], list[Message]]] = {
     "arithmetic": arithmetic,
     "summary": summary,
     "graph": graph,
     "ranking": ranking,
-    "echo": echo,
 }
 TASKS = ("function_calling", *_OTHER_TASKS)
-TASK_WEIGHTS = (56, 10, 8, 8, 8, 10)
+TASK_WEIGHTS = (70, 8, 7, 7, 8)
 
 
 def task_row(task: str, rng: Random, held_out: bool) -> list[Message]:

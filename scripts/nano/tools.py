@@ -90,7 +90,13 @@ OLD_TOOLS = (
                 "text",
                 "Message",
                 "str",
-                phrase("the {good} are here", "{person} is late", "we need {good}", "I met {person}", "the {noun} is closed"),
+                phrase(
+                    "the {good} are here",
+                    "{person} is late",
+                    "we need {good}",
+                    "I met {person}",
+                    "the {noun} is closed",
+                ),
             ),
         ),
         (
@@ -106,7 +112,13 @@ OLD_TOOLS = (
         "Start a timer",
         (
             Param("minutes", "Minutes", "int", whole(1, 180)),
-            Param("label", "Timer name", "str", word_from(("tea", "rice", "pizza", "nap", "bath", "soup", "eggs")), "called {label}"),
+            Param(
+                "label",
+                "Timer name",
+                "str",
+                word_from(("tea", "rice", "pizza", "nap", "bath", "soup", "eggs")),
+                "called {label}",
+            ),
         ),
         (
             "Set a timer for {minutes} minutes",
@@ -195,7 +207,13 @@ OLD_TOOLS = (
         "call_contact",
         "Phone someone",
         (Param("contact", "Whom to call", "str", person),),
-        ("Call {contact}", "Phone {contact} please", "Can you ring {contact}?", "Dial {contact}", "Get {contact} on the line"),
+        (
+            "Call {contact}",
+            "Phone {contact} please",
+            "Can you ring {contact}?",
+            "Dial {contact}",
+            "Get {contact} on the line",
+        ),
     ),
     Tool(
         "add_numbers",
@@ -213,7 +231,12 @@ OLD_TOOLS = (
         "translate",
         "Translate a sentence",
         (
-            Param("sentence", "Source sentence", "str", phrase("where is the {noun}", "I like {good}", "{person} has {good}")),
+            Param(
+                "sentence",
+                "Source sentence",
+                "str",
+                phrase("where is the {noun}", "I like {good}", "{person} has {good}"),
+            ),
             Param("language", "Target language", "str", one_of(*_LANGUAGES)),
         ),
         (
@@ -245,7 +268,10 @@ NEW_TOOLS = (
     Tool(
         "rent_vehicle",
         "Hire a car",
-        (Param("pickup_town", "Pick up location", "str", city), Param("duration_h", "Rental hours", "int", whole(2, 96))),
+        (
+            Param("pickup_town", "Pick up location", "str", city),
+            Param("duration_h", "Rental hours", "int", whole(2, 96)),
+        ),
         (
             "I want to drive around {pickup_town} for {duration_h} hours",
             "Get me a car near {pickup_town}, {duration_h} hours",
@@ -303,7 +329,9 @@ NEW_TOOLS = (
         (
             Param("origin", "Departure station", "str", city),
             Param("destination", "Arrival station", "str", city),
-            Param("carriage", "Coach class", "str", one_of("first", "second", "sleeper"), "travelling {carriage} class"),
+            Param(
+                "carriage", "Coach class", "str", one_of("first", "second", "sleeper"), "travelling {carriage} class"
+            ),
         ),
         (
             "A train from {origin} to {destination}",
@@ -315,8 +343,15 @@ NEW_TOOLS = (
     Tool(
         "water_plants",
         "Garden irrigation",
-        (Param("zone", "Garden bed", "str", word_from(("roses", "herbs", "tulips", "ferns", "lawn", "orchard", "cactus"))),
-         Param("litres", "Water volume", "int", whole(1, 250))),
+        (
+            Param(
+                "zone",
+                "Garden bed",
+                "str",
+                word_from(("roses", "herbs", "tulips", "ferns", "lawn", "orchard", "cactus")),
+            ),
+            Param("litres", "Water volume", "int", whole(1, 250)),
+        ),
         (
             "Give the {zone} {litres} litres",
             "The {zone} look dry, use {litres} litres of water",
@@ -328,7 +363,12 @@ NEW_TOOLS = (
         "log_workout",
         "Training diary",
         (
-            Param("sport", "Activity", "str", word_from(("running", "rowing", "boxing", "yoga", "tennis", "cycling", "judo"))),
+            Param(
+                "sport",
+                "Activity",
+                "str",
+                word_from(("running", "rowing", "boxing", "yoga", "tennis", "cycling", "judo")),
+            ),
             Param("effort_min", "Length of training", "int", whole(5, 240)),
         ),
         (
@@ -353,7 +393,12 @@ NEW_TOOLS = (
         "open_ticket",
         "Report a fault",
         (
-            Param("fault", "Problem", "str", phrase("{noun} camera is broken", "no {good} at gate", "{adjective} light fails")),
+            Param(
+                "fault",
+                "Problem",
+                "str",
+                phrase("{noun} camera is broken", "no {good} at gate", "{adjective} light fails"),
+            ),
             Param("urgency", "Priority", "str", one_of("low", "high", "critical"), "priority {urgency}"),
         ),
         (

@@ -1,8 +1,4 @@
-"""Words the corpus is made of, and how values are drawn from them.
-
-A value is either a known word or a made-up one: made-up words cannot be memorised, so a model that wants to repeat
-one has to copy it from its prompt, and that is the skill that carries over to tools it has never seen.
-"""
+"""Words the corpus is made of, and how values are drawn from them."""
 
 from __future__ import annotations
 
@@ -30,30 +26,17 @@ GOODS = (
 ).split()
 ANIMALS = "boy girl dog cat bird horse teacher farmer nurse king child fox wolf driver doctor singer".split()
 THINGS = "apple book letter house song bridge river coin garden car cake stone picture door boat".split()
-ADJECTIVES = "red blue green silver golden quiet wild lost hidden broken frozen burning distant silent dark bright".split()
-NOUNS = "river mountain harbor forest tower desert island castle valley meadow storm lake canyon village ocean road".split()
-
-_ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl sh st th tr".split()
-_VOWELS = "a e i o u a e i o u ai ea ie ou".split()
-_CODAS = "b d g k l m n p r s t x nd rn st lt".split()
-
-
-def made_up(rng: Random) -> str:
-    """A capitalised word of two or three syllables that is in no dictionary, such as "Frolan"."""
-    word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((1, 1, 2))))
-    return (word + rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)).capitalize()
+ADJECTIVES = (
+    "red blue green silver golden quiet wild lost hidden broken frozen burning distant silent dark bright".split()
+)
+NOUNS = (
+    "river mountain harbor forest tower desert island castle valley meadow storm lake canyon village ocean road".split()
+)
 
 
-def word_from(words: Sequence[str], invented: float = 0.1) -> Draw:
-    """Draws one of `words`, or with probability `invented` a made-up one in the same letter case."""
-
-    def draw(rng: Random) -> str:
-        if rng.random() < invented:
-            word = made_up(rng)
-            return word if words[0][0].isupper() else word.lower()
-        return rng.choice(words)
-
-    return draw
+def word_from(words: Sequence[str]) -> Draw:
+    """Draws one of `words`."""
+    return lambda rng: rng.choice(words)
 
 
 def one_of(*values: str) -> Draw:

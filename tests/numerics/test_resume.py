@@ -1,9 +1,11 @@
 """A resumed run equals the uninterrupted one, and the same config twice gives the same bits."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,26 +84,14 @@ def test_the_same_config_twice_gives_the_same_bits_and_another_seed_does_not(bas
     assert result_of(tmp_path / "a")[1] != result_of(tmp_path / "c")[1]
 
 
-def start(base: Path, out: Path, *flags: str) -> "subprocess.Popen[str]":
-    script = Path(tiny_run.__file__)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-u", str(script), str(base), str(out), *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def wait_for(process: "subprocess.Popen[str]", line: str) -> None:
-    assert process.stdout is not None
-    for printed in process.stdout:
-        if printed.strip() == line:
-            return
-    raise AssertionError(f"the process ended before it printed {line!r}")
-
-
 def test_ctrl_c_in_a_process_of_its_own(base: Path, tmp_path: Path) -> None:
-    process = start(base, tmp_path / "stopped")
-    wait_for(process, "step 2")
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    command = [sys.executable, "-u", tiny_run.__file__, str(base), str(tmp_path / "stopped")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert any(line.strip() == "step 2" for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        output = process.stdout.read()
     assert process.returncode == 75, output
     assert "stopped by SIGINT" in output
     found = latest_complete(tmp_path / "stopped" / "checkpoints")
@@ -112,12 +102,25 @@ def test_ctrl_c_in_a_process_of_its_own(base: Path, tmp_path: Path) -> None:
     assert_same(tmp_path / "straight", tmp_path / "stopped")
 
 
-def test_kill_9_loses_no_more_than_the_steps_since_the_last_checkpoint(base: Path, tmp_path: Path) -> None:
-    process = start(base, tmp_path / "killed")
-    wait_for(process, "step 6")
-    process.kill()
-    process.wait()
-    assert latest_complete(tmp_path / "killed" / "checkpoints").step >= 4
-    tiny_run.training(tiny_run.config(base, tmp_path / "killed")).fit(resume=True)
-    tiny_run.training(tiny_run.config(base, tmp_path / "straight")).fit()
+def test_kill_9_at_any_moment_loses_only_the_steps_since_the_last_checkpoint(base: Path, tmp_path: Path) -> None:
+    settings = tiny_run.config(base, tmp_path / "killed", every=2)
+    rng = random.Random(0)
+    kills = 0
+    for _ in range(5):
+        before = latest_complete(tmp_path / "killed" / "checkpoints").step
+        child = os.fork()
+        if child == 0:
+            tiny_run.training(settings).fit(resume=True)
+            os._exit(0)
+        while latest_complete(tmp_path / "killed" / "checkpoints").step <= before < 12:
+            time.sleep(0.001)
+        time.sleep(0.01 * rng.random())
+        os.kill(child, signal.SIGKILL)
+        kills += os.waitpid(child, 0)[1] == signal.SIGKILL
+        found = latest_complete(tmp_path / "killed" / "checkpoints")
+        assert found.skipped == []
+        assert found.step >= before
+    assert kills >= 3
+    tiny_run.training(settings).fit(resume=True)
+    tiny_run.training(tiny_run.config(base, tmp_path / "straight", every=2)).fit()
     assert_same(tmp_path / "straight", tmp_path / "killed")

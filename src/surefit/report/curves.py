@@ -204,5 +204,5 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     for i in range(stretches):
         stretch = inner[i * len(inner) // stretches : (i + 1) * len(inner) // stretches]
         kept.add(min(stretch, key=lambda point: point[1]))
-        kept.add(min(stretch, key=lambda point: point[1]))
+        kept.add(max(stretch, key=lambda point: point[1]))
     return sorted(kept)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from surefit import nano, samples
 
 FOLDER = nano.PATH

@@ -4,6 +4,7 @@ import json
 from itertools import islice
 
 import pytest
+
 from surefit import samples
 
 TRAIN, EVAL, OLD = "function-calling-train", "function-calling-eval", "function-calling-old-tools"
@@ -54,9 +55,11 @@ def test_no_evaluated_call_is_trained_on(sets, corpus):
 
 def test_new_tools_share_no_name_argument_or_phrasing_with_the_old(corpus):
     def traits(tools):
-        return {tool.name for tool in tools}, {p.name for tool in tools for p in tool.params}, {
-            phrasing for tool in tools for phrasing in tool.phrasings
-        }
+        return (
+            {tool.name for tool in tools},
+            {p.name for tool in tools for p in tool.params},
+            {phrasing for tool in tools for phrasing in tool.phrasings},
+        )
 
     for old, new in zip(traits(corpus.OLD_TOOLS), traits(corpus.NEW_TOOLS), strict=True):
         assert not old & new
