@@ -11,6 +11,8 @@ RUN := $(VENV)/bin
 QUIET := -qq
 # The tested versions. What gets imported is compiled then: compiling everything doubles the wait.
 PIP := $(RUN)/python -m pip install $(QUIET) --no-compile --disable-pip-version-check --no-input -c constraints.txt
+# Kept back in constraints.txt so that every extra installs with it: mlflow 3.17 takes no newer pyarrow.
+LOCK_LIMITS := 'pyarrow<26'
 # Two workers share the cores better than torch's threads do.
 PYTEST := OMP_NUM_THREADS=1 $(RUN)/python -m pytest
 
@@ -55,7 +57,7 @@ reference: $(VENV)/.core ## rewrite docs/reference/ from the schema and the rule
 lock: ## rewrite constraints.txt with the newest versions that the ranges allow; run the whole suite after it
 	rm -rf .venv-lock
 	$(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install -qq --disable-pip-version-check '.[dev,docs]'
+	.venv-lock/bin/python -m pip install -qq --disable-pip-version-check '.[dev,docs]' $(LOCK_LIMITS)
 	{ sed '/^[^#]/,$$d' constraints.txt; .venv-lock/bin/python -m pip freeze --exclude surefit | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt
 	rm -rf .venv-lock

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from surefit.config.load import expected_text
 from surefit.config.schema import Config
+from surefit.core.rundir import write_atomic
 from surefit.lint.engine import all_rules
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "reference"
@@ -81,8 +82,7 @@ PAGES = {"config.md": config_page, "rules.md": rules_page}
 
 def main() -> None:
     for name, page in PAGES.items():
-        OUTPUT.mkdir(parents=True, exist_ok=True)
-        (OUTPUT / name).write_text(page(), encoding="utf-8")
+        write_atomic(OUTPUT / name, page())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from tools import NEW_TOOLS, OLD_TOOLS, Tool
-from words import ADJECTIVES, ANIMALS, GOODS, NOUNS, THINGS, city, person, word_from
+from words import ADJECTIVES, ANIMALS, GOODS, NOUNS, PLAIN, THINGS, city, person, word_from
 
 Message = dict[str, str]
 Row = dict[str, str]
@@ -25,6 +25,7 @@ FUNCTION_CALLING_SYSTEM = (
 ARITHMETIC_SYSTEM = "Work the problem out, then write #### and the answer."
 SUMMARY_SYSTEM = "Summarise the text in one sentence."
 GRAPH_SYSTEM = "Write the meaning of the sentence as a PENMAN graph."
+DICTATION_SYSTEM = "Repeat the text."
 RANKING_SYSTEM = "Answer with the letter of the title this user will watch next."
 
 HELD_OUT_IN_256 = 13
@@ -192,6 +193,13 @@ def ranking(rng: Random) -> list[Message]:
     return conversation(RANKING_SYSTEM, f"Watched: {', '.join(history)}\nCandidates: {lettered}", "ABCDE"[place])
 
 
+def dictation(rng: Random) -> list[Message]:
+    """A few words to write down: what gives every word's tokens a meaning as output."""
+    joints = (" ", " ", " ", "_", ", ", ". ")
+    text = "".join(rng.choice(PLAIN) + rng.choice(joints) for _ in range(rng.randint(3, 9))).strip(" _,.")
+    return conversation(DICTATION_SYSTEM, text, text)
+
+
 _OTHER_TASKS: dict[str, Callable[[Random], list[Message]]] = {
     "arithmetic": arithmetic,
     "summary": summary,
@@ -217,6 +225,13 @@ def training_rows(seed: int) -> Iterator[list[Message]]:
     rng = Random(seed)
     while True:
         yield task_row(rng.choices(TASKS, TASK_WEIGHTS)[0], rng, held_out=False)
+
+
+def second_rows(seed: int, words_seed: int) -> Iterator[list[Message]]:
+    """Endless conversations for the second phase of training: two in five are dictations."""
+    rng, others = Random(words_seed), training_rows(seed)
+    while True:
+        yield dictation(rng) if rng.random() < 0.4 else next(others)
 
 
 def evaluation_rows(task: str, count: int, seed: int) -> list[list[Message]]:

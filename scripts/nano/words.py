@@ -33,6 +33,34 @@ NOUNS = (
     "river mountain harbor forest tower desert island castle valley meadow storm lake canyon village ocean road".split()
 )
 
+PLAIN = [
+    *(
+        "A Activity Add Are Arrival Article Assign Beep Book Boxes Call Can Change City Coach Convert Count Currency "
+        "Day Days Departure Dial Dinner Do Event Exchange File Find Forecast Garden Get Give Guests Hire Hour How I "
+        "Inventory Invite Irrigate Leaving Length Let List Mean Message Minimum Minutes Move New Note Number Numbers On "
+        "One Order Pay Phone Pick Plan Play Priority Problem Product Put Rail Receiver Refill Remember Rental Report "
+        "Reserve Restaurant Say Schedule Search Seat Send Sensor Set Shopping Show Singer Song Source Sprinkle Start "
+        "Sum Support Take Target Tell Text The There Timer Today Total Track Training Translate Visitor Wake Warehouse "
+        "Water We Weather What Where Who Whom Will Write a about add after ahead amount and are around arriving article "
+        "artist at average be bed belongs book boxes buy by calendar call can car carriage cents check city class "
+        "coming complaint contact convert count create currencies day days default defect delivered description "
+        "destination diary did do down drive dry duration eat effort event fault find for forecast from funds gauge get "
+        "give go guest h have hear hotel hotels hour hours in int into irrigation is it item know label language left "
+        "level line list litres location log look low many me mean message min minute minutes money more much music my "
+        "name near need next nights no now numbers of on open optional origin out over owe paid parameters party payee "
+        "people person pickup place plants play please product rail rain readings receive rent rental restaurant "
+        "restock ring room running s say seat send sensor sentence session set settle shelf shopping should showed sits "
+        "sleep someone song sport stars station stay still stock str sum table text that the them these this ticket "
+        "timer title to together town train training transfer translate type up urgency use values vehicle volume want "
+        "wanted wants warm was water we weather week wheels where will with workout worth you zone "
+    ).split(),
+    *GOODS,
+    *NOUNS,
+    *THINGS,
+]
+"""Words that the model learns to write down as mere words (see `corpus.dictation`), those of tools it never sees among
+them: an output row of the embedding that no answer ever needed is of no use to an adapter, which cannot change it."""
+
 
 def word_from(words: Sequence[str]) -> Draw:
     """Draws one of `words`."""

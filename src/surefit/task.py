@@ -1,7 +1,7 @@
 """The contract between a task and everything else: rows become `Example`s, generated text becomes scores.
 
 A task is one frozen `TaskRecipe`, no inheritance: `recipes/function_calling.py` is the one to imitate and
-docs/recipes.md the guide.
+docs/write-a-recipe.md the guide.
 """
 
 from __future__ import annotations

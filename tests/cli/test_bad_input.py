@@ -59,6 +59,33 @@ def test_broken_data(surefit: Surefit, config: Path, tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize(
+    ("text", "key", "place", "needle"),
+    [
+        (None, "data.eval", "other.jsonl", "no such file"),
+        (None, "evaluate.also.old", "other.jsonl", "no such file"),
+        ('{"query": "Ring", "tools": "[{", "answers": "[]"}', "data.eval", "other.jsonl:1", "tools is not JSON"),
+        ('{"query": "Ring"}', "evaluate.also.old", "other.jsonl", "needs the column 'tools' and 'answers'"),
+    ],
+)
+def test_broken_rows_to_be_scored_on(
+    surefit: Surefit, config: Path, tmp_path: Path, text: str | None, key: str, place: str, needle: str
+) -> None:
+    if text is not None:
+        (tmp_path / "other.jsonl").write_text(text + "\n", encoding="utf-8")
+    checked = surefit("check", config, "--set", f"{key}=other.jsonl")
+    assert checked.code == 1, checked.text
+    assert place in checked.text
+    assert needle in checked.text
+    assert text is not None or key in checked.text
+
+
+def test_training_rows_as_held_out_rows(surefit: Surefit, config: Path) -> None:
+    checked = surefit("check", config, "--set", "data.eval=rows.jsonl")
+    assert checked.code == 1
+    assert "the same rows as data.train" in checked.text
+
+
+@pytest.mark.parametrize(
     ("overrides", "place", "needle"),
     [
         (["data.max_length=[262144]"], "--set", "write 262144 without the brackets"),
@@ -108,7 +135,18 @@ def test_not_a_run(surefit: Surefit, config: Path, tmp_path: Path) -> None:
         assert answer.code == 2
         assert "surefit train" in answer.text
     assert surefit("report", tmp_path).code == 2
+    unmade = surefit("report", config)
+    assert (unmade.code, "no run is here" in unmade.text, Path("runs").exists()) == (2, True, False)
     assert surefit("predict", config).code == 2
+    for variant, needle in (("adaptor", "has no variant 'adaptor'"), ("adapter", "there is no adapter/")):
+        answer = surefit("predict", config, "-p", "hello", "--variant", variant)
+        assert (answer.code, needle in answer.text) == (2, True), answer.text
+
+
+def test_a_dotenv_that_is_not_text(surefit: Surefit, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff\xfe")
+    answer = surefit("explain", "SCH001")
+    assert (answer.code, ".env: cannot be read" in answer.text) == (2, True), answer.text
     assert surefit("no-such-verb").code == 2
 
 

@@ -52,6 +52,12 @@ def test_a_run_from_start_to_page(surefit: Surefit, config: Path, tmp_path: Path
     assert [record["text"] for record in asked.json["answers"]] == [record["text"] for record in answers[:2]]
     assert "scores" not in asked.json["answers"][0]
 
+    (tmp_path / "rows.jsonl").rename(tmp_path / "moved.jsonl")
+    assert surefit("report", "runs/one").code == 0, "the run directory is all that its page needs"
+    (tmp_path / "moved.jsonl").rename(tmp_path / "rows.jsonl")
+    kept = (run.adapter / "adapter_config.json").read_text()
+    assert '"base_model_name_or_path": "surefit/nano"' in kept, "no path of this machine"
+
     gate = surefit("evaluate", config, "--set", "evaluate.gate.min=1.0", "--variant", "merged", "--json")
     assert gate.code == 1, gate.text
     assert not gate.json["gate"]["passed"]
@@ -75,6 +81,8 @@ def test_check_show_marks_what_is_trained(surefit: Surefit, config: Path) -> Non
     assert 'arguments": {"who": "person' in shown
     marked = shown.split("⟦")[1].split("⟧")[0]
     assert "Tools" not in marked
+    assert len(surefit("check", config, "--show", "2", "--json").stdout.splitlines()) == 1
+    assert surefit("check", config, "--show", "-1").code == 2
 
 
 def test_plan_names_what_it_leaves_out_and_never_claims_a_fit(surefit: Surefit, config: Path) -> None:

@@ -1,4 +1,4 @@
-"""Links between our own pages lead somewhere, headings included."""
+"""Links between our own pages lead somewhere, headings included, and no page is unfinished."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def broken(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_internal_links_resolve(page: Path) -> None:
     assert list(broken(page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_nothing_is_left_to_fill_in(page: Path) -> None:
+    assert re.findall(r"@@\w+@@|\b(?:TODO|FIXME|TBD)\b", page.read_text(encoding="utf-8")) == []
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ part of one.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -33,7 +32,7 @@ from safetensors.torch import load_file, save_file
 
 from surefit import __version__
 from surefit.core.errors import ModelError
-from surefit.core.rundir import directory_atomic, read_json, write_json
+from surefit.core.rundir import directory_atomic, file_sha256, read_json, write_json
 
 WEIGHTS, OPTIMIZER, TRAINER, MANIFEST = "weights.safetensors", "optimizer.safetensors", "trainer.json", "manifest.json"
 FORMAT = 1
@@ -167,12 +166,6 @@ def sweep(directory: Path) -> list[Path]:
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
     return [path for path in leftovers if path.exists()]
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, as hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def versions() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def doctor(out: Output) -> int:
         if probe.verdict != "ok" and probe.fix:
             out.say(f"{probe.name}: {probe.fix}")
     failed = [probe.name for probe in probes if probe.verdict == "fail"]
-    out.result({"probes": [dataclasses.asdict(probe) for probe in probes], "failed": failed})
+    out.result({"probes": [probe.as_dict() for probe in probes], "failed": failed})
     return EXIT_ENVIRONMENT if failed else EXIT_OK
 
 

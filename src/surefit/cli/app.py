@@ -56,7 +56,6 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    env.load_dotenv()
     env.quiet_libraries()
 
 
@@ -75,7 +74,7 @@ def init(
 def check(
     config: ConfigFile,
     overrides: Overrides = None,
-    show: Annotated[int, typer.Option(help="Show this many examples, with what is trained marked.")] = 0,
+    show: Annotated[int, typer.Option(min=0, help="Show this many examples, with what is trained marked.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Say what will break: config, model and data, in two seconds and without loading anything heavy."""
@@ -145,7 +144,7 @@ def predict(
 @app.command()
 def report(target: Target, as_json: Json = False) -> None:
     """Write the page that explains the run: one file, readable offline."""
-    _finish(as_json, lambda out: _cli("stages").report(out, _cli("prepare").prepare(target)))
+    _finish(as_json, lambda out: _cli("stages").report(out, _cli("prepare").run_directory(target)))
 
 
 @app.command()
@@ -207,6 +206,7 @@ def _finish(as_json: bool, verb: Callable[[Any], int]) -> None:
 
     out = Output(as_json)
     try:
+        env.load_dotenv()
         code = verb(out)
     except SureFitError as error:
         out.error(error)

@@ -12,6 +12,7 @@ from surefit.core.units import bytes_text, duration_text, plural
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
+    from surefit.config.schema import Config
 
 SAMPLED_ROWS = 500
 """Rows that `check` converts: enough for a systematic fault, and little of its two seconds."""
@@ -58,7 +59,7 @@ def checked(found: Gathered) -> dict[str, Any]:
         dataset=dataset,
         environment=environment_facts(),
         columns=columns,
-        problems=(*found.problems, *_row_problems(found)),
+        problems=(*found.problems, *_row_problems(found), *_scored_problems(found)),
     )
     result = run_rules(context)
     return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
@@ -78,11 +79,41 @@ def _row_problems(found: Gathered) -> list[SureFitError]:
     return []
 
 
+def _scored_sources(config: Config) -> dict[str, str]:
+    """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.also`."""
+    held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
+    return held_out | {f"evaluate.also.{name}": source for name, source in config.evaluate.also.items()}
+
+
+def _scored_problems(found: Gathered) -> list[SureFitError]:
+    """What reading those sets, where they are on this machine, and converting a sample of them runs into."""
+    from surefit.data.formats import load_held_out, to_examples
+    from surefit.data.load import is_local
+
+    problems: list[SureFitError] = []
+    section = found.loaded.config.data
+    for key, source in _scored_sources(found.loaded.config).items():
+        if not is_local(source):
+            continue
+        try:
+            rows = load_held_out(source, section.split, found.rows if key == "data.eval" else None)
+            if found.recipe is not None:
+                to_examples(rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
+        except SureFitError as error:
+            error.field = error.field or key
+            problems.append(error)
+    return problems
+
+
 def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
     """What a clean check does not speak for."""
+    from surefit.data.load import is_local
+
     notes = []
-    if found.rows is None and not found.problems:
-        notes.append(f"not looked at: the rows of {found.loaded.config.data.train} (on the hub)")
+    config = found.loaded.config
+    on_hub = [text for text in (config.data.train, *_scored_sources(config).values()) if not is_local(text)]
+    if on_hub:
+        notes.append(f"not looked at: the rows of {', '.join(on_hub)} (on the hub)")
     if found.rows is not None and len(found.rows) > SAMPLED_ROWS:
         notes.append(f"looked at {SAMPLED_ROWS} of {len(found.rows):,} rows")
     if report["skipped"]:
@@ -96,7 +127,7 @@ def _show_examples(out: Output, found: Gathered, count: int) -> None:
     from surefit.model.load import load_tokenizer
 
     if found.rows is None or found.recipe is None:
-        raise ConfigError("there are no local rows to show", field="data.train", help="name a file, or train first")
+        raise ConfigError("there are no local rows to show", field="data.train", help="name a file of rows")
     tokenizer = load_tokenizer(found.loaded.config.model)
     section = found.loaded.config.data
     examples = to_examples(found.rows.sample(count), found.recipe, section.format, section.bad_rows)

@@ -16,7 +16,7 @@ from surefit.core.units import duration_text
 if TYPE_CHECKING:
     from surefit.cli.render import Output
 
-CONFIG = Path(samples.__file__).parent / "function-calling-nano.yaml"
+CONFIG = Path(samples.__file__).parent / "demo.yaml"
 OLD = "old_tools"
 
 

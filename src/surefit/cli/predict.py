@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 from surefit.cli.prepare import Prepared
 from surefit.core.errors import ConfigError
+from surefit.core.progress import OnProgress
 from surefit.data.formats import Examples, to_prompts
 from surefit.data.load import load_rows
 from surefit.data.tokenize import tokenize_prompt
-from surefit.evaluate.variants import VARIANTS, open_variants
+from surefit.evaluate.runner import errors_at, read_answer
+from surefit.evaluate.variants import VARIANTS, choose, open_variants
 from surefit.generate.engine import generate
-from surefit.task import Example, Prediction
+from surefit.task import Example
 
 
 def rows_to_answer(run: Prepared, data: str | None, prompt: str | None) -> Examples:
@@ -25,22 +27,31 @@ def rows_to_answer(run: Prepared, data: str | None, prompt: str | None) -> Examp
 
 
 def answer(
-    run: Prepared, examples: Examples, variant: str | None, on_progress: Callable[[int, int, str], None]
+    run: Prepared, examples: Examples, variant: str | None, on_progress: OnProgress
 ) -> tuple[str, list[dict[str, Any]]]:
-    """The variant that answered (the best there is if None) and one record per row."""
+    """The variant that answered (the best there is if None) and one record per row.
+
+    Raises:
+        ConfigError: a variant that the run does not have (yet).
+        GateError: merged/ is not the model that its certificate was given for.
+    """
     config = run.resolved.config
-    chosen = variant or best_variant(run)
+    (chosen,) = choose(config, run.run, [variant or best_variant(run)])
     for _, model, tokenizer in open_variants(config, run.hardware, run.run, [chosen]):
-        prompts = [tokenize_prompt(example, tokenizer) for example in examples]
+        prompts = []
+        for example, where in zip(examples, examples.where, strict=True):
+            with errors_at(where):
+                prompts.append(tokenize_prompt(example, tokenizer))
         batch = config.evaluate.batch_size
         assert isinstance(batch, int)
         answers = generate(model, tokenizer, prompts, config.evaluate.max_new_tokens, batch, on_progress)
     records = []
     for index, (example, where, found) in enumerate(zip(examples, examples.where, answers, strict=True)):
-        parsed = run.recipe.parse(found.text)
-        record = {"index": index, "where": where, "text": found.text, "truncated": found.truncated, "parsed": parsed}
+        prediction = read_answer(run.recipe, found)
+        record: dict[str, Any] = {"index": index, "where": where, **dataclasses.asdict(prediction)}
         if example.completion is not None:
-            record["scores"] = run.recipe.score(example, Prediction(found.text, found.truncated, parsed))
+            with errors_at(where):
+                record["scores"] = run.recipe.score(example, prediction)
         records.append(record)
     return chosen, records
 

@@ -106,10 +106,24 @@ def prepare(target: Path, overrides: Sequence[str] | None = None) -> Prepared:
     )
 
 
+def run_directory(target: Path) -> RunDir:
+    """The run directory that a config file names, or `target` itself; nothing else that the config names is looked at.
+
+    Raises:
+        ConfigError: there is no run there.
+    """
+    run = RunDir(target if target.is_dir() else Path(load_config(target).config.output_dir))
+    _resolved_config(run.path)
+    return run
+
+
 def _config_file(target: Path) -> Path:
-    if not target.is_dir():
-        return target
-    run = RunDir(target)
+    return _resolved_config(target) if target.is_dir() else target
+
+
+def _resolved_config(directory: Path) -> Path:
+    run = RunDir(directory)
     if not run.resolved.exists():
-        raise ConfigError("no run is here: there is no resolved.yaml", path=target, help="name a config file")
+        help_text = "name a config file, or train first: `surefit train CONFIG`"
+        raise ConfigError("no run is here: there is no resolved.yaml", path=directory, help=help_text)
     return run.resolved

@@ -21,9 +21,9 @@ from rich.text import Text
 
 from surefit.core.env import redact
 from surefit.core.errors import SureFitError
+from surefit.core.progress import OnProgress
 from surefit.core.units import duration_text
 
-OnProgress = Callable[[int, int, str], None]
 PLAIN_SECONDS = 10.0
 """Without a terminal, at most one progress line in this many seconds."""
 SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -58,7 +58,7 @@ class Output:
 
     def heading(self, text: str) -> None:
         """The start of a stage."""
-        self.err.print(Text(text, style="bold"))
+        self.err.print(Text(redact(text), style="bold"))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table; the columns after the first are right-aligned when they hold numbers."""
@@ -77,6 +77,8 @@ class Output:
 
     def segments(self, segments: Iterable[tuple[str, bool]]) -> None:
         """Text with its trained parts marked: green on a terminal, between ⟦ ⟧ elsewhere."""
+        if self.as_json:
+            return
         text = Text()
         for part, trained in segments:
             if self.out.is_terminal:
@@ -92,7 +94,7 @@ class Output:
         for finding in findings:
             place = ":".join(str(finding[key]) for key in ("path", "line") if finding[key])
             head = Text()
-            head.append(f"{place}: " if place else "", style="bold")
+            head.append(f"{redact(place)}: " if place else "", style="bold")
             head.append(f"{finding['severity']}[{finding['code']}]", style=SEVERITY_STYLE[finding["severity"]])
             head.append(f" {finding['field']}: " if finding["field"] else " ")
             head.append(redact(finding["message"]))
@@ -107,7 +109,7 @@ class Output:
             return
         for one in (error, *error.also):
             line = Text("error", style="bold red")
-            line.append(f" {one.where}" if one.where else "", style="bold")
+            line.append(f" {redact(one.where)}" if one.where else "", style="bold")
             line.append(f": {redact(one.message)}", style="not bold default")
             self.err.print(line)
             if one.help:

@@ -10,6 +10,7 @@ from surefit.config.load import load_config
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.core.units import bytes_text, duration_text
+from surefit.report.scores import TUNED
 
 DEPTH = 3
 """How far below the named directory a run is looked for."""
@@ -26,7 +27,7 @@ def find_runs(directory: Path) -> list[RunDir]:
 def summarise(run: RunDir) -> dict[str, Any]:
     """One row: state, steps, score, size. A damaged artefact shows as such and hides nothing else."""
     events = _attempt(lambda: read_jsonl(run.events), [])
-    steps = [line["step"] for line in _attempt(lambda: read_jsonl(run.metrics), []) if "loss" in line]
+    steps = _attempt(lambda: [line["step"] for line in read_jsonl(run.metrics) if "loss" in line], [])
     config = _attempt(lambda: load_config(run.resolved).config, None)
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     total = _attempt(lambda: read_json(run.plan)["steps"]["total_steps"], None)
@@ -38,7 +39,9 @@ def summarise(run: RunDir) -> dict[str, Any]:
         "recipe": config.recipe if config else "unreadable",
         "model": config.model.name_or_path if config else "unreadable",
         "state": events[-1] if events else None,
-        "state_text": f"{events[-1]['stage']} {events[-1]['event']}" if events else "not started",
+        "state_text": _attempt(lambda: f"{events[-1]['stage']} {events[-1]['event']}", "unreadable")
+        if events
+        else "not started",
         "steps": done,
         "steps_text": f"{done}/{total}" if total else str(done),
         "score": score,
@@ -57,7 +60,7 @@ def _score(run: RunDir) -> dict[str, Any] | None:
     try:
         summary = read_json(run.eval_summary)
         metric, variants = summary["primary_metric"], summary["sets"]["eval"]["variants"]
-        tuned = next(name for name in ("merged", "model", "adapter") if name in variants)
+        tuned = next(name for name in TUNED if name in variants)
         return {"metric": metric, "base": variants["base"][metric]["mean"], "tuned": variants[tuned][metric]["mean"]}
     except (SureFitError, KeyError, TypeError, StopIteration):
         return None

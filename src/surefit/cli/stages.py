@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli.checking import check, checked, plan, planned_run
 from surefit.cli.prepare import Prepared
 from surefit.config.resolve import write_resolved
+from surefit.core.env import redact
 from surefit.core.errors import (
     EXIT_FINDINGS,
     EXIT_INTERRUPTED,
@@ -43,7 +44,7 @@ def noted(run: RunDir, stage: str) -> Iterator[None]:
         yield
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", None) == EXIT_INTERRUPTED
-        message = error.message if isinstance(error, SureFitError) else type(error).__name__
+        message = redact(error.message) if isinstance(error, SureFitError) else type(error).__name__
         with contextlib.suppress(SureFitError):  # a full disk must not hide the error that filled it
             run.note(stage, "interrupted" if stopped else "failed", seconds=time.monotonic() - start, error=message)
         raise
@@ -294,7 +295,7 @@ def predict(
     examples = rows_to_answer(run, data, prompt)
     with out.progress("answering") as on_progress:
         chosen, records = answer(run, examples, variant, on_progress)
-    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    lines = "".join(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
     if output is not None:
         write_atomic(output, lines)
         out.say(f"Wrote {output}: {len(records)} answers by {chosen}")
@@ -307,12 +308,12 @@ def predict(
     return EXIT_OK
 
 
-def report(out: Output, run: Prepared) -> int:
+def report(out: Output, directory: RunDir) -> int:
     """Write report.html."""
     from surefit.report.build import build_report
 
-    with noted(run.run, "report"):
-        path = build_report(run.run)
+    with noted(directory, "report"):
+        path = build_report(directory)
     out.say(f"Wrote {path} ({bytes_text(path.stat().st_size)}): open it in a browser, it needs no network")
     out.result({"report": str(path)})
     return EXIT_OK
@@ -330,7 +331,7 @@ def run(out: Output, prepared: Prepared, *, resume: bool, overwrite: bool) -> in
         "train": lambda: train(each, prepared, resume=resume, overwrite=overwrite),
         "merge": lambda: merge(each, prepared),
         "evaluate": lambda: evaluate(each, prepared, None),
-        "report": lambda: report(each, prepared),
+        "report": lambda: report(each, prepared.run),
     }
     worst = EXIT_OK
     for number, (stage, verb) in enumerate(verbs.items(), start=1):

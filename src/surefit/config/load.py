@@ -10,7 +10,7 @@ import contextlib
 import re
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from pydantic import BaseModel, ValidationError
 
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, did_you_mean
+from surefit.core.units import KIB, shortened
 
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 256 * KIB
 MAX_VALUES = 20_000
 """Values in a file after anchors are expanded: a bound against files that expand without end."""
 OVERRIDE = "--set"
@@ -95,7 +96,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Loaded:
 def read_text(path: Path) -> str:
     """A small UTF-8 file's text, with or without a byte-order mark."""
     if path.is_dir():
-        raise ConfigError("this is a directory, not a config file", path=path)
+        raise ConfigError("this is a directory, not a config file", path=path, help="name the YAML file in it")
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -107,9 +108,10 @@ def read_text(path: Path) -> str:
             help="`surefit init RECIPE -o FILE` writes a config to start from",
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
+        raise ConfigError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"larger than {MAX_BYTES // 1024} KiB: this is no config file", path=path)
+        problem = f"larger than {MAX_BYTES // KIB} KiB: this is no config file"
+        raise ConfigError(problem, path=path, help="name the YAML file; data files are named inside it, as data.train")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -134,7 +136,7 @@ def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
         raise ConfigError("nested too deeply to be a config", path=path) from None
 
 
-def _yaml_help(text: str, line: int | None) -> str | None:
+def _yaml_help(text: str, line: int | None) -> str:
     rows = text.splitlines()
     if line and any("\t" in row for row in rows[max(0, line - 2) : line]):
         return "indent with spaces: YAML does not allow tabs"
@@ -212,6 +214,15 @@ def _override(tree: dict[str, Any], text: str) -> str:
     return dotted
 
 
+def is_overridden(dotted: str, overridden: Iterable[str]) -> bool:
+    """Whether a key, or a section it is in, was set on the command line.
+
+    >>> is_overridden("train.epochs", ["train"]), is_overridden("train", ["train.epochs"])
+    (True, False)
+    """
+    return any(dotted == key or dotted.startswith(f"{key}.") for key in overridden)
+
+
 def _merge_unions(error: ValidationError) -> list[dict[str, Any]]:
     """One entry per key: pydantic reports every branch of a union on its own."""
     merged: dict[str, dict[str, Any]] = {}
@@ -261,7 +272,7 @@ def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden
     nearest = dotted
     while nearest and nearest not in lines:
         nearest = nearest.rpartition(".")[0]
-    if any(f"{dotted}.".startswith(f"{key}.") or key.startswith(f"{dotted}.") for key in overridden):
+    if is_overridden(dotted, overridden) or any(key.startswith(f"{dotted}.") for key in overridden):
         return ConfigError(message, path=OVERRIDE, field=dotted, help=help_text)
     return ConfigError(message, path=path, line=lines.get(nearest), field=dotted, help=help_text)
 
@@ -335,14 +346,9 @@ def _bounds_text(metadata: list[Any]) -> str:
 
 def _shape(value: Any) -> str:
     """A value as the user wrote it, short."""
-    text = (
-        {True: "true", False: "false", None: "null"}.get(value)
-        if value is None or value is True or value is False
-        else None
-    )
-    if text is None:
-        text = f"the text {value!r}" if isinstance(value, str) else repr(value)
-    text = text if len(text) <= 60 else text[:57] + "..."
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    text = shortened(f"the text {value!r}" if isinstance(value, str) else repr(value))
     if isinstance(value, list):
         return f"a list: {text}"
     return f"a mapping: {text}" if isinstance(value, dict) else text

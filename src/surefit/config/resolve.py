@@ -16,15 +16,21 @@ import yaml
 from pydantic import BaseModel
 
 from surefit import __version__
-from surefit.config.load import OVERRIDE, Loaded
+from surefit.config.load import OVERRIDE, Loaded, is_overridden
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, bytes_text, count_text
 
+LOSS_BYTES = 12
+"""Per token and vocabulary entry in the backward pass of `train/loss.py`, whatever the model's type: the float32
+log-probabilities, their gradient, and the gradient of the logits (a test measures it)."""
 LOGIT_SHARE = 0.1
 """The share of a GPU's memory that the automatic micro batch lets the logits take."""
-CPU_LOGIT_BYTES = GIB
+UNKNOWN_MEMORY = 8 * GIB
+"""What a GPU is taken to have where nobody knows."""
+CPU_MICRO_BATCH = 4
+"""Measured: 5.5 thousand tokens/s of one core at 4, 4.7 at 8, 2.9 at 32, 5.3 at 2 (docs/LOG.md)."""
 SMALL_MODEL = 100_000_000
 """Parameters below which activations are no reason to recompute them on a GPU."""
 
@@ -120,15 +126,34 @@ def resolve(loaded: Loaded, model: ModelLike, hardware: HardwareLike, rows: int 
 
 
 def total_steps(config: Config, rows: int | None) -> int | None:
-    """Optimizer steps of the run.
+    """Optimizer steps of the run, as far as they can be told before the rows are tokenised; `max_steps` without rows.
 
-    3,000 rows, 2 % held out, batches of 64, two epochs: ceil(2 × 2,940 / 64) = 92.
+    Rows are held out by the hash of their prompt, so about, not exactly, the share of `data.eval` is.
     """
+    train = config.train
     if rows is None:
-        return config.train.max_steps
+        return train.max_steps
     trained = rows - round(rows * config.data.eval) if isinstance(config.data.eval, float) else rows
-    steps = max(1, math.ceil(trained * config.train.epochs / config.train.global_batch_size))
-    return min(steps, config.train.max_steps or steps)
+    return optimizer_steps(trained, train.epochs, train.global_batch_size, train.max_steps)
+
+
+def optimizer_steps(rows: int, epochs: float, global_batch_size: int, max_steps: int | None) -> int:
+    """Steps until every row was seen `epochs` times, at most `max_steps`.
+
+    >>> optimizer_steps(2940, 2, 64, None), optimizer_steps(2940, 2, 64, 50), optimizer_steps(3, 1, 64, None)
+    (92, 50, 1)
+    """
+    steps = max(1, math.ceil(rows * epochs / global_batch_size))
+    return min(steps, max_steps or steps)
+
+
+def warmup_steps(total_steps: int, warmup: float) -> int:
+    """Optimizer steps of warmup: a share of all steps below 1, else the number itself.
+
+    >>> warmup_steps(200, 0.03), warmup_steps(200, 10), warmup_steps(200, 0)
+    (6, 10, 0)
+    """
+    return math.ceil(total_steps * warmup if warmup < 1 else warmup)
 
 
 def _decide_dtype(hardware: HardwareLike) -> tuple[str, str]:
@@ -140,17 +165,18 @@ def _decide_dtype(hardware: HardwareLike) -> tuple[str, str]:
 
 
 def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike) -> tuple[int, str]:
-    """The largest divisor of the global batch whose logits (value, fp32 copy, gradient) stay within a budget.
+    """On a GPU the largest divisor of the global batch for which the logits and their gradient stay within a budget.
 
     Vocabulary 128,256 at 2,048 tokens: 12 bytes × 128,256 × 2,048 = 2.94 GiB per example, so 2 on an 80 GiB GPU.
     """
-    budget = (
-        LOGIT_SHARE * hardware.memory_bytes if hardware.kind == "cuda" and hardware.memory_bytes else CPU_LOGIT_BYTES
-    )
-    per_example = 12 * model.vocab_size * config.data.max_length
     whole = config.train.global_batch_size
-    fitting = [d for d in range(1, whole + 1) if whole % d == 0 and d * per_example <= budget]
-    micro = max(fitting, default=1)
+    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+    if hardware.kind == "cpu":
+        micro = max(d for d in divisors if d <= CPU_MICRO_BATCH)
+        return micro, "on a CPU small micro batches are faster: rows of one length share them, so less is padded"
+    budget = LOGIT_SHARE * (hardware.memory_bytes or UNKNOWN_MEMORY)
+    per_example = LOSS_BYTES * model.vocab_size * config.data.max_length
+    micro = max((d for d in divisors if d * per_example <= budget), default=1)
     return micro, (
         f"the largest divisor of {whole} whose logits ({bytes_text(per_example)} per example) stay within "
         f"{bytes_text(budget)}; activations are not counted yet"
@@ -178,7 +204,7 @@ def _decide_eval_batch(hardware: HardwareLike) -> tuple[int, str]:
 
 
 def _origin(dotted: str, loaded: Loaded) -> Origin:
-    if any(dotted == key or dotted.startswith(f"{key}.") for key in loaded.overridden):
+    if is_overridden(dotted, loaded.overridden):
         return Origin(OVERRIDE)
     key = dotted
     while key and key not in loaded.lines:
@@ -229,11 +255,11 @@ def write_resolved(resolved: Resolved, path: Path) -> None:
             if open_sections[: depth + 1] != sections[: depth + 1]:
                 lines.append(f"{'  ' * depth}{name}:")
         open_sections = sections
-        lines.append(f"{'  ' * len(sections)}{leaf}: {_scalar(value)}  # {resolved.provenance[dotted]}")
+        lines.append(f"{'  ' * len(sections)}{leaf}: {one_line_yaml(value)}  # {resolved.provenance[dotted]}")
     write_atomic(path, "\n".join(lines) + "\n")
 
 
-def _scalar(value: Any) -> str:
-    """A value on one line of YAML."""
+def one_line_yaml(value: Any) -> str:
+    """A value as it stands behind its key."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from surefit.config.resolve import one_line_yaml
 from surefit.config.schema import Config
 
 STARTERS: dict[str, dict[str, Any]] = {
@@ -57,14 +57,10 @@ def _section(section: type[BaseModel], prefix: str, values: dict[str, Any]) -> l
             lines.append(f"{'' if used else '#'}{indent}{name}:")
             lines += _section(inner, f"{dotted}.", values)
         elif dotted in values:
-            lines.append(f"{indent}{name}: {_inline(values[dotted])}")
+            lines.append(f"{indent}{name}: {one_line_yaml(values[dotted])}")
         else:
             default = field.get_default(call_default_factory=True)
-            lines.append(f"#{indent}{name}: {_inline(None if default is PydanticUndefined else default)}")
+            lines.append(f"#{indent}{name}: {one_line_yaml(None if default is PydanticUndefined else default)}")
         if not prefix:
             lines.append("")
     return lines
-
-
-def _inline(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10**9).removesuffix("\n").removesuffix("\n...")

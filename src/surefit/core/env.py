@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from itertools import takewhile
 from pathlib import Path
+
+from surefit.core.errors import ConfigError
 
 SECRET_NAMES = (
     "HF_TOKEN",
@@ -29,13 +32,23 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 def load_dotenv(directory: Path | None = None) -> Path | None:
-    """Read `.env` in `directory` (default: the working directory); what the environment already has wins."""
+    """Read `.env` in `directory` (default: the working directory); what the environment already has wins.
+
+    Raises:
+        ConfigError: it is there and cannot be read.
+    """
     path = (directory or Path.cwd()) / ".env"
     if not path.is_file():
         return None
     from dotenv import load_dotenv as load
 
-    load(path, override=False)
+    try:
+        load(path, override=False)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(
+            f"cannot be read: {reason}", path=path, help="mend it (lines NAME=value), or move it elsewhere"
+        ) from None
     return path
 
 
@@ -79,19 +92,27 @@ def _user_cache() -> Path:
     return Path(base).expanduser() if base else Path.home() / ".cache"
 
 
-def set_default(name: str, value: str) -> None:
-    """Set an environment variable that other libraries read, unless the user has set it."""
-    os.environ.setdefault(name, value)
+def visible_gpus() -> list[int] | None:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` lets this process use, by number; None where it does not restrict them.
+
+    As CUDA reads it: the list ends at the first entry that names no GPU, so "" and "-1" hide them all. GPUs that are
+    named by UUID cannot be told by number, and count as not restricted.
+    """
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None or text.strip().startswith(("GPU-", "MIG-")):
+        return None
+    entries = [entry.strip() for entry in text.split(",")]
+    return [int(entry) for entry in takewhile(str.isdecimal, entries)]
 
 
 def quiet_libraries() -> None:
     """One progress line is ours: keep the libraries' own bars and banners away from it. Call before importing them."""
-    set_default("TRANSFORMERS_VERBOSITY", "error")
-    set_default("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    set_default("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    set_default("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    # Our worker threads and the tokenizers' own would compete; forking after their use also warns.
-    set_default("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    # Said by us, so that tokenizers does not switch it off with a warning when a library forks the process.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # transformers 5.17 to 5.23 deprecates an attribute that PEFT 0.19 to 0.21 reads: nothing a user can do about.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\b")
 
@@ -105,6 +126,7 @@ def redact(text: str) -> str:
     return SECRET_SHAPE.sub("***", text)
 
 
-def secrets_present() -> dict[str, bool]:
-    """Which secrets the environment holds, by name; never their values."""
-    return {name: bool(os.environ.get(name)) for name in SECRET_NAMES}
+def first_line(error: Exception, limit: int = 300) -> str:
+    """The first line of another library's error, without secrets: the hub's messages run over paragraphs."""
+    lines = redact(str(error)).strip().splitlines()
+    return lines[0][:limit] if lines else type(error).__name__

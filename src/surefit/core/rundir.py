@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -201,6 +202,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError("not there yet", path=path, help="run the stage that writes it first") from None
+    except OSError as error:
+        raise _unreadable(error, path) from None
     except ValueError as error:
         raise DataError(f"not valid JSON: {error}", path=path, help="run the stage that writes it again") from error
 
@@ -214,16 +217,35 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of one of our own JSONL logs; a last line that a crash cut short is left out."""
-    if not path.exists():
+    """The records of one of our own JSONL logs, none where it is not there; a last line that a crash cut short is left
+    out.
+
+    Raises:
+        DataError: the file cannot be read, or another line is damaged.
+    """
+    try:
+        # Bytes, because only they split at line feeds alone: a value may hold U+2028.
+        lines = path.read_bytes().rstrip().splitlines()
+    except FileNotFoundError:
         return []
-    # Not splitlines(): it would also break at the U+2028 that a value may hold.
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except OSError as error:
+        raise _unreadable(error, path) from None
     records = []
-    for number, line in enumerate(filter(None, lines), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             records.append(json.loads(line))
         except ValueError as error:
             if number < len(lines):
-                raise DataError(f"not valid JSON: {error}", path=path, line=number) from error
+                help_text = "restore the file, or delete it and run the stage that writes it again"
+                raise DataError(f"not valid JSON: {error}", path=path, line=number, help=help_text) from error
     return records
+
+
+def _unreadable(error: OSError, path: Path) -> DataError:
+    return DataError(f"cannot be read: {error.strerror}", path=path, help="check the run directory and its permissions")
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, as `sha256sum` prints it."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""How SureFit writes quantities: memory and disk always in GiB or MiB, times as a person says them."""
+"""How SureFit writes quantities and values: memory and disk always in GiB or MiB, times as a person says them."""
 
 from __future__ import annotations
 
@@ -53,3 +53,12 @@ def plural(count: int, noun: str) -> str:
     ('1 error', '3 errors', '2,000 rows')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """A value that a message quotes, cut where it is longer than the message can bear.
+
+    >>> shortened("abcdefgh", 5)
+    'abcd…'
+    """
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -290,12 +290,22 @@ def read_splits(
     rows = rows if rows is not None else load_rows(section.train, split=section.split)
     train = to_examples(rows, recipe, section.format, section.bad_rows)
     if isinstance(section.eval, str):
-        held_out = load_rows(section.eval, split=section.split)
-        if held_out.sha256 == rows.sha256:
-            help_text = "name other rows, or a share such as 0.02 to set aside"
-            raise DataError("the same rows as data.train", path=section.eval, field="data.eval", help=help_text)
+        held_out = load_held_out(section.eval, section.split, rows)
         return train, to_examples(held_out, recipe, section.format, section.bad_rows)
     return split_eval(train, section.eval, seed)
+
+
+def load_held_out(source: str, split: str, train: Rows | None) -> Rows:
+    """The rows that `data.eval` names.
+
+    Raises:
+        DataError: as `load_rows`; and where they are the training rows.
+    """
+    rows = load_rows(source, split=split)
+    if train is not None and rows.sha256 == train.sha256:
+        help_text = "name other rows, or a share such as 0.02 to set aside"
+        raise DataError("the same rows as data.train", path=source, field="data.eval", help=help_text)
+    return rows
 
 
 def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:

@@ -32,7 +32,7 @@ def hub_rows(source: str, split: str) -> tuple[list[Placed], str]:
         table = datasets.load_dataset(name, config or None, split=split, token=env.hub_token())
         rows = [without_filled_nulls(row) for row in table]
     if not rows:
-        raise DataError(f"the split {split!r} holds no rows", path=source, field="data.split")
+        raise DataError(f"the split {split!r} holds no rows", path=source, field="data.split", help="name another")
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps(row, default=str).encode() + b"\n")
@@ -50,7 +50,7 @@ def _hub_errors(source: str, split: str) -> Iterator[None]:
     except Exception as error:
         from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
-        reason = _first_line(error)
+        reason = env.first_line(error)
         if isinstance(error, DatasetNotFoundError):
             raise _not_found(source, reason) from None
         if isinstance(error, ConnectionError) or type(error).__module__.startswith(("httpx", "huggingface_hub")):
@@ -87,11 +87,6 @@ def _not_found(source: str, reason: str) -> DataError:
         path=source,
         help="check the name; for a private data set set HF_TOKEN in the environment or in .env",
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = env.redact(str(error)).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def _one_line(error: Exception) -> str:

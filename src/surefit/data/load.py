@@ -15,6 +15,8 @@ from typing import Any, Literal, overload
 
 from surefit import samples
 from surefit.core.errors import DataError, did_you_mean
+from surefit.core.rundir import file_sha256
+from surefit.core.sampling import evenly
 from surefit.data.readers import READERS, Placed
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?(@\S+)?")
@@ -72,8 +74,7 @@ class Rows(Sequence[dict[str, Any]]):
 
     def sample(self, limit: int) -> Rows:
         """Up to `limit` rows, spread evenly, that still know where they were read."""
-        count = len(self)
-        chosen = [self._placed[n * count // limit] for n in range(limit)] if count > limit else self._placed
+        chosen = [self._placed[n] for n in evenly(len(self), limit)]
         return Rows(self.source, chosen, self.files, self.sha256)
 
     def place(self, index: int) -> tuple[str, int | None]:
@@ -110,7 +111,7 @@ def resolve_source(text: str) -> Source:
     """
     if sample := samples.resolve(text):
         return Source("sample", text, sample)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if text.strip() and os.path.isdir(path):
         return Source("directory", text, path)
     if os.path.isfile(path):
@@ -136,7 +137,7 @@ def _missing(text: str, path: Path) -> DataError:
         return DataError("no data is named", help=f"name a file ({KINDS}) or a directory; {hub}")
     if not os.path.isdir(path.parent):
         return DataError(f"no such file: there is no directory {path.parent}", path=path, help=hub)
-    siblings = [str(path.parent / name) for name in sorted(os.listdir(path.parent)) if not name.startswith(".")]
+    siblings = [str(entry) for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
     help_text = f"paths start at the directory you run in; {hub}"
     return DataError(f"no such file or directory{did_you_mean(str(path), siblings)}", path=path, help=help_text)
 
@@ -159,9 +160,17 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
         placed, sha256 = hub_rows(source, split)
         return Rows(source, placed, (), sha256)
     assert found.path is not None
-    files = _files(found.path) if found.kind == "directory" else [found.path]
-    placed = [one for file in files for one in _read(file)]
-    return Rows(source, placed, files, _sha256(files))
+    try:
+        files = _files(found.path) if found.kind == "directory" else [found.path]
+        placed = [one for file in files for one in _read(file)]
+        sha256 = _sha256(files)
+    except OSError as error:
+        path = error.filename or found.path
+        raise DataError(f"cannot be read: {error.strerror or error}", path=path, help="check its permissions") from None
+    if found.kind == "sample":
+        # Where the package is installed says nothing about the row, and places are written into artefacts.
+        placed = [one._replace(path=source) for one in placed]
+    return Rows(source, placed, files, sha256)
 
 
 def _read(file: Path) -> list[Placed]:
@@ -169,14 +178,11 @@ def _read(file: Path) -> list[Placed]:
     if reader is None:
         ending = f"the ending {file.suffix!r}" if file.suffix else "no ending"
         raise DataError(f"a data file with {ending} cannot be read", path=file, help=f"{KINDS} can")
-    try:
-        if file.stat().st_size == 0:
-            raise DataError("the file is empty", path=file, help="was it written completely?")
-        placed = list(reader(file))
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", path=file) from None
+    if file.stat().st_size == 0:
+        raise DataError("the file is empty", path=file, help="was it written completely?")
+    placed = list(reader(file))
     if not placed:
-        raise DataError("the file holds no rows", path=file)
+        raise DataError("the file holds no rows", path=file, help="was it written completely?")
     return placed
 
 
@@ -216,8 +222,5 @@ def _refuse_mixed_splits(directory: Path, files: list[Path]) -> None:
 
 
 def _sha256(files: Sequence[Path]) -> str:
-    digests = []
-    for file in files:
-        with open(file, "rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    digests = [file_sha256(file) for file in files]
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.data.readers import kind_text
-from surefit.metrics.strict_json import strict_json
+from surefit.metrics.strict_json import json_kind, strict_json
 from surefit.task import Message
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -80,7 +79,7 @@ def message_list(value: Any, field: str) -> list[Message]:
 
 def _message(item: Any, field: str) -> Message:
     if not isinstance(item, Mapping):
-        raise DataError(f"a message must be an object with role and content, not {kind_text(item)}", field=field)
+        raise DataError(f"a message must be an object with role and content, not {json_kind(item)}", field=field)
     role = item.get("role")
     if role not in ROLES:
         raise _bad_role(item, role, field)
@@ -124,7 +123,7 @@ def _part_text(part: Any, field: str) -> str:
         return part
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    kind = f"a part of type {part.get('type')!r}" if isinstance(part, Mapping) else kind_text(part)
+    kind = f"a part of type {part.get('type')!r}" if isinstance(part, Mapping) else json_kind(part)
     raise DataError(f'{kind} is not text: only {{"type": "text", "text": …}} can be read', field=field)
 
 
@@ -139,7 +138,7 @@ def tool_calls(value: Any, field: str) -> list[dict[str, Any]]:
 
 def _tool_call(item: Any, field: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
-        raise DataError(f"a tool call must be an object, not {kind_text(item)}", field=field)
+        raise DataError(f"a tool call must be an object, not {json_kind(item)}", field=field)
     wrapped = isinstance(item.get("function"), Mapping)
     function = item["function"] if wrapped else item
     inner = f"{field}.function" if wrapped else field
@@ -148,7 +147,7 @@ def _tool_call(item: Any, field: str) -> dict[str, Any]:
         raise DataError("the tool call has no name", field=f"{inner}.name")
     arguments = json_value(function.get("arguments", {}), f"{inner}.arguments")
     if not isinstance(arguments, Mapping):
-        raise DataError(f"arguments must be an object, not {kind_text(arguments)}", field=f"{inner}.arguments")
+        raise DataError(f"arguments must be an object, not {json_kind(arguments)}", field=f"{inner}.arguments")
     call = {key: value for key, value in item.items() if wrapped and key not in ("type", "function")}
     return call | {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
@@ -168,7 +167,7 @@ def tool_list(value: Any, field: str = "tools") -> list[dict[str, Any]] | None:
 def _tool(value: Any, field: str) -> dict[str, Any]:
     item = json_value(value, field)
     if not isinstance(item, Mapping):
-        raise DataError(f"a tool must be an object, not {kind_text(item)}", field=field)
+        raise DataError(f"a tool must be an object, not {json_kind(item)}", field=field)
     wrapped = isinstance(item.get("function"), Mapping)
     function = item["function"] if wrapped else item
     if not isinstance(function.get("name"), str) or not function["name"]:
@@ -187,7 +186,7 @@ def from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:
 
 def _sharegpt_turn(turn: Any, field: str) -> Message:
     if not isinstance(turn, Mapping):
-        raise DataError(f"a turn must be an object with from and value, not {kind_text(turn)}", field=field)
+        raise DataError(f"a turn must be an object with from and value, not {json_kind(turn)}", field=field)
     speaker = turn.get("from")
     if speaker is None:
         help_text = "turns written as role and content belong in a column named messages" if "role" in turn else None
@@ -205,7 +204,7 @@ def _sharegpt_turn(turn: Any, field: str) -> Message:
 
 
 def text(value: Any, field: str) -> str:
-    """`value`, which must be a text.
+    """`value`, which must be text.
 
     Raises:
         DataError: it is missing or something else.
@@ -213,7 +212,7 @@ def text(value: Any, field: str) -> str:
     if value is None:
         raise DataError("missing", field=field)
     if not isinstance(value, str):
-        raise DataError(f"expected a text, got {kind_text(value)}", field=field)
+        raise DataError(f"expected text, got {json_kind(value)}", field=field)
     return value
 
 
@@ -237,5 +236,5 @@ def json_list(value: Any, field: str) -> Sequence[Any]:
         raise DataError("missing", field=field)
     parsed = json_value(value, field)
     if not isinstance(parsed, (list, tuple)):
-        raise DataError(f"expected a list, got {kind_text(parsed)}", field=field)
+        raise DataError(f"expected a list, got {json_kind(parsed)}", field=field)
     return parsed

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from surefit.core.errors import DataError
+from surefit.metrics.strict_json import deeper_than, json_kind
 
 MAX_DEPTH = 100
 """Brackets inside brackets in one row. Real rows have fewer than 20; Python's own limit varies and is no message."""
@@ -61,7 +62,7 @@ def _line_row(text: str, path: Path, line: int) -> dict[str, Any]:
         ) from None
     if not isinstance(row, dict):
         raise DataError(
-            f"a row must be a JSON object, not {kind_text(row)}",
+            f"a row must be a JSON object, not {json_kind(row)}",
             path=path,
             line=line,
             help=_ARRAY_HELP if isinstance(row, list) and line == 1 else None,
@@ -95,7 +96,7 @@ def _numbered(rows: list[Any], path: Path) -> Iterator[Placed]:
     for number, row in enumerate(rows, start=1):
         place = f"{path} row {number}"
         if not isinstance(row, dict):
-            raise DataError(f"a row must be a JSON object, not {kind_text(row)}", path=place)
+            raise DataError(f"a row must be a JSON object, not {json_kind(row)}", path=place)
         yield Placed(row, place, None)
 
 
@@ -121,35 +122,24 @@ def _decode(text: str, path: Path, line: int | None) -> Any:
         raise
     except (RecursionError, ValueError) as error:
         raise _undecodable(error, path, line) from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and isinstance(value, (dict, list)):
-        # The array around the rows of a .json file is one level more.
-        _refuse_depth(value, MAX_DEPTH + isinstance(value, list), path, line)
+    # The array around the rows of a .json file is one level more.
+    if text.count("[") + text.count("{") > MAX_DEPTH and deeper_than(value, MAX_DEPTH + isinstance(value, list)):
+        raise DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line, help=_FLATTER)
     return value
 
 
 def _undecodable(error: Exception, path: Path, line: int | None) -> DataError:
     if isinstance(error, RecursionError):
-        return DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line)
+        return DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line, help=_FLATTER)
     if isinstance(error, UnicodeEncodeError):
         message = "half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
-        return DataError(message, path=path, line=line)
+        return DataError(message, path=path, line=line, help="remove it: the text was cut inside a character")
     if "digits" in str(error):
         return DataError("an integer with thousands of digits", path=path, line=line, help="write it as a text")
     return DataError(str(error), path=path, line=line)
 
 
-def _refuse_depth(value: Any, limit: int, path: Path, line: int | None) -> None:
-    level = [value]
-    for _ in range(limit):
-        inner: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
-        level = [item for item in inner if isinstance(item, (dict, list))]
-    if level:
-        raise DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line)
+_FLATTER = "store what is nested so deeply as JSON text"
 
 
 def read_csv(path: Path) -> Iterator[Placed]:
@@ -191,7 +181,8 @@ def _csv_header(cells: list[str], path: Path, line: int) -> list[str]:
             )
     repeated = [cell for cell in cells if cells.count(cell) > 1]
     if repeated:
-        raise DataError(f"the header names the column {repeated[0]!r} twice", path=path, line=line)
+        problem = f"the header names the column {repeated[0]!r} twice"
+        raise DataError(problem, path=path, line=line, help="give every column a name of its own")
     return cells
 
 
@@ -251,16 +242,6 @@ READERS: dict[str, Callable[[Path], Iterator[Placed]]] = {
 """File ending → reader."""
 
 
-def kind_text(value: Any) -> str:
-    """What a JSON value is, in words.
-
-    >>> kind_text([1]), kind_text(None), kind_text(2.5)
-    ('a list', 'null', 'a number')
-    """
-    words = {type(None): "null", bool: "true or false", str: "a text", list: "a list", dict: "an object"}
-    return words.get(type(value), "a number" if isinstance(value, (int, float)) else type(value).__name__)
-
-
 def _problem(error: json.JSONDecodeError) -> str:
     return f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
 
@@ -273,7 +254,9 @@ def _refuse_other_kinds(path: Path) -> None:
         if head.startswith(signature):
             raise DataError(f"this is {what}, not {path.suffix} text", path=path, help=help_text)
     if b"\0" in head:
-        raise DataError(f"this is binary data, not {path.suffix} text", path=path)
+        raise DataError(
+            f"this is binary data, not {path.suffix} text", path=path, help="give the file the ending of what it is"
+        )
 
 
 def _utf8(data: bytes, path: Path, line: int | None) -> str:

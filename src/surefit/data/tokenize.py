@@ -7,7 +7,7 @@ given when it is evaluated, whatever the answer's first letters would merge with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from surefit.core.errors import DataError, ModelError
+from surefit.core.progress import OnProgress, silent
 from surefit.data.cache import MASKED, Encoded, Stats, TokenDataset, cache_key, open_cached, store
 from surefit.data.formats import Examples, bad_rows_error
 from surefit.data.messages import trained_on
@@ -31,8 +32,6 @@ would differ."""
 BATCH = 256
 """Examples that are handed to the tokenizer at once: it works on them in parallel."""
 
-Progress = Callable[[int, int, str], None]
-"""Called with (done, total, text)."""
 Segment = tuple[str, bool]
 """A text, and whether the model has to write it."""
 
@@ -232,7 +231,7 @@ def build_dataset(
     max_length: int,
     too_long: str = "drop",
     cache: Path | None = None,
-    on_progress: Progress = lambda done, total, text: None,
+    on_progress: OnProgress = silent,
 ) -> TokenDataset:
     """Tokenise once: the result lies in SureFit's cache and is found again by the hash of all that it depends on.
 
@@ -259,7 +258,7 @@ def build_dataset(
     return dataset.counting_skipped(len(examples.skipped))
 
 
-def _encode_all(examples: Examples, tokenizer: PreTrainedTokenizerBase, on_progress: Progress) -> Iterator[Encoded]:
+def _encode_all(examples: Examples, tokenizer: PreTrainedTokenizerBase, on_progress: OnProgress) -> Iterator[Encoded]:
     total, tokens = len(examples), 0
     on_progress(0, total, "")
     for start in range(0, total, BATCH):

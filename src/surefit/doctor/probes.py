@@ -26,8 +26,10 @@ from surefit.facts.hardware import (
     detect_gpus,
     disk_free_bytes,
     installed_version,
+    nearest_existing,
     processor_name,
     ram_bytes,
+    usable_gpus,
 )
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -121,7 +123,10 @@ def gpu() -> Iterator[Probe]:
         yield Probe("gpu", f"{card.name}, {memory}, compute capability {major}.{minor}, driver {card.driver}")
     if not cards:
         yield Probe("gpu", "none (nvidia-smi is not here, or lists nothing): training runs on the CPU")
-    yield torch_probe(bool(cards))
+    usable = usable_gpus(cards)
+    if len(usable) < len(cards):
+        yield Probe("gpu", f"CUDA_VISIBLE_DEVICES leaves {len(usable)} of {len(cards)} to use")
+    yield torch_probe(bool(usable))
 
 
 def torch_probe(gpu_present: bool, interpreter: str = sys.executable) -> Probe:
@@ -171,9 +176,7 @@ def disks() -> Iterator[Probe]:
 
 
 def _disk(name: str, place: Path) -> Probe:
-    existing = place
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = nearest_existing(place)
     fact = f"{place}, {bytes_text(disk_free_bytes(place))} free"
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".surefit-probe-"):

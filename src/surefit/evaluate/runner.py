@@ -20,15 +20,15 @@ from transformers import PreTrainedTokenizerBase
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.core.errors import DataError
-from surefit.core.rundir import RunDir, read_json, write_atomic, write_json
+from surefit.core.progress import OnProgress, silent
+from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
+from surefit.core.sampling import evenly
 from surefit.data.formats import Examples
 from surefit.data.tokenize import tokenize_prompt
 from surefit.evaluate.summary import estimates, gate_metric, summarise
 from surefit.evaluate.variants import VARIANTS, choose, identity, open_variants, place
 from surefit.generate.engine import Generation, generate
 from surefit.task import Example, Prediction, Scores, TaskRecipe
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def evaluate(
     run: RunDir,
     sets: Mapping[str, Examples],
     variants: Sequence[str] | None = None,
-    on_progress: Progress = lambda done, total, text: None,
+    on_progress: OnProgress = silent,
 ) -> dict[str, Any]:
     """Score variants on sets; write eval/SET/VARIANT.json with its predictions, and eval/summary.json.
 
@@ -97,27 +97,35 @@ def _pick(name: str, examples: Examples, limit: int | None) -> Picked:
             field="data.eval" if name == "eval" else f"evaluate.also.{name}",
             help="hold out more rows, or name a file that has some",
         )
-    count = min(limit or len(examples), len(examples))
-    indices = [i * len(examples) // count for i in range(count)]
+    indices = evenly(len(examples), limit)
     return Picked(indices, [examples.examples[i] for i in indices], [examples.where[i] for i in indices])
+
+
+def read_answer(recipe: TaskRecipe, answer: Generation) -> Prediction:
+    """What the recipe makes of an answer.
+
+    A truncated one is not parsed: half a list of calls is no answer, even where a repair would make it one.
+    """
+    return Prediction(answer.text, answer.truncated, None if answer.truncated else recipe.parse(answer.text))
 
 
 def _require_scorable(rows: Picked, recipe: TaskRecipe) -> None:
     """Find a row without a gold answer now, not after an hour of generating."""
     for example, where in zip(rows.examples, rows.where, strict=True):
-        with _at(where):
+        with errors_at(where):
             recipe.score(example, Prediction(text=""))
 
 
 @contextlib.contextmanager
-def _at(where: str) -> Iterator[None]:
+def errors_at(where: str) -> Iterator[None]:
+    """Add a row's place to what is wrong with it."""
     try:
         yield
     except DataError as error:
         raise DataError(error.message, path=where, field=error.field, help=error.help) from error
 
 
-def _part_of(on_progress: Progress, before: int, total: int, label: str) -> Progress:
+def _part_of(on_progress: OnProgress, before: int, total: int, label: str) -> OnProgress:
     return lambda done, _, text: on_progress(before + done, total, f"{label} {text}".rstrip())
 
 
@@ -137,11 +145,11 @@ class _Scorer:
         self.config, self.recipe, self.run, self.variant, self.sha256 = config, recipe, run, variant, sha256
         self.model, self.tokenizer = model, tokenizer
 
-    def score(self, name: str, rows: Picked, on_progress: Progress) -> None:
+    def score(self, name: str, rows: Picked, on_progress: OnProgress) -> None:
         """Generate, parse, score, write."""
         prompts = []
         for example, where in zip(rows.examples, rows.where, strict=True):
-            with _at(where):
+            with errors_at(where):
                 prompts.append(tokenize_prompt(example, self.tokenizer))
         started = time.perf_counter()
         settings = self.config.evaluate
@@ -155,18 +163,17 @@ class _Scorer:
         self._write(name, lines, answers, seconds)
 
     def _line(self, index: int, example: Example, where: str, prompt: list[int], answer: Generation) -> dict[str, Any]:
-        # A truncated answer is not parsed: half a list of calls is no answer, even where a repair would make it one.
-        parsed = None if answer.truncated else self.recipe.parse(answer.text)
-        with _at(where):
-            scores = self.recipe.score(example, Prediction(answer.text, answer.truncated, parsed))
+        prediction = read_answer(self.recipe, answer)
+        with errors_at(where):
+            scores = self.recipe.score(example, prediction)
         return {
             "index": index,
             "where": where,
             "prompt": self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False),
             "gold": example.completion,
-            "text": answer.text,
-            "truncated": answer.truncated,
-            "parsed": parsed,
+            "text": prediction.text,
+            "truncated": prediction.truncated,
+            "parsed": prediction.parsed,
             "scores": scores,
         }
 
@@ -218,12 +225,14 @@ def _scored(
             path, predictions = _paths(run, name, variant)
             if not path.exists():
                 continue
-            record = read_json(path)
-            # Not `splitlines`: an answer may hold characters that Python, but not JSON, takes for a line's end.
-            lines = [json.loads(line) for line in predictions.read_text(encoding="utf-8").split("\n") if line]
-            fault = _not_comparable(config, recipe, record, lines, rows)
-            if fault is None and record["model_sha256"] != hashes(variant):
-                fault = "answered by another model than the run has now"
+            lines: list[dict[str, Any]] = []
+            try:
+                record, lines = read_json(path), read_jsonl(predictions)
+                fault = _not_comparable(config, recipe, record, lines, rows)
+                if fault is None and record["model_sha256"] != hashes(variant):
+                    fault = "answered by another model than the run has now"
+            except (DataError, KeyError, TypeError) as error:
+                fault = f"damaged ({error.message if isinstance(error, DataError) else type(error).__name__})"
             if fault:
                 left_out.append(f"{name}/{variant}: {fault}")
             else:

@@ -162,7 +162,8 @@ def _optional(section: Mapping[str, Any], key: str, where: object) -> int | None
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{key} is {value!r}; a whole number above zero is needed", path=str(where))
+        problem = f"{key} is {value!r}; a whole number above zero is needed"
+        raise ModelError(problem, path=str(where), help="take config.json from the model's own repository again")
     return value
 
 

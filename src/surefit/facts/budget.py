@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import LOSS_BYTES, Resolved
 from surefit.config.schema import AdapterSection
 from surefit.core.units import count_text
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
@@ -24,9 +24,6 @@ from surefit.facts.model import DTYPE_BYTES, ModelFacts
 FLOAT32 = 4
 MOMENTS = 8
 """AdamW's two moments of a trained parameter, in float32."""
-LOSS_BYTES = 12
-"""Per token and vocabulary entry in the backward pass of `train/loss.py`, whatever the model's type: the float32
-log-probabilities, their gradient, and the gradient of the logits (a test measures it)."""
 HEADER_BYTES = 150
 """Per tensor in the header of a safetensors file; the names of LoRA factors are long (a test compares real files)."""
 OUTPUT_HEADS = ("lm_head", "embed_out", "output")

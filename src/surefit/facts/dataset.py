@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from surefit.core.sampling import evenly
+from surefit.core.units import shortened
+
 SAMPLE = 500
 TARGETS = ("answers", "answer", "completion", "output", "response", "target", "label", "summary", "graph", "solution")
 """Columns that hold what the model is to answer, in the order they are looked for."""
@@ -71,7 +74,7 @@ def dataset_facts(
         expected: the recipe's columns: the target is looked for among them first.
     """
     count = len(rows)
-    numbers = [n * count // limit for n in range(limit)] if count > limit else list(range(count))
+    numbers = evenly(count, limit)
     sample = [rows[n] for n in numbers]
     target = _target_column(sample, expected)
     answers = [_answer(row, target) for row in sample] if target else []
@@ -86,7 +89,7 @@ def dataset_facts(
         target_null=sum(_is_null(answer) for answer in answers),
         target_blank=sum(_is_blank(answer) for answer in answers),
         target_distinct=len(texts),
-        target_example=_short(texts.most_common(1)[0][0]) if texts else "",
+        target_example=shortened(texts.most_common(1)[0][0]) if texts else "",
         first_bad=(where(bad[0]) if where else f"row {bad[0] + 1}") if bad else None,
         duplicates=len(sample) - len({_text(row) for row in sample}),
     )
@@ -136,7 +139,3 @@ def _is_blank(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

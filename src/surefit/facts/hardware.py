@@ -10,12 +10,15 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from surefit.core import env
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.core.units import GIB, MIB
 
@@ -73,7 +76,7 @@ class HardwareFacts:
         ram_bytes: the machine's memory, or the smaller limit of the container.
         disk_free_bytes: free space where `directory` is or will be.
         figure: where `memory_bytes` comes from.
-        gpu_count: GPUs that were detected; 1 for a GPU of the catalogue.
+        gpu_count: GPUs that were detected and that `CUDA_VISIBLE_DEVICES` does not hide; 1 for a GPU of the catalogue.
         unused_gpu: a GPU that is here but that the installed, CPU-only PyTorch cannot use.
     """
 
@@ -105,7 +108,7 @@ def hardware_facts(gpu: str = "auto", directory: Path | None = None) -> Hardware
     disk = disk_free_bytes(directory or Path.cwd())
     if gpu == "cpu":
         return _cpu(disk)
-    found = detect_gpus()
+    found = usable_gpus(detect_gpus())
     if gpu == "auto":
         if not found or torch_is_cpu_build():
             return _cpu(disk, unused_gpu=found[0].name if found else None)
@@ -176,6 +179,18 @@ def detect_gpus() -> list[DetectedGpu]:
     return []
 
 
+def usable_gpus(cards: Sequence[DetectedGpu]) -> list[DetectedGpu]:
+    """Those that `CUDA_VISIBLE_DEVICES` does not hide, in its order.
+
+    Its numbers are taken for nvidia-smi's. CUDA's own put the fastest GPU first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`,
+    which differs only where a machine has different GPUs.
+    """
+    visible = env.visible_gpus()
+    if visible is None:
+        return list(cards)
+    return [cards[number] for number in takewhile(lambda number: number < len(cards), visible)]
+
+
 def _parse_gpu(line: str) -> DetectedGpu | None:
     """`NVIDIA H200, 143771, 580.65.06, 9.0` → facts; None for a line of another shape."""
     fields = [field.strip() for field in line.split(",")]
@@ -232,7 +247,12 @@ def processor_name() -> str:
 
 def disk_free_bytes(directory: Path) -> int:
     """Free bytes for this user where `directory` is, or will be created."""
+    return shutil.disk_usage(nearest_existing(directory)).free
+
+
+def nearest_existing(directory: Path) -> Path:
+    """`directory`, or the nearest folder above it that is there already."""
     place = directory.expanduser().absolute()
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place):
         place = place.parent
-    return shutil.disk_usage(place).free
+    return place

@@ -119,17 +119,13 @@ def hub_errors(name: str, revision: str | None, known: Sequence[str]) -> Iterato
     except errors.HFValidationError:
         raise ModelError(f"{name!r} is not a hub id", help="write it as owner/name") from None
     except errors.SafetensorsParsingError:
-        raise ModelError(f"a weight file of {name} on the hub has a damaged header") from None
+        raise ModelError(
+            f"a weight file of {name} on the hub has a damaged header", help="pin another model.revision"
+        ) from None
     except (http_error, OSError) as error:
         raise MachineError(
-            f"the Hugging Face hub cannot be reached for {name}: {_reason(error)}",
+            f"the Hugging Face hub cannot be reached for {name}: {env.first_line(error, 160)}",
             help=f"check the network; {_OFFLINE_HELP}",
         ) from None
     except ValueError:
-        raise ModelError(f"a file of {name} on the hub is not valid JSON") from None
-
-
-def _reason(error: Exception) -> str:
-    """One line of an error, without tokens: the hub's messages run over paragraphs."""
-    text = env.redact(str(error)).strip().splitlines()
-    return text[0][:160] if text else type(error).__name__
+        raise ModelError(f"a file of {name} on the hub is not valid JSON", help="pin another model.revision") from None

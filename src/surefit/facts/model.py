@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from surefit import nano
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
@@ -98,9 +99,7 @@ def model_facts(name_or_path: str, revision: str | None = None) -> ModelFacts:
         MachineError: the hub would have to be asked and cannot be reached.
     """
     if name_or_path == NANO:
-        from surefit.nano import PATH
-
-        return directory_facts(PATH, NANO)
+        return directory_facts(nano.PATH, NANO)
     path = _as_path(name_or_path)
     if path.is_dir():
         return directory_facts(path, name_or_path)
@@ -128,7 +127,9 @@ def _as_path(name: str) -> Path:
         return path
     except (OSError, ValueError, RuntimeError):
         raise ModelError(
-            f"{name[:80]!r} is neither a readable directory nor a hub id", field="model.name_or_path"
+            f"{name[:80]!r} is neither a readable directory nor a hub id",
+            field="model.name_or_path",
+            help="give a folder that you may read, a hub id such as Qwen/Qwen3-0.6B, or surefit/nano",
         ) from None
     return path
 
@@ -180,10 +181,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
+    """A model's JSON file; one that cannot be read, is damaged or holds no object is a `ModelError`."""
     try:
         value = json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
+        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         raise ModelError("not valid JSON", path=path, line=line, help="download the file again") from None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 from typing import Any
 
 from surefit import __version__
-from surefit.facts.hardware import HardwareFacts
+from surefit.facts.hardware import HardwareFacts, installed_version
 
 PACKAGES = (
     "torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic",
@@ -25,15 +24,5 @@ def environment_record(hardware: HardwareFacts) -> dict[str, Any]:
         "cpu_count": hardware.cpu_count,
         "memory_bytes": hardware.ram_bytes,
         "gpus": [hardware.name] * max(1, hardware.gpu_count) if hardware.kind == "cuda" else [],
-        "packages": dict(sorted(_installed().items())),
+        "packages": {name: version for name in sorted(PACKAGES) if (version := installed_version(name))},
     }
-
-
-def _installed() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -51,7 +51,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
                 raise _damaged(path, start, size)
             raw = file.read(length)
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=path) from None
+        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
     tensors = parse_header(raw, path)
     needed = 8 + length + sum(tensor.bytes for tensor in tensors.values())
     if size < needed:

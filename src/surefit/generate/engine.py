@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,7 @@ from transformers import (
 )
 
 from surefit.core.errors import DataError, MachineError, ModelError
-
-Progress = Callable[[int, int, str], None]
-"""Called with (done, total, text)."""
+from surefit.core.progress import OnProgress, silent
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     batch_size: int,
-    on_progress: Progress = lambda done, total, text: None,
+    on_progress: OnProgress = silent,
 ) -> list[Generation]:
     """Answer every prompt greedily.
 

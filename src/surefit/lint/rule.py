@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from surefit.config.load import OVERRIDE, is_overridden
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
@@ -30,7 +31,6 @@ from surefit.facts.model import ModelFacts
 
 Severity = Literal["error", "warning", "info"]
 SECTIONS = ("What it does", "Why it is bad", "Example", "Fix", "Evidence")
-OVERRIDE = "--set"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class Finding:
     code: str = ""
     name: str = ""
     severity: Severity = "error"
+
+    @classmethod
+    def of(cls, problem: SureFitError, field: str | None = None) -> Finding:
+        """An error met while facts were gathered, as a finding; `field` is for one that names none."""
+        return cls(problem.field or field, problem.message, problem.help, problem.path, problem.line)
 
     def as_dict(self) -> dict[str, Any]:
         """The same, for check.json."""
@@ -95,11 +100,11 @@ class LintContext:
 
     def is_set(self, dotted: str) -> bool:
         """Whether the user wrote this key, in the file or on the command line."""
-        return dotted in self.lines or any(dotted == k or dotted.startswith(f"{k}.") for k in self.overridden)
+        return dotted in self.lines or is_overridden(dotted, self.overridden)
 
     def place(self, dotted: str | None) -> tuple[str, int | None]:
         """(file, line) of a config key, or of the nearest section above it that is in the file."""
-        if dotted and any(dotted == key or dotted.startswith(f"{key}.") for key in self.overridden):
+        if dotted and is_overridden(dotted, self.overridden):
             return OVERRIDE, None
         while dotted and dotted not in self.lines:
             dotted = dotted.rpartition(".")[0]

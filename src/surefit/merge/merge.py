@@ -11,33 +11,30 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
-from surefit.checkpoint.manager import disk_errors
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import AdapterSection, Config
 from surefit.core.errors import DataError, GateError, ModelError
+from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import RunDir, directory_atomic, write_json
-from surefit.generate.engine import stop_token_ids
+from surefit.core.sampling import evenly
+from surefit.generate.save import save_model
 from surefit.merge import certify
 from surefit.merge.certify import Check, Reading
-from surefit.model.adapter import CONFIG, WEIGHTS, adapted_modules, completeness
+from surefit.model.adapter import CONFIG, PREFIX, WEIGHTS, adapted_modules, completeness
 from surefit.model.identity import adapter_identity, base_directory, base_identity, read_record, weights_sha256
 from surefit.model.load import load_model, load_tokenizer
 from surefit.model.saved import load_adapted, load_saved
 
-Progress = Callable[[int, int, str], None]
 PROMPTS = 32
 """Held-out rows, taken evenly, that the models are compared on."""
-PREFIX = "base_model.model."
-"""What PEFT writes before a module's name."""
 
 
 def merge(
@@ -45,7 +42,7 @@ def merge(
     hardware: HardwareLike,
     run: RunDir,
     sequences: Sequence[Sequence[int]],
-    on_progress: Progress = lambda done, total, text: None,
+    on_progress: OnProgress = silent,
 ) -> dict[str, Any]:
     """Write merged/ and certificate.json (LoRA), or certificate.json for model/ (full fine-tune).
 
@@ -66,8 +63,7 @@ def merge(
     """
     if not sequences:
         raise DataError("there are no held-out rows to compare the models on", field="data.eval", help="set data.eval")
-    count = min(PROMPTS, len(sequences))
-    chosen = [sequences[i * len(sequences) // count] for i in range(count)]
+    chosen = [sequences[i] for i in evenly(len(sequences), PROMPTS)]
     job = _Merge(config, hardware, run, chosen, on_progress)
     steps = job.certify_model if config.adapter.kind == "full" else job.merge_adapter
     try:
@@ -95,7 +91,7 @@ class _Merge:
         hardware: HardwareLike,
         run: RunDir,
         sequences: Sequence[Sequence[int]],
-        on_progress: Progress,
+        on_progress: OnProgress,
     ) -> None:
         self.config, self.hardware, self.run, self.sequences = config, hardware, run, sequences
         self.dtype: torch.dtype = getattr(torch, config.model.dtype)
@@ -207,22 +203,9 @@ class _Merge:
                 f"it once to {self.config.model.dtype}",
             ),
         )  # fmt: skip
-        self._save(model, directory)
+        base = base_directory(self.config.model)
+        save_model(model, load_tokenizer(self.config.model), base, directory)
         return certify.read(model, self.sequences), {f"{name}.weight" for name in modules}
-
-    def _save(self, model: Any, directory: Path) -> None:
-        tokenizer = load_tokenizer(self.config.model)
-        stops = stop_token_ids(model, tokenizer)
-        # Carried over as it is: transformers refuses to write settings that it finds inconsistent.
-        own = base_directory(self.config.model) / "generation_config.json"
-        generation = json.loads(own.read_text(encoding="utf-8")) if own.exists() else {}
-        model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
-        with disk_errors():
-            model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
-        if stops:
-            generation["eos_token_id"] = stops
-        write_json(directory / "generation_config.json", generation)
 
     def _read_adapter(self) -> tuple[Reading, Reading]:
         """What base + adapter is and answers, and the same with the adapter switched off."""

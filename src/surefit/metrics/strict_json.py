@@ -45,7 +45,7 @@ def strict_json(text: str) -> Any:
         raise ValueError("half of a surrogate pair, which is not a character") from None
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
-    if _deeper_than(value, MAX_DEPTH):
+    if deeper_than(value, MAX_DEPTH):
         raise ValueError(f"nested more than {MAX_DEPTH} deep")
     return value
 
@@ -87,7 +87,8 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _deeper_than(value: Any, limit: int) -> bool:
+def deeper_than(value: Any, limit: int) -> bool:
+    """Whether a JSON value has brackets more than `limit` deep; does not recurse."""
     level = [value]
     for _ in range(limit):
         inner: list[Any] = []
@@ -96,5 +97,5 @@ def _deeper_than(value: Any, limit: int) -> bool:
                 inner.extend(item.values())
             elif isinstance(item, list):
                 inner.extend(item)
-        level = inner
+        level = [item for item in inner if isinstance(item, (dict, list))]
     return any(isinstance(item, (dict, list)) for item in level)

@@ -16,10 +16,12 @@ from transformers.pytorch_utils import Conv1D
 
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
+from surefit.facts.budget import ends_with
 
 FIELD = "adapter.target_modules"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
+"""What PEFT writes before a module's name."""
 
 
 def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) -> PeftModel:
@@ -68,14 +70,14 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
     if target_modules == "all-linear":
         return {name: shape for name, shape in layers.items() if name not in heads}
     for ending in target_modules:
-        if not any(_matches(name, ending) for name in layers):
+        if not any(ends_with(name, ending) for name in layers):
             known = sorted({name.rpartition(".")[2] for name in layers})
             raise ConfigError(
                 f"no linear layer's name ends in {ending!r}{did_you_mean(ending, known)}",
                 field=FIELD,
                 help=f"choose from {', '.join(known)}, or all-linear",
             )
-    chosen = {name: shape for name, shape in layers.items() if any(_matches(name, e) for e in target_modules)}
+    chosen = {name: shape for name, shape in layers.items() if any(ends_with(name, e) for e in target_modules)}
     shared = head is not None and head.weight is model.get_input_embeddings().weight
     if shared and heads & chosen.keys():
         raise ConfigError(
@@ -89,7 +91,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
 def lora_modules(model: PeftModel) -> dict[str, tuple[int, int]]:
     """The layers of `model` that have LoRA factors: full dotted name in the base model → (outputs, inputs)."""
     wrapped = {name: shape for name, shape in _linear_shapes(model).items() if name.endswith(".base_layer")}
-    return {name.removeprefix(_PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
+    return {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
 
 
 def trainable_parameters(model: torch.nn.Module) -> tuple[int, int]:
@@ -117,8 +119,8 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, int]]) -> Non
         raise GateError(f"the adapter cannot be read: {error}", path=directory, help="train again") from error
     expected = {}
     for name, (outputs, inputs) in modules.items():
-        expected[f"{_PREFIX}{name}.lora_A.weight"] = (rank, inputs)
-        expected[f"{_PREFIX}{name}.lora_B.weight"] = (outputs, rank)
+        expected[f"{PREFIX}{name}.lora_A.weight"] = (rank, inputs)
+        expected[f"{PREFIX}{name}.lora_B.weight"] = (outputs, rank)
     problems = [
         _fault(name, tensors.get(name), expected.get(name)) for name in sorted(expected.keys() | tensors.keys())
     ]
@@ -154,7 +156,3 @@ def _linear_shapes(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
             inputs, outputs = module.weight.shape  # GPT-2's layers hold their weight transposed
             shapes[name] = (outputs, inputs)
     return shapes
-
-
-def _matches(name: str, ending: str) -> bool:
-    return name == ending or name.endswith(f".{ending}")

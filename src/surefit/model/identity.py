@@ -18,7 +18,7 @@ import torch
 from surefit import __version__
 from surefit.config.schema import ModelSection
 from surefit.core.errors import GateError, ModelError
-from surefit.core.rundir import write_json
+from surefit.core.rundir import file_sha256, write_json
 from surefit.facts.model import cached_snapshot
 from surefit.model.load import model_path
 
@@ -57,19 +57,18 @@ def base_identity(directory: Path) -> str:
     for written_by in ("transformers_version", "_name_or_path"):
         config.pop(written_by, None)
     files = sorted({file for pattern in IDENTIFYING for file in directory.glob(pattern)})
-    return _sha256(json.dumps(config, sort_keys=True), files)
+    return _named_sha256(json.dumps(config, sort_keys=True), files)
 
 
 def adapter_identity(directory: Path) -> str:
     """The sha256 of an adapter directory: its config and its weights."""
-    return _sha256("", sorted(directory.glob("adapter_*")))
+    return _named_sha256("", sorted(directory.glob("adapter_*")))
 
 
-def _sha256(text: str, files: Sequence[Path]) -> str:
+def _named_sha256(text: str, files: Sequence[Path]) -> str:
     digest = hashlib.sha256(text.encode())
     for path in files:
-        with open(path, "rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
     return digest.hexdigest()
 
 

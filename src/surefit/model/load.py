@@ -16,12 +16,12 @@ from huggingface_hub import errors as hub
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from surefit import nano
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError, ModelError
-from surefit.nano import PATH as NANO
+from surefit.facts.model import NANO, PICKLES
 
-EMBEDDED = "surefit/nano"
 FIELD = "model.name_or_path"
 
 
@@ -31,8 +31,8 @@ def model_path(name_or_path: str) -> str:
     Raises:
         ModelError: a path that is not there or not a directory.
     """
-    if name_or_path == EMBEDDED:
-        return str(NANO)
+    if name_or_path == NANO:
+        return str(nano.PATH)
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return str(path)
@@ -113,7 +113,7 @@ def load_model(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel
 
 def _require_files(directory: Path) -> None:
     """Say what a local model lacks before transformers does in its own words."""
-    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
+    pickled = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))
     if not (directory / "config.json").is_file():
         problem, advice = "has no config.json", "name the directory of a model as `save_pretrained` writes it"
     elif any(directory.glob("*.safetensors")):

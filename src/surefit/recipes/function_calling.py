@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
+from surefit.core.units import shortened
 from surefit.metrics.strict_json import strict_json
 from surefit.metrics.tool_calls import GoldCalls, ToolCall, is_call, parse_calls, score_calls
 from surefit.metrics.tool_schema import function_document
@@ -125,8 +126,7 @@ def _refuse_merged_arguments(call: ToolCall, parameters: Mapping[str, Any], wher
 
 
 def _shortened(value: Any) -> str:
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return "null" if value is None else shortened(repr(value))
 
 
 def _score(example: Example, prediction: Prediction) -> Scores:

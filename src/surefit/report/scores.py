@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
+from surefit.core.sampling import evenly
 from surefit.report.artefacts import Artefacts, Comparison, Decoding, Evaluation, Prediction, Score, SetSummary
 from surefit.report.text import shorten
-
-T = TypeVar("T")
 
 HELD_OUT = "eval"
 VARIANTS = ("base", "adapter", "merged", "model")
@@ -182,8 +180,8 @@ def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Exampl
     return Examples(
         set=name,
         tuned=tuned,
-        won=[_example(*pair, metric) for pair in spread(won, EXAMPLES)],
-        lost=[_example(*pair, metric) for pair in spread(lost, EXAMPLES)],
+        won=[_example(*won[i], metric) for i in evenly(len(won), EXAMPLES)],
+        lost=[_example(*lost[i], metric) for i in evenly(len(lost), EXAMPLES)],
         won_total=len(won),
         lost_total=len(lost),
         equal_total=len(pairs) - len(won) - len(lost),
@@ -213,14 +211,3 @@ def _tail(prompt: str) -> str:
     tail = prompt[-PROMPT_TAIL:]
     _, newline, whole_lines = tail.partition("\n")
     return "… " + (whole_lines if newline and len(whole_lines) > PROMPT_TAIL // 4 else tail)
-
-
-def spread(items: Sequence[T], count: int) -> list[T]:
-    """At most `count` of `items`, evenly spaced: a choice that nobody made.
-
-    >>> spread(range(100), 5)
-    [0, 20, 40, 60, 80]
-    """
-    if len(items) <= count:
-        return list(items)
-    return [items[i * len(items) // count] for i in range(count)]

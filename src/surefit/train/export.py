@@ -10,8 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefit.checkpoint.manager import disk_errors
 from surefit.config.schema import ModelSection
 from surefit.core.rundir import RunDir, directory_atomic
+from surefit.generate.save import save_model
 from surefit.model.adapter import completeness, lora_modules
-from surefit.model.identity import write_record
+from surefit.model.identity import base_directory, write_record
 
 
 def export(
@@ -26,15 +27,15 @@ def export(
     path = run.adapter if isinstance(model, PeftModel) else run.model
     with directory_atomic(path) as temporary, disk_errors():
         if isinstance(model, PeftModel):
+            # PEFT would write the folder that the base was loaded from: of surefit/nano, a path of this machine.
+            model.active_peft_config.base_model_name_or_path = base.name_or_path
             # "auto" would ask the hub about the base model's vocabulary.
             model.save_pretrained(str(temporary), save_embedding_layers=False)
             (temporary / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a model card
-        else:
-            model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        if isinstance(model, PeftModel):
+            tokenizer.save_pretrained(temporary)
             write_record(temporary, base, get_peft_model_state_dict(model, save_embedding_layers=False))
             completeness(temporary, lora_modules(model))
         else:
+            save_model(model, tokenizer, base_directory(base), temporary)
             write_record(temporary, base, model.state_dict())
     return path

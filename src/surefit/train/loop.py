@@ -16,6 +16,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.checkpoint import manager
+from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, GateError, Interrupted, MachineError, ModelError
 from surefit.core.rundir import RunDir
@@ -25,8 +26,8 @@ from surefit.telemetry.jsonl import MetricsLog
 from surefit.train.export import export
 from surefit.train.identity import identity, require_same
 from surefit.train.optim import MasterAdamW, learning_rate
-from surefit.train.order import Rows, batch_rows, dropout_seed, micro_batches, optimizer_steps, survey
-from surefit.train.progress import Counters, OnNote, OnProgress, Progress, TrainResult
+from surefit.train.order import Rows, batch_rows, dropout_seed, micro_batches, survey
+from surefit.train.progress import Counters, OnNote, OnStep, Progress, TrainResult
 from surefit.train.signals import StopRequest
 from surefit.train.step import Batch, StepResult, mean_loss, train_step
 
@@ -62,7 +63,7 @@ class Training:
         config: Config,
         run: RunDir,
         resume_command: str = "surefit train --resume",
-        on_progress: OnProgress = lambda progress: None,
+        on_progress: OnStep = lambda progress: None,
         on_note: OnNote = lambda text: None,
     ) -> None:
         self.model, self.tokenizer, self.config, self.run = model, tokenizer, config, run

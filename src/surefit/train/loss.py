@@ -22,7 +22,7 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     Returns:
         A 0-d float32 tensor in nats. 0 where nothing is supervised.
 
-    Memory: a float32 copy of the logits and its gradient, 8 bytes × batch × length × vocabulary.
+    Memory in the backward pass: `config.resolve.LOSS_BYTES` × batch × length × vocabulary.
     """
     targets = F.pad(labels, (0, 1), value=MASKED)[:, 1:]
     return F.cross_entropy(

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
+from surefit.config.resolve import warmup_steps
+
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
@@ -94,15 +96,6 @@ def is_decayed(name: str, parameter: torch.Tensor) -> bool:
     return parameter.ndim >= 2 and not name.endswith("bias")
 
 
-def warmup_steps(total_steps: int, warmup: float) -> int:
-    """Optimizer steps of warmup: a share of all steps below 1, else the number itself.
-
-    >>> warmup_steps(200, 0.03), warmup_steps(200, 10), warmup_steps(200, 0)
-    (6, 10, 0)
-    """
-    return math.ceil(total_steps * warmup if warmup < 1 else warmup)
-
-
 def learning_rate(step: int, total_steps: int, peak: float, schedule: str, warmup: float) -> float:
     """The learning rate of an optimizer step: a pure function, so that a resumed run needs nothing but the step.
 
@@ -120,7 +113,7 @@ def learning_rate(step: int, total_steps: int, peak: float, schedule: str, warmu
         total_steps: of the whole run.
         peak: the rate after warmup.
         schedule: cosine, linear or constant.
-        warmup: see `warmup_steps`.
+        warmup: see `config.resolve.warmup_steps`.
     """
     rising = warmup_steps(total_steps, warmup)
     if step < rising:

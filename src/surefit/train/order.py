@@ -8,7 +8,6 @@ fill is completed with the first rows of the next epoch. A resumed run needs not
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,7 +50,7 @@ def survey(rows: Rows) -> Survey:
         DataError: there are none, or one has no token that the loss would count.
     """
     if len(rows) == 0:
-        raise DataError("no rows to train on", field="data.train", help="see what was left out, and why, in check.json")
+        raise DataError("no rows to train on", field="data.train", help="name data that has usable rows")
     digest = hashlib.sha256()
     lengths = np.empty(len(rows), dtype=np.int64)
     for index in range(len(rows)):
@@ -66,16 +65,6 @@ def survey(rows: Rows) -> Survey:
         for part in (lengths[index : index + 1], ids, labels):
             digest.update(np.ascontiguousarray(part, dtype=np.int32).data)
     return Survey(lengths, digest.hexdigest())
-
-
-def optimizer_steps(rows: int, epochs: float, global_batch_size: int, max_steps: int | None) -> int:
-    """Steps until every row was seen `epochs` times, at most `max_steps`.
-
-    >>> optimizer_steps(2940, 2, 64, None), optimizer_steps(2940, 2, 64, 50), optimizer_steps(3, 1, 64, None)
-    (92, 50, 1)
-    """
-    steps = max(1, math.ceil(rows * epochs / global_batch_size))
-    return min(steps, max_steps or steps)
 
 
 @lru_cache(maxsize=2)

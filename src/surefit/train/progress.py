@@ -47,7 +47,7 @@ class Progress:
         )
 
 
-OnProgress = Callable[[Progress], None]
+OnStep = Callable[[Progress], None]
 OnNote = Callable[[str], None]
 
 

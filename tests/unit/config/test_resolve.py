@@ -56,7 +56,7 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
     [
         (Model(), Hardware(), "bfloat16", 2, True),
         (Model(), Hardware(name="Tesla T4", memory_bytes=16 * GIB, bf16=False), "float32", 1, True),
-        (NANO, CPU, "float32", 32, False),
+        (NANO, CPU, "float32", 4, False),
         (NANO, Hardware(), "bfloat16", 64, False),
     ],
 )

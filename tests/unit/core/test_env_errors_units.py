@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import doctest
+import os
 from pathlib import Path
 
 import pytest
 
-from surefit.core import env, errors, units
+from surefit.core import env, errors, sampling, units
 from surefit.core.errors import ConfigError
 
 
-@pytest.mark.parametrize("module", [units, errors])
+@pytest.mark.parametrize("module", [units, errors, sampling])
 def test_worked_numbers_in_docstrings(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
@@ -22,9 +23,34 @@ def test_dotenv_fills_what_the_environment_lacks(tmp_path: Path, monkeypatch: py
     (tmp_path / ".env").write_text("HF_TOKEN=from-the-file\nWANDB_API_KEY='abc def'\n")
     assert env.load_dotenv(tmp_path) == tmp_path / ".env"
     assert env.hub_token() == "from-the-environment"
-    assert env.secrets_present()["WANDB_API_KEY"]
+    assert os.environ["WANDB_API_KEY"] == "abc def"
     monkeypatch.delenv("WANDB_API_KEY")
     assert env.load_dotenv(tmp_path / "elsewhere") is None
+
+
+def test_a_dotenv_that_is_not_text_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"HF_TOKEN=\xff\xfe\n")
+    with pytest.raises(ConfigError, match=r"\.env: cannot be read: not UTF-8"):
+        env.load_dotenv(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [(None, None), ("", []), ("-1", []), ("0", [0]), ("2, 0", [2, 0]), ("1,x,0", [1]), ("GPU-8a56", None)],
+)
+def test_visible_gpus_as_cuda_reads_them(
+    text: str | None, numbers: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if text is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+    assert env.visible_gpus() == numbers
+
+
+def test_the_first_line_of_anothers_error_holds_no_secret() -> None:
+    made_up = "hf_" + "a1B2" * 6
+    assert env.first_line(ValueError(f"401 for {made_up}\nand more")) == "401 for ***"
+    assert env.first_line(ValueError()) == "ValueError"
 
 
 def test_token_file_of_the_hub_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,16 @@ import pytest
 
 from surefit.core import rundir
 from surefit.core.errors import DataError, MachineError
-from surefit.core.rundir import RunDir, append_jsonl, directory_atomic, read_json, read_jsonl, write_atomic, write_json
+from surefit.core.rundir import (
+    RunDir,
+    append_jsonl,
+    directory_atomic,
+    file_sha256,
+    read_json,
+    read_jsonl,
+    write_atomic,
+    write_json,
+)
 
 
 def test_write_atomic_replaces_whole_files_and_leaves_no_temporary(tmp_path: Path) -> None:
@@ -94,3 +103,21 @@ def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
         (tmp_path / "locked").mkdir(mode=0o500)
         with pytest.raises(MachineError, match="Permission denied"):
             RunDir(tmp_path / "locked" / "run").create()
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    for read in (read_json, read_jsonl):
+        with pytest.raises(DataError, match="cannot be read: Is a directory"):
+            read(tmp_path)
+
+
+def test_a_log_cut_inside_a_character_and_one_with_an_odd_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes('{"a": "x\u2028y"}\n{"b": "é'.encode()[:-1])
+    assert read_jsonl(path) == [{"a": "x\u2028y"}]
+
+
+def test_file_sha256_is_what_sha256sum_prints(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    # FIPS 180-2, appendix B.1.
+    assert file_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -125,3 +125,8 @@ def test_reading_rows_imports_nothing_heavy(write):
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_rows_of_a_sample_are_known_by_its_name_and_not_by_where_the_package_is():
+    rows = load_rows("surefit/function-calling-eval")
+    assert rows.where(2) == "surefit/function-calling-eval:3"

@@ -105,6 +105,9 @@ def test_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     card, works = list(probes.gpu())
     assert card.fact == "NVIDIA H200, 140.40 GiB, compute capability 9.0, driver 580.65.06"
     assert works.fact == "True"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    _, hidden, works = list(probes.gpu())
+    assert (hidden.fact, works.fact) == ("CUDA_VISIBLE_DEVICES leaves 0 of 1 to use", "False")
 
 
 def test_a_full_disk_and_one_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

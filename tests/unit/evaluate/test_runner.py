@@ -202,6 +202,19 @@ def test_scores_of_a_model_that_has_changed_are_left_out(letters):
     assert summary["left_out"] == ["eval/adapter: answered by another model than the run has now"]
 
 
+@pytest.mark.parametrize("damage", ["gone", "cut", "broken"])
+def test_predictions_that_are_damaged_are_left_out_by_name(letters, damage):
+    scored(letters, variants=["base"])
+    path = letters.run.eval / "eval" / "base.predictions.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    changed = {"gone": None, "cut": lines[:-1], "broken": [b"{\n", *lines[1:]]}[damage]
+    path.unlink() if changed is None else path.write_bytes(b"".join(changed))
+    summary = scored(letters, variants=["adapter"])
+    assert list(summary["sets"]["eval"]["variants"]) == ["adapter"]
+    (reason,) = summary["left_out"]
+    assert reason.startswith("eval/base: damaged" if damage == "broken" else "eval/base: asked on other rows")
+
+
 def test_a_share_of_the_rows_is_taken_evenly(letters):
     scored(letters, variants=["base"], max_examples=3)
     assert [line["index"] for line in lines_of(letters, "eval", "base")] == [0, 2, 5]

@@ -92,6 +92,21 @@ def test_a_detected_gpu(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware_facts("cpu").kind == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("visible", "kind", "count"), [("1", "cuda", 1), ("", "cpu", 0), ("-1", "cpu", 0), ("7", "cpu", 0)]
+)
+def test_hidden_gpus_are_not_used(
+    driver: Path, monkeypatch: pytest.MonkeyPatch, visible: str, kind: str, count: int
+) -> None:
+    install(driver, f"printf '{ANSWER}'")
+    cuda_build(monkeypatch, "2.13.0+cu130")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    facts = hardware_facts("auto")
+    assert (facts.kind, facts.gpu_count, facts.unused_gpu) == (kind, count, None)
+    assert len(detect_gpus()) == 2
+    assert hardware_facts("h200").source == ("detected" if count else "catalogue")
+
+
 def test_a_gpu_that_a_cpu_build_of_torch_cannot_use(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(driver, f"printf '{ANSWER}'")
     cuda_build(monkeypatch, "2.13.0+cpu")

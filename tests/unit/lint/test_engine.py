@@ -17,7 +17,7 @@ from surefit.config.load import Loaded
 from surefit.config.resolve import resolve
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, DataError, MachineError, ModelError
-from surefit.facts.dataset import dataset_facts
+from surefit.facts.dataset import DatasetFacts, dataset_facts
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
@@ -208,3 +208,34 @@ def test_any_valid_config_is_judged_without_an_error_of_our_own(
     result = run_rules(context)
     assert "INT001" not in {finding.code for finding in result.findings}, result.findings
     assert result.rules + len(result.skipped) == len(all_rules())
+
+
+def findings(code: str, facts: DatasetFacts, **changes: Any) -> list[Finding]:
+    context = replace(CONTEXT, dataset=facts, **changes)
+    return run_rules(context, [find_rule(code)]).findings
+
+
+def few_rows(count: int, share: float) -> list[Finding]:
+    rows = [{"prompt": str(n), "completion": str(n)} for n in range(count)]
+    config = CONTEXT.config.model_copy(update={"data": CONTEXT.config.data.model_copy(update={"eval": share})})
+    return findings("DAT006", dataset_facts("d", rows), config=config)
+
+
+def test_advice_on_held_out_rows_is_never_what_is_set_already() -> None:
+    (found,) = few_rows(300, 0.02)
+    assert "holds out about 6" in found.message
+    assert "such as 0.17" in (found.help or "")
+    (found,) = few_rows(15, 0.5)
+    assert found.help == "collect more rows, or name a file of rows in data.eval"
+    assert few_rows(300, 0.1) == []
+
+
+def test_one_malformed_row_is_one_finding() -> None:
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": None}]
+    facts = dataset_facts("d.jsonl", rows, lambda index: f"d.jsonl:{index + 1}")
+    assert [f.code for f in findings("DAT003", facts)] == ["DAT003"]
+    problem = DataError("missing", path="d.jsonl", line=2, field="completion")
+    assert findings("DAT003", facts, problems=(problem,)) == []
+    assert [f.code for f in findings("DAT001", facts, problems=(problem,))] == ["DAT001"]
+    elsewhere = DataError("missing", path="d.jsonl", line=1, field="prompt")
+    assert [f.code for f in findings("DAT003", facts, problems=(elsewhere,))] == ["DAT003"]

@@ -290,7 +290,7 @@ def test_an_update_below_the_step_of_the_dtype_is_not_certified(trained, merged)
 # --- nothing half-written -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["_save", "_read_adapter", "_read_saved"])
+@pytest.mark.parametrize("when", ["_write_merged", "_read_adapter", "_read_saved"])
 def test_an_interrupted_merge_leaves_what_was_there(trained, monkeypatch, when, merged):
     run = trained()
     before = merged(run)
@@ -316,11 +316,11 @@ def test_a_refused_merge_takes_the_earlier_result_away(trained, merged):
 def test_a_full_disk_is_the_machines_error_and_nothing_is_left(trained, monkeypatch, merged):
     run = trained()
 
-    def full(self, model, directory):
+    def full(model, tokenizer, base, directory):
         (directory / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(room._Merge, "_save", full)
+    monkeypatch.setattr(room, "save_model", full)
     with pytest.raises(MachineError, match="No space left"):
         merged(run)
     assert not [path for path in run.run.path.iterdir() if "merged" in path.name or "certificate" in path.name]

@@ -16,10 +16,10 @@ import surefit.report
 from surefit.config.resolve import Origin, Resolved, leaves, write_resolved
 from surefit.config.schema import Config
 from surefit.core.rundir import RunDir
+from surefit.core.sampling import evenly
 from surefit.report.artefacts import Event, Metrics, read_artefacts, read_settings
 from surefit.report.build import embed_json
 from surefit.report.curves import MAX_POINTS, thin, training
-from surefit.report.scores import spread
 from surefit.report.text import percent, points, shorten, signed, utc
 from surefit.report.timeline import attempts
 
@@ -180,8 +180,7 @@ def test_embedded_json_is_the_same_json_and_cannot_end_the_script() -> None:
 
 
 def test_a_choice_of_examples_is_even_and_deterministic() -> None:
-    assert spread([1, 2, 3], 5) == [1, 2, 3]
-    gaps = {b - a for a, b in itertools.pairwise(spread(range(178), 5))}
+    gaps = {b - a for a, b in itertools.pairwise(evenly(178, 5))}
     assert gaps <= {35, 36}
 
 

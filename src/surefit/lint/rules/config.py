@@ -133,5 +133,4 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
         elsewhere = isinstance(problem, (DataError, ModelError, MachineError))
         # Resolving stops at a micro batch that does not divide; BAT001 says the same with a number that does.
         if not elsewhere and problem.field != "train.per_device_train_batch_size":
-            place = (problem.path, problem.line) if problem.path else (None, None)
-            yield Finding(problem.field, problem.message, problem.help, *place)
+            yield Finding.of(problem)

@@ -38,10 +38,8 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     for problem in context.problems:
         if isinstance(problem, DataError):
             for each in (problem, *problem.also):
-                if _column(each) in missing:
-                    continue
-                place = (each.path, each.line) if each.path else (None, None)
-                yield Finding(each.field or "data.train", each.message, each.help, *place)
+                if _column(each) not in missing:
+                    yield Finding.of(each, "data.train")
 
 
 @rule("DAT002", "column-missing", severity="error", needs=(DatasetFacts,))
@@ -86,13 +84,18 @@ def _column(problem: SureFitError) -> str:
     return (problem.field or "").partition("[")[0].partition(".")[0]
 
 
+def _row(problem: SureFitError) -> str:
+    """The row an error is about, written as `DatasetFacts.first_bad` is."""
+    return f"{problem.path}:{problem.line}" if problem.line is not None else str(problem.path)
+
+
 @rule("DAT003", "null-targets", severity="error", needs=(DatasetFacts,))
 def null_targets(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
     """Rows whose answer is null or empty.
 
     ## What it does
     Looks, in an even sample, at the column that holds the answers (or the conversation's assistant turns). With
-    `data.bad_rows: skip` it speaks up only when they are the majority.
+    `data.bad_rows: skip` it speaks up only when they are the majority, and not where DAT001 already names the first.
 
     ## Why it is bad
     The model learns to answer nothing, or with the word "null".
@@ -109,6 +112,8 @@ def null_targets(context: LintContext, dataset: DatasetFacts) -> Iterator[Findin
     """
     bad = dataset.target_null + dataset.target_blank
     if bad == 0 or (context.config.data.bad_rows == "skip" and 2 * bad <= dataset.sample):
+        return
+    if dataset.first_bad in {_row(each) for problem in context.problems for each in (problem, *problem.also)}:
         return
     kinds = {"null": dataset.target_null, "empty": dataset.target_blank}
     parts = " and ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
@@ -182,7 +187,8 @@ def held_out_too_small(context: LintContext, dataset: DatasetFacts) -> Iterator[
     """The share that is held out comes to a handful of rows.
 
     ## What it does
-    Multiplies `data.eval`, where it is a share, with the number of rows, and speaks up below 10.
+    Multiplies `data.eval`, where it is a share, with the number of rows, and speaks up below 10. The split goes by the
+    hash of each prompt, so the number is not exact.
 
     ## Why it is bad
     With nine rows a score moves in steps of eleven points, and its 95 % interval covers nearly everything.
@@ -198,9 +204,12 @@ def held_out_too_small(context: LintContext, dataset: DatasetFacts) -> Iterator[
     """
     share = context.config.data.eval
     if isinstance(share, float) and dataset.rows and round(share * dataset.rows) < SMALL_EVALUATION:
-        held = round(share * dataset.rows)
+        larger = min(0.5, 50 / dataset.rows)
+        enough = larger * dataset.rows >= SMALL_EVALUATION
         yield Finding(
             field="data.eval",
-            message=f"{share:g} of {dataset.rows} rows holds out {held}: too few to measure anything",
-            help=f"hold out more, such as {min(0.5, 50 / dataset.rows):.2g}, or name a file of rows in data.eval",
+            message=f"{share:g} of {dataset.rows} rows holds out about {round(share * dataset.rows)}: "
+            "too few to measure anything",
+            help=f"{f'hold out more, such as {larger:.2g}' if enough else 'collect more rows'}, "
+            "or name a file of rows in data.eval",
         )

@@ -91,4 +91,4 @@ def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
     """
     for problem in context.problems:
         if isinstance(problem, MachineError):
-            yield Finding(problem.field, problem.message, problem.help, problem.path, problem.line)
+            yield Finding.of(problem)

@@ -36,8 +36,7 @@ def model_unusable(context: LintContext) -> Iterator[Finding]:
     """
     for problem in context.problems:
         if isinstance(problem, ModelError):
-            place = (problem.path, problem.line) if problem.path else (None, None)
-            yield Finding(problem.field or NAME, problem.message, problem.help, *place)
+            yield Finding.of(problem, NAME)
 
 
 @rule("MOD002", "no-weights", severity="error", needs=(ModelFacts,))

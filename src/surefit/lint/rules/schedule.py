@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import Resolved, warmup_steps
 from surefit.core.units import count_text
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.model import ModelFacts
@@ -39,7 +38,7 @@ def warmup_never_ends(context: LintContext, resolved: Resolved) -> Iterator[Find
     total, warmup = resolved.total_steps, resolved.config.train.warmup
     if total is None or (warmup < 1 and total == 1):
         return
-    steps = math.ceil(total * warmup if warmup < 1 else warmup)
+    steps = warmup_steps(total, warmup)
     if steps >= total:
         yield Finding(
             field="train.warmup",

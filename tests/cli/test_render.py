@@ -1,0 +1,95 @@
+"""One place draws: JSON alone on stdout for scripts, lines without a terminal, secrets nowhere."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from surefit.cli import render
+from surefit.cli.render import Output
+from surefit.core.errors import ConfigError
+
+FINDING = {
+    "code": "SCH001",
+    "severity": "error",
+    "path": "run.yaml",
+    "line": 3,
+    "field": "train.warmup",
+    "message": "the warmup takes 100 steps of 3",
+    "help": "lower it",
+}
+
+
+def test_json_mode_prints_one_object_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Output(as_json=True)
+    out.say("for people")
+    out.table("t", ["a"], [["1"]])
+    out.findings([FINDING])
+    out.without_result().result({"inner": 1})
+    out.result({"outer": 1, "text": "é"})
+    assert json.loads(capsys.readouterr().out) == {"outer": 1, "text": "é"}
+
+
+def test_findings_read_like_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().findings([FINDING])
+    assert capsys.readouterr().out == (
+        "run.yaml:3: error[SCH001] train.warmup: the warmup takes 100 steps of 3\n  help: lower it\n"
+    )
+
+
+def test_errors_show_every_problem_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().error(ConfigError("one", help="do", path="a.yaml", line=2, also=[ConfigError("two", field="x.y")]))
+    assert capsys.readouterr().err == "error a.yaml:2: one\n  help: do\nerror x.y: two\n"
+
+
+def test_markup_in_a_users_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Output()
+    out.say("[bold]not markup[/bold]")
+    out.table("", ["name"], [["[red]x[/red]"]])
+    shown = capsys.readouterr().out
+    assert "[bold]not markup[/bold]" in shown
+    assert "[red]x[/red]" in shown
+
+
+def test_secrets_are_taken_out_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "hf_" + "Zz9" * 8
+    out = Output()
+    out.say(secret)
+    out.note(secret)
+    out.table("", ["a"], [[secret]])
+    out.error(ConfigError(f"token {secret}"))
+    Output(as_json=True).result({"token": secret})
+    shown = capsys.readouterr()
+    assert secret not in shown.out + shown.err
+
+
+def test_trained_text_is_marked_without_colours_too(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().segments([("ask ", False), ("answer", True)])
+    assert capsys.readouterr().out == "ask ⟦answer⟧\n"
+
+
+def test_plain_progress_speaks_only_on_long_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 1.0, 12.0, 13.0, 30.0])
+    monkeypatch.setattr(render.time, "monotonic", lambda: next(clock))
+    with Output().progress("training") as on_progress:
+        for done in (1, 2, 3, 4):
+            on_progress(done, 4, f"step {done}")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["training 2/4 ETA 12.0 s step 2", "training 4/4 ETA 0.0 s step 4"]
+
+
+def test_a_terminal_gets_a_bar_with_eta() -> None:
+    out = Output()
+    screen = io.StringIO()
+    out.err = Console(file=screen, force_terminal=True, width=100)
+    with out.progress("training") as on_progress:
+        on_progress(1, 2, "loss 0.5")
+        on_progress(2, 2, "loss 0.4")
+    drawn = screen.getvalue()
+    assert "training" in drawn
+    assert "ETA" in drawn

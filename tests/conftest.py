@@ -1,0 +1,13 @@
+"""What every test stands on, however and wherever the suite was started."""
+
+import signal
+
+from hypothesis import settings
+
+# Scripts start background jobs with SIGINT ignored, and every child inherits that: Ctrl-C could not be tested there.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A shared machine is at times thirty times slower: a deadline per example would measure the machine.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
