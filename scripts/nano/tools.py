@@ -327,14 +327,14 @@ NEW_TOOLS = (
         "buy_train_ticket",
         "Rail ticket",
         (
-            Param("origin", "Departure station", "str", city),
             Param("destination", "Arrival station", "str", city),
+            Param("carriage", "Coach", "int", whole(1, 24)),
         ),
         (
-            "A train from {origin} to {destination}",
-            "I go by rail to {destination} from {origin}",
-            "One ticket {origin} - {destination}",
-            "Leaving {origin}, arriving {destination} by train",
+            "A train to {destination}, carriage {carriage}",
+            "I go by rail to {destination} in carriage {carriage}",
+            "One ticket to {destination}, carriage {carriage}",
+            "Carriage {carriage} of the train to {destination}",
         ),
     ),
 )
