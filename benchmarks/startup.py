@@ -70,7 +70,8 @@ def main() -> None:
     print(f"{'command':44} {'CPU s min':>10} {'median':>8} {'modules':>8}  heavy modules")
     for row in rows:
         heavy = ", ".join(row["heavy"]) or "none" if "heavy" in row else ""
-        print(f"{row['command']:44} {row['cpu_min']:10.3f} {row['cpu_median']:8.3f} {row.get('modules', ''):>8}  {heavy}")
+        seconds = f"{row['cpu_min']:10.3f} {row['cpu_median']:8.3f}"
+        print(f"{row['command']:44} {seconds} {row.get('modules', ''):>8}  {heavy}")
 
 
 if __name__ == "__main__":

@@ -168,7 +168,11 @@ def directory_atomic(path: Path) -> Iterator[Path]:
             if path.exists():
                 old = path.with_name(f".{path.name}.{os.getpid()}.old")
                 os.replace(path, old)
-                os.replace(temporary, path)
+                try:
+                    os.replace(temporary, path)
+                except OSError:
+                    os.replace(old, path)
+                    raise
                 shutil.rmtree(old)
             else:
                 os.replace(temporary, path)

@@ -35,6 +35,10 @@ from surefit.model.identity import tensor_sha256
 
 Value = float | int | str
 SAFETY = 4.0
+UNEVEN = 8.0
+"""How much coarser than the average the coarsest position may round. A softmax multiplies the rounding error of its
+scores by the scores themselves, so a position with sharp attention is worse off than the rest. Measured, not derived:
+the built-in model after its fine-tune needs 1.1, while its mean error is a thirtieth of what is allowed."""
 LOGITS_HELD = 2**27
 """Logits kept per model: 512 MiB in float32. Where the prompts have more, positions are taken evenly from each."""
 Logits = list[torch.Tensor]
@@ -194,7 +198,7 @@ def agreement(label: str, reference: Logits, other: Logits, dtype: torch.dtype, 
         return [Check(f"{label}_logits_not_finite", found.infinite, 0, "==", "a logit that is no number is no answer")]
     noise = logit_noise(dtype, size) * found.deviation
     vocabulary = reference[0].shape[-1]
-    largest = noise * math.sqrt(2 * math.log(found.entries))
+    largest = UNEVEN * noise * math.sqrt(2 * math.log(found.entries))
     flips = _expected_flips(reference, noise)
     name = str(dtype).removeprefix("torch.")
     return [
@@ -205,7 +209,8 @@ def agreement(label: str, reference: Logits, other: Logits, dtype: torch.dtype, 
         ),
         Check(
             f"{label}_logit_error_max", found.largest, largest, "<=",
-            f"the largest of {found.entries:,} such errors is within √(2 ln N) = {largest / noise:.2f} times that",
+            f"the largest of {found.entries:,} such errors is within √(2 ln N) times that, and sharp attention may "
+            f"round {UNEVEN:g} times as coarsely: {largest / noise:.1f} times",
         ),
         Check(
             f"{label}_kl_mean", found.divergence / found.positions, noise**2 * math.log(vocabulary), "<=",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from surefit import nano, samples
+from surefit.generate.engine import generate
 
 FOLDER = nano.PATH
 CONVERSATION = [
@@ -87,16 +88,18 @@ def test_any_text_survives_the_tokenizer(tokenizer):
 
 
 def test_right_on_old_tools_with_greedy_generation(model, tokenizer, corpus):
+    """The card says 77 of 100; other processors round differently, hence the distance."""
     path = samples.resolve("surefit/function-calling-old-tools")
     assert isinstance(path, Path)
-    rows = [json.loads(line) for line in path.read_text().splitlines()[:20]]
-    right = 0
-    for row in rows:
-        messages = corpus.conversation(corpus.FUNCTION_CALLING_SYSTEM + row["tools"], row["query"], row["answers"])
-        inputs = tokenizer.apply_chat_template(
-            messages[:-1], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )
-        output = model.generate(**inputs, max_new_tokens=96, do_sample=False)
-        answer = tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        right += answer == row["answers"]
-    assert right >= 16
+    rows = [json.loads(line) for line in path.read_text().splitlines()[:60]]
+    prompts = [
+        tokenizer.apply_chat_template(
+            corpus.conversation(corpus.FUNCTION_CALLING_SYSTEM + row["tools"], row["query"], "")[:-1],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        for row in rows
+    ]
+    answers = generate(model, tokenizer, prompts, max_new_tokens=96, batch_size=30)
+    right = sum(answer.text == row["answers"] for answer, row in zip(answers, rows, strict=True))
+    assert right >= 36
