@@ -113,7 +113,7 @@ def test_the_bounds_hold_for_noise_of_the_assumed_size():
     mean, largest, divergence, top1 = agreement("n", reference, noisy, torch.bfloat16, size)
     assert all(check.passed for check in (mean, largest, divergence, top1))
     assert mean.value / mean.threshold == pytest.approx(0.98 * math.sqrt(2 / math.pi), abs=0.01)
-    assert largest.value / largest.threshold > 0.85
+    assert certify.UNEVEN * largest.value / largest.threshold > 0.85
     assert divergence.value == pytest.approx(noise**2 / 2, rel=0.05), "half the variance of the error"
     expected = 1 - certify._expected_flips(reference, noise) / 600
     assert top1.value == pytest.approx(expected, abs=0.05)
