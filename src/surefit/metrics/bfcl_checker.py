@@ -157,6 +157,8 @@ def _check_dict(value: Any, acceptable: Sequence[Any]) -> str | None:
 def _check_dict_option(value: Any, option: Any) -> str | None:
     if not isinstance(value, dict) or not isinstance(option, dict):
         return "value_error:dict_key"
+    # A reference whose values are no lists names nothing acceptable; the official checker dies of it.
+    option = {key: values if isinstance(values, (list, str)) else [] for key, values in option.items()}
     if any(key not in value and "" not in values for key, values in option.items()):
         return "value_error:dict_key"
     for key, given in value.items():

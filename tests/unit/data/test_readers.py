@@ -187,7 +187,7 @@ def test_broken_csv(write, content, line, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(GOOD.encode(, mtime=0)), "compressed with gzip"),
+        (gzip.compress(GOOD.encode(), mtime=0), "compressed with gzip"),
         (b"PK\x03\x04rest", "a ZIP archive"),
         (b"PAR1rest", "a Parquet file"),
         (GOOD.encode("utf-16"), "UTF-16"),

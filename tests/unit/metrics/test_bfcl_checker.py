@@ -129,6 +129,12 @@ JSON = st.recursive(
 KINDS = st.sampled_from(["string", "integer", "float", "boolean", "array", "tuple", "dict", "any"])
 
 
+@pytest.mark.parametrize("answer", [{"": None}, {}])
+def test_a_reference_with_values_that_are_no_lists_accepts_nothing(answer):
+    gold = [{"": None}, None]
+    assert verdict("array", [answer, None], [gold, ""], "dict") in ("value_error:dict_key", "value_error:dict_value")
+
+
 @settings(max_examples=300, deadline=None)
 @given(kind=KINDS, items=st.none() | KINDS, value=JSON, gold=JSON)
 def test_never_raises_whatever_the_argument(kind, items, value, gold):
