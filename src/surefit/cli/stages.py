@@ -148,7 +148,7 @@ def _train(out: Output, run: Prepared, resume: bool, dry_run: bool) -> dict[str,
         f"training {count_text(trained)} of {count_text(total)} parameters on {len(rows):,} examples, "
         f"{len(eval_rows):,} held out"
     )
-    target = run.loaded.path if run.loaded.path != run.run.resolved else run.run.path
+    target = run.run.path  # its resolved.yaml also holds what was given with --set
     with out.training_progress() as on_step:
         job = Training(
             model,
