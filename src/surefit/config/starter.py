@@ -16,7 +16,11 @@ STARTERS: dict[str, dict[str, Any]] = {
         "model.name_or_path": "surefit/nano",
         "data.train": "surefit/function-calling-train",
         "data.eval": "surefit/function-calling-eval",
-        "data.max_length": 512,
+        "data.max_length": 1024,
+        "train.epochs": 10.0,
+        "train.max_steps": 450,
+        "train.learning_rate": 1e-2,  # right for a model of a million parameters only
+        "train.global_batch_size": 32,
         "evaluate.max_new_tokens": 96,
         "output_dir": "runs/function-calling",
     },
