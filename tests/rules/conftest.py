@@ -20,6 +20,9 @@ from surefit.facts.dataset import dataset_facts
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
+from surefit.facts.setup import setup_of
+from surefit.facts.stack import StackFacts
+from surefit.facts.tokenizer import TokenizerFacts
 from surefit.lint.rule import LintContext
 
 MACHINE = {"name": "a CPU", "memory_bytes": 64 * GIB, "ram_bytes": 64 * GIB, "disk_free_bytes": 1000 * GIB}
@@ -61,10 +64,16 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         count = len(rows) if rows is not None else None
         resolved = attempt(problems, lambda: resolve(loaded, model, device, count)) if model and device else None
         columns = recipe.columns if recipe else ()
+        setup = replace(setup_of(config, resolved), **stated.get("setup", {}))
+        stack = StackFacts(**stated["stack"]) if "stack" in stated else None
+        tokenizer = TokenizerFacts(**stated["tokenizer"]) if "tokenizer" in stated else None
         return LintContext(
             config=config,
             path=loaded.path,
             lines=loaded.lines,
+            setup=setup,
+            tokenizer=tokenizer,
+            stack=stack,
             resolved=resolved,
             model=model,
             hardware=device,

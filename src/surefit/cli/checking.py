@@ -41,6 +41,7 @@ def checked(found: Gathered) -> dict[str, Any]:
     """The content of check.json."""
     from surefit.facts.dataset import dataset_facts
     from surefit.facts.environment import environment_facts
+    from surefit.facts.setup import setup_of
     from surefit.lint.engine import run_rules
     from surefit.lint.rule import LintContext
 
@@ -53,6 +54,7 @@ def checked(found: Gathered) -> dict[str, Any]:
         path=loaded.path,
         lines=loaded.lines,
         overridden=loaded.overridden,
+        setup=setup_of(loaded.config, found.resolved),
         resolved=found.resolved,
         model=found.model,
         hardware=found.hardware,

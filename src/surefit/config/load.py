@@ -76,7 +76,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     Raises:
         ConfigError: with file, line and field, for every problem found.
     """
-    tree, lines = _parse(read_text(path), path)
+    tree, lines = parse_yaml(read_text(path), path)
     if not isinstance(tree, dict):
         what = "is empty" if tree is None else f"holds {_shape(tree)} where the sections should be"
         raise ConfigError(f"the config {what}", path=path, help="`surefit init RECIPE` writes a config to start from")
@@ -119,7 +119,7 @@ def read_text(path: Path) -> str:
         raise ConfigError("not UTF-8 text", path=path, line=line, help="save the file as UTF-8") from None
 
 
-def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
+def parse_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
     """YAML text → (plain Python values, dotted key → line)."""
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -203,7 +203,7 @@ def _override(tree: dict[str, Any], text: str) -> str:
     if not equals or not dotted:
         raise ConfigError(f"{OVERRIDE} {text}: expected KEY=VALUE", help=f"for example {OVERRIDE} train.epochs=2")
     *parents, leaf = dotted.split(".")
-    parsed, _ = _parse(value, Path(OVERRIDE))
+    parsed, _ = parse_yaml(value, Path(OVERRIDE))
     here = tree
     for name in parents:
         child = here.get(name)

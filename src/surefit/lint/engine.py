@@ -81,7 +81,15 @@ def _run(rule: Rule, context: LintContext) -> list[Finding]:
 def _stamp(finding: Finding, rule: Rule, context: LintContext) -> Finding:
     """Add what the rule's function left to the engine."""
     path, line = (finding.path, finding.line) if finding.path else context.place(finding.field)
-    return replace(finding, code=rule.code, name=rule.name, severity=rule.severity, path=path, line=line)
+    return replace(
+        finding,
+        code=rule.code,
+        name=rule.name,
+        severity=rule.severity,
+        field=context.name(finding.field),
+        path=path,
+        line=line,
+    )
 
 
 @lru_cache(maxsize=1)

@@ -24,13 +24,27 @@ from surefit.config.load import OVERRIDE, is_overridden
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
+from surefit.facts.audit import AuditFacts
+from surefit.facts.batch import BatchFacts
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.job_script import JobScript
 from surefit.facts.model import ModelFacts
+from surefit.facts.setup import Setup
+from surefit.facts.stack import StackFacts
+from surefit.facts.tokenizer import TokenizerFacts
 
 Severity = Literal["error", "warning", "info"]
 SECTIONS = ("What it does", "Why it is bad", "Example", "Fix", "Evidence")
+
+
+@dataclass(frozen=True)
+class Fix:
+    """The one right value of a config key: what `surefit check --fix` writes. None takes the key out."""
+
+    field: str
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -38,12 +52,13 @@ class Finding:
     """One problem. A rule fills in what it knows; the engine adds the rule's code, name and severity, and the place.
 
     Attributes:
-        field: the dotted config key, or the column, it is about.
+        field: the dotted config key, the attribute of `Setup`, or the column, it is about.
         message: the problem, in the user's names and numbers.
         help: what to do about it.
         path: the file; the config file unless the rule names another.
         line: 1-based; the field's line in the config unless the rule names another.
         evidence: what in this run shows it, where the message does not already say.
+        fix: the change that removes it, where there is exactly one right answer.
     """
 
     field: str | None = None
@@ -52,6 +67,7 @@ class Finding:
     path: str | None = None
     line: int | None = None
     evidence: str | None = None
+    fix: Fix | None = None
     code: str = ""
     name: str = ""
     severity: Severity = "error"
@@ -63,7 +79,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """The same, for check.json."""
-        order = ("code", "name", "severity", "path", "line", "field", "message", "help", "evidence")
+        order = ("code", "name", "severity", "path", "line", "field", "message", "help", "evidence", "fix")
         return {key: asdict(self)[key] for key in order}
 
 
@@ -72,43 +88,62 @@ class LintContext:
     """All that rules may look at. What is None is not known, and the rules that need it are skipped.
 
     Attributes:
-        config: the config as the user wrote it, "auto" included.
+        config: the config as the user wrote it, "auto" included; of another tool's file, what it maps to; None where
+            the file describes no whole run (an Accelerate or DeepSpeed file, a SLURM script, a data set).
         path: its file.
         lines: dotted key → line in that file.
         overridden: dotted keys that were set on the command line.
+        names: dotted key → how the file calls it, where that is another tool's.
+        setup: the same settings in terms that all tools share.
         resolved: the config with every "auto" decided, and the steps of the run.
         columns: the recipe's columns; empty for the general data formats.
         problems: errors met while the facts were gathered; they are reported as findings beside all others.
     """
 
-    config: Config
+    config: Config | None
     path: Path
     lines: Mapping[str, int] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
+    names: Mapping[str, str] = field(default_factory=dict)
+    setup: Setup | None = None
     resolved: Resolved | None = None
     model: ModelFacts | None = None
+    tokenizer: TokenizerFacts | None = None
     hardware: HardwareFacts | None = None
     dataset: DatasetFacts | None = None
+    audit: AuditFacts | None = None
+    batch: BatchFacts | None = None
     environment: EnvironmentFacts | None = None
+    stack: StackFacts | None = None
+    job: JobScript | None = None
     columns: tuple[str, ...] = ()
     problems: tuple[SureFitError, ...] = ()
 
     def facts(self, kind: type) -> Any:
         """The facts of one kind, or None."""
-        known = (self.resolved, self.model, self.hardware, self.dataset, self.environment)
-        return next((value for value in known if isinstance(value, kind)), None)
+        return next((value for value in vars(self).values() if isinstance(value, kind)), None)
 
     def is_set(self, dotted: str) -> bool:
         """Whether the user wrote this key, in the file or on the command line."""
         return dotted in self.lines or is_overridden(dotted, self.overridden)
 
     def place(self, dotted: str | None) -> tuple[str, int | None]:
-        """(file, line) of a config key, or of the nearest section above it that is in the file."""
+        """(file, line) of a config key or an attribute of `Setup`, or of the nearest section above it in the file."""
         if dotted and is_overridden(dotted, self.overridden):
             return OVERRIDE, None
+        stated = self.setup.places.get(dotted) if self.setup and dotted else None
+        if stated and (stated.path or stated.line):
+            return stated.path or str(self.path), stated.line
+        dotted = stated.name if stated else dotted
         while dotted and dotted not in self.lines:
             dotted = dotted.rpartition(".")[0]
         return str(self.path), self.lines.get(dotted) if dotted else None
+
+    def name(self, dotted: str | None) -> str | None:
+        """A config key, or an attribute of `Setup`, as the user's file calls it."""
+        if self.setup and dotted and dotted in self.setup.places:
+            return self.setup.places[dotted].name
+        return self.names.get(dotted, dotted) if dotted else None
 
 
 Check = Callable[..., Iterator[Finding]]

@@ -1,16 +1,29 @@
 """The rules, one module per family. A code is a family's three letters and a number, and is never used again."""
 
 FAMILIES = {
+    "ADP": "adapter",
+    "ARG": "arguments",
+    "AUD": "audit",
     "BAT": "schedule",
     "CFG": "config",
+    "CKP": "checkpoint",
     "DAT": "data",
     "DSK": "disk",
     "ENV": "environment",
+    "EVL": "evaluation",
     "INT": "internal",
+    "LAB": "labels",
     "MEM": "memory",
     "MOD": "model",
+    "MRG": "merge",
+    "PAR": "parallel",
+    "PCK": "packing",
     "PRC": "precision",
     "SCH": "schedule",
     "SEC": "security",
+    "SLM": "slurm",
+    "STK": "stack",
+    "TPL": "template",
+    "TRK": "tracker",
 }
 """A code's first three letters → the module that defines it."""

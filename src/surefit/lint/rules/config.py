@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from surefit.config.schema import Config
 from surefit.core.errors import DataError, MachineError, ModelError
 from surefit.lint.rule import Finding, LintContext, rule
 
 
-@rule("CFG001", "output-is-input", severity="error")
-def output_is_input(context: LintContext) -> Iterator[Finding]:
+@rule("CFG001", "output-is-input", severity="error", needs=(Config,))
+def output_is_input(context: LintContext, config: Config) -> Iterator[Finding]:
     """The run would write into the directory its data or its model is read from.
 
     ## What it does
@@ -29,7 +30,6 @@ def output_is_input(context: LintContext) -> Iterator[Finding]:
     ## Evidence
     Reasoned from SureFit's own loader, which reads every .jsonl file of a directory; a test shows it.
     """
-    config = context.config
     inputs = {
         "data.train": config.data.train,
         "data.eval": config.data.eval,
@@ -49,8 +49,8 @@ def _same_directory(one: str, other: str) -> bool:
     return all(map(os.path.isdir, paths)) and os.path.samefile(*paths)
 
 
-@rule("CFG002", "gate-without-condition", severity="warning")
-def gate_without_condition(context: LintContext) -> Iterator[Finding]:
+@rule("CFG002", "gate-without-condition", severity="warning", needs=(Config,))
+def gate_without_condition(context: LintContext, config: Config) -> Iterator[Finding]:
     """A gate is configured that can never close.
 
     ## What it does
@@ -68,7 +68,7 @@ def gate_without_condition(context: LintContext) -> Iterator[Finding]:
     ## Evidence
     Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
     """
-    gate = context.config.evaluate.gate
+    gate = config.evaluate.gate
     if gate is not None and gate.min is None and gate.not_worse_than is None:
         yield Finding(
             field="evaluate.gate",
@@ -77,8 +77,8 @@ def gate_without_condition(context: LintContext) -> Iterator[Finding]:
         )
 
 
-@rule("CFG003", "lora-settings-without-lora", severity="warning")
-def lora_settings_without_lora(context: LintContext) -> Iterator[Finding]:
+@rule("CFG003", "lora-settings-without-lora", severity="warning", needs=(Config,))
+def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator[Finding]:
     """LoRA settings are given although all weights are trained.
 
     ## What it does
@@ -97,7 +97,7 @@ def lora_settings_without_lora(context: LintContext) -> Iterator[Finding]:
     ## Evidence
     Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
     """
-    if context.config.adapter.kind != "full":
+    if config.adapter.kind != "full":
         return
     names = ("r", "alpha", "dropout", "target_modules")
     given = [name for name in names if context.is_set(f"adapter.{name}")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.schema import Config
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.facts.dataset import DatasetFacts
 from surefit.lint.rule import Finding, LintContext, rule
@@ -34,7 +35,7 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     ## Evidence
     A missing or empty file is the most frequent first error with any training tool.
     """
-    missing = _missing_columns(context, context.dataset) if context.dataset else []
+    missing = _missing_columns(context, context.config, context.dataset) if context.config and context.dataset else []
     for problem in context.problems:
         if isinstance(problem, DataError):
             for each in (problem, *problem.also):
@@ -42,8 +43,16 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
                     yield Finding.of(each, "data.train")
 
 
-@rule("DAT002", "column-missing", severity="error", needs=(DatasetFacts,))
-def column_missing(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+@rule(
+    "DAT002",
+    "column-missing",
+    severity="error",
+    needs=(
+        Config,
+        DatasetFacts,
+    ),
+)
+def column_missing(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """A column that the recipe reads is not in the data.
 
     ## What it does
@@ -63,18 +72,18 @@ def column_missing(context: LintContext, dataset: DatasetFacts) -> Iterator[Find
     A published function-calling project mapped `example["answer"]` while xLAM's column is `answers`: all 60,000
     completions were `null`, and training went on.
     """
-    for name in _missing_columns(context, dataset):
+    for name in _missing_columns(context, config, dataset):
         hint = did_you_mean(name, dataset.columns)
         known = ", ".join(dataset.columns) or "none"
         yield Finding(
             field="data.train",
             message=f"no column {name!r} in {dataset.source}{hint}; its columns are {known}",
-            help=f"rename the column to {name}, or choose another recipe than {context.config.recipe}",
+            help=f"rename the column to {name}, or choose another recipe than {config.recipe}",
         )
 
 
-def _missing_columns(context: LintContext, dataset: DatasetFacts) -> list[str]:
-    if not dataset.sample or context.config.data.format not in ("auto", "recipe"):
+def _missing_columns(context: LintContext, config: Config, dataset: DatasetFacts) -> list[str]:
+    if not dataset.sample or config.data.format not in ("auto", "recipe"):
         return []
     return [name for name in context.columns if name not in dataset.columns]
 
@@ -89,8 +98,16 @@ def _row(problem: SureFitError) -> str:
     return f"{problem.path}:{problem.line}" if problem.line is not None else str(problem.path)
 
 
-@rule("DAT003", "null-targets", severity="error", needs=(DatasetFacts,))
-def null_targets(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+@rule(
+    "DAT003",
+    "null-targets",
+    severity="error",
+    needs=(
+        Config,
+        DatasetFacts,
+    ),
+)
+def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """Rows whose answer is null or empty.
 
     ## What it does
@@ -111,7 +128,7 @@ def null_targets(context: LintContext, dataset: DatasetFacts) -> Iterator[Findin
     (`datasets.Dataset.from_list`); a mapping over a misspelt column makes all targets null.
     """
     bad = dataset.target_null + dataset.target_blank
-    if bad == 0 or (context.config.data.bad_rows == "skip" and 2 * bad <= dataset.sample):
+    if bad == 0 or (config.data.bad_rows == "skip" and 2 * bad <= dataset.sample):
         return
     if dataset.first_bad in {_row(each) for problem in context.problems for each in (problem, *problem.also)}:
         return
@@ -182,8 +199,16 @@ def duplicate_rows(context: LintContext, dataset: DatasetFacts) -> Iterator[Find
         )
 
 
-@rule("DAT006", "held-out-too-small", severity="warning", needs=(DatasetFacts,))
-def held_out_too_small(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+@rule(
+    "DAT006",
+    "held-out-too-small",
+    severity="warning",
+    needs=(
+        Config,
+        DatasetFacts,
+    ),
+)
+def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """The share that is held out comes to a handful of rows.
 
     ## What it does
@@ -202,7 +227,7 @@ def held_out_too_small(context: LintContext, dataset: DatasetFacts) -> Iterator[
     ## Evidence
     The binomial interval: 6 of 9 correct is anything from 30 % to 93 %.
     """
-    share = context.config.data.eval
+    share = config.data.eval
     if isinstance(share, float) and dataset.rows and round(share * dataset.rows) < SMALL_EVALUATION:
         larger = min(0.5, 50 / dataset.rows)
         enough = larger * dataset.rows >= SMALL_EVALUATION

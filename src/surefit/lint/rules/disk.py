@@ -42,7 +42,7 @@ def run_does_not_fit_the_disk(
         yield Finding(
             field="checkpoint.save_total_limit",
             message=f"the run will write {bytes_text(needed)}, and {bytes_text(hardware.disk_free_bytes)} are free "
-            f"where {context.config.output_dir} is",
+            f"where {resolved.config.output_dir} is",
             help="lower checkpoint.save_total_limit, or choose an output_dir on a larger disk",
             evidence="; ".join(f"{term.term} {bytes_text(term.bytes)}" for term in terms),
         )

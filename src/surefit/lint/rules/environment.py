@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.schema import Config
 from surefit.core.errors import MachineError
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
@@ -42,8 +43,16 @@ def offline_without_weights(
         )
 
 
-@rule("ENV002", "gpu-not-used", severity="warning", needs=(HardwareFacts,))
-def gpu_not_used(context: LintContext, hardware: HardwareFacts) -> Iterator[Finding]:
+@rule(
+    "ENV002",
+    "gpu-not-used",
+    severity="warning",
+    needs=(
+        Config,
+        HardwareFacts,
+    ),
+)
+def gpu_not_used(context: LintContext, config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     """This machine has a GPU, and the installed PyTorch cannot use it.
 
     ## What it does
@@ -62,7 +71,7 @@ def gpu_not_used(context: LintContext, hardware: HardwareFacts) -> Iterator[Find
     ## Evidence
     `pip install torch` with an index meant for continuous integration installs the CPU build without a word.
     """
-    if hardware.unused_gpu and context.config.hardware.gpu == "auto":
+    if hardware.unused_gpu and config.hardware.gpu == "auto":
         yield Finding(
             field="hardware.gpu",
             message=f"{hardware.unused_gpu} is here, but the installed PyTorch is a CPU-only build",

@@ -34,13 +34,12 @@ def does_not_fit(
     ## Evidence
     All of five published reports on fine-tuning ran out of memory without having expected it.
     """
+    full = resolved.config.adapter.kind == "full"
     yield from _too_large(
         [term for term in memory_terms(resolved, model) if term.moment != "loss"],
         hardware,
-        "adapter.kind" if context.config.adapter.kind == "full" else "model.name_or_path",
-        "train with adapter.kind: lora"
-        if context.config.adapter.kind == "full"
-        else "take a smaller model or a larger GPU",
+        "adapter.kind" if full else "model.name_or_path",
+        "train with adapter.kind: lora" if full else "take a smaller model or a larger GPU",
     )
 
 

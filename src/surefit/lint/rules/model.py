@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.schema import Config
 from surefit.core.errors import ModelError, did_you_mean
 from surefit.facts.budget import OUTPUT_HEADS, ends_with
 from surefit.facts.environment import EnvironmentFacts
@@ -94,8 +95,8 @@ def pickled_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding
         )
 
 
-@rule("MOD004", "trust-remote-code", severity="warning")
-def trust_remote_code(context: LintContext) -> Iterator[Finding]:
+@rule("MOD004", "trust-remote-code", severity="warning", needs=(Config,))
+def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]:
     """Python code that comes with the model will run on this machine.
 
     ## What it does
@@ -113,7 +114,7 @@ def trust_remote_code(context: LintContext) -> Iterator[Finding]:
     ## Evidence
     transformers' own documentation asks to pin a revision with this setting.
     """
-    section = context.config.model
+    section = config.model
     if not section.trust_remote_code:
         return
     if context.model is not None and not context.model.custom_code:
@@ -160,8 +161,16 @@ def gated_without_token(
         )
 
 
-@rule("MOD006", "no-chat-template", severity="error", needs=(ModelFacts,))
-def no_chat_template(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule(
+    "MOD006",
+    "no-chat-template",
+    severity="error",
+    needs=(
+        Config,
+        ModelFacts,
+    ),
+)
+def no_chat_template(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The rows are conversations, and the model has no chat template to write them with.
 
     ## What it does
@@ -181,7 +190,7 @@ def no_chat_template(context: LintContext, model: ModelFacts) -> Iterator[Findin
     transformers dropped its default templates in 2024 because they silently did not match the models they were used
     with.
     """
-    if model.has_chat_template is False and _makes_conversations(context):
+    if model.has_chat_template is False and _makes_conversations(context, config):
         yield Finding(
             field=NAME,
             message=f"{model.name} has no chat template, and the rows are conversations",
@@ -189,15 +198,23 @@ def no_chat_template(context: LintContext, model: ModelFacts) -> Iterator[Findin
         )
 
 
-def _makes_conversations(context: LintContext) -> bool:
-    if context.columns or context.config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
+def _makes_conversations(context: LintContext, config: Config) -> bool:
+    if context.columns or config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
         return True
     columns = context.dataset.columns if context.dataset else {}
     return any(name in columns for name in ("messages", "conversations", "instruction", "prompt"))
 
 
-@rule("MOD007", "longer-than-context", severity="warning", needs=(ModelFacts,))
-def longer_than_context(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule(
+    "MOD007",
+    "longer-than-context",
+    severity="warning",
+    needs=(
+        Config,
+        ModelFacts,
+    ),
+)
+def longer_than_context(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """Training examples may be longer than the model's context.
 
     ## What it does
@@ -217,16 +234,24 @@ def longer_than_context(context: LintContext, model: ModelFacts) -> Iterator[Fin
     Press et al. 2022 (arXiv 2108.12409), figure 1: perplexity explodes beyond the training length.
     """
     limit = model.max_position_embeddings
-    if limit is not None and context.config.data.max_length > limit:
+    if limit is not None and config.data.max_length > limit:
         yield Finding(
             field="data.max_length",
-            message=f"max_length {context.config.data.max_length:,} is beyond the {limit:,} tokens of {model.name}",
+            message=f"max_length {config.data.max_length:,} is beyond the {limit:,} tokens of {model.name}",
             help=f"write {limit} or less",
         )
 
 
-@rule("MOD008", "target-modules-match-nothing", severity="error", needs=(ModelFacts,))
-def target_modules_match_nothing(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule(
+    "MOD008",
+    "target-modules-match-nothing",
+    severity="error",
+    needs=(
+        Config,
+        ModelFacts,
+    ),
+)
+def target_modules_match_nothing(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """A name in `target_modules` matches no layer of this model.
 
     ## What it does
@@ -245,7 +270,7 @@ def target_modules_match_nothing(context: LintContext, model: ModelFacts) -> Ite
     "Target modules … not found in the base model" is the most frequent error in PEFT's issue threads; names copied from
     a Llama config are the usual cause.
     """
-    adapter = context.config.adapter
+    adapter = config.adapter
     if adapter.kind != "lora" or adapter.target_modules == "all-linear" or not model.linear_modules:
         return
     known = sorted({name.rpartition(".")[2] for name in model.linear_modules})
@@ -316,8 +341,16 @@ def weights_do_not_match_config(context: LintContext, model: ModelFacts) -> Iter
         )
 
 
-@rule("MOD011", "adapter-on-tied-head", severity="error", needs=(ModelFacts,))
-def adapter_on_tied_head(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule(
+    "MOD011",
+    "adapter-on-tied-head",
+    severity="error",
+    needs=(
+        Config,
+        ModelFacts,
+    ),
+)
+def adapter_on_tied_head(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """LoRA is asked for on an output head that is the embedding itself.
 
     ## What it does
@@ -337,9 +370,9 @@ def adapter_on_tied_head(context: LintContext, model: ModelFacts) -> Iterator[Fi
     PEFT warns about it, "Model with `tie_word_embeddings=True` and the tied_target_modules=… are part of the adapter",
     and goes on.
     """
-    targets = context.config.adapter.target_modules
+    targets = config.adapter.target_modules
     heads = [name for name in targets if name in OUTPUT_HEADS] if isinstance(targets, list) else []
-    if context.config.adapter.kind == "lora" and model.tied_embeddings and heads:
+    if config.adapter.kind == "lora" and model.tied_embeddings and heads:
         yield Finding(
             field=TARGETS,
             message=f"{heads[0]} shares its weights with the embedding of {model.name}",

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.schema import Config
 from surefit.facts.hardware import HardwareFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
 
-@rule("PRC001", "bf16-is-emulated", severity="warning", needs=(HardwareFacts,))
-def bf16_is_emulated(context: LintContext, hardware: HardwareFacts) -> Iterator[Finding]:
+@rule(
+    "PRC001",
+    "bf16-is-emulated",
+    severity="warning",
+    needs=(
+        Config,
+        HardwareFacts,
+    ),
+)
+def bf16_is_emulated(context: LintContext, config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     """bfloat16 is asked for on a GPU that only emulates it.
 
     ## What it does
@@ -28,7 +37,7 @@ def bf16_is_emulated(context: LintContext, hardware: HardwareFacts) -> Iterator[
     ## Evidence
     A published report on LLM ranking on two T4 with "bf16 compute" took 16 seconds per iteration.
     """
-    if context.config.model.dtype == "bfloat16" and hardware.kind == "cuda" and not hardware.bf16:
+    if config.model.dtype == "bfloat16" and hardware.kind == "cuda" and not hardware.bf16:
         major, minor = hardware.compute_capability or (0, 0)
         yield Finding(
             field="model.dtype",
@@ -37,8 +46,8 @@ def bf16_is_emulated(context: LintContext, hardware: HardwareFacts) -> Iterator[
         )
 
 
-@rule("PRC002", "fp16-without-loss-scaling", severity="warning")
-def fp16_without_loss_scaling(context: LintContext) -> Iterator[Finding]:
+@rule("PRC002", "fp16-without-loss-scaling", severity="warning", needs=(Config,))
+def fp16_without_loss_scaling(context: LintContext, config: Config) -> Iterator[Finding]:
     """float16 training without loss scaling.
 
     ## What it does
@@ -58,7 +67,7 @@ def fp16_without_loss_scaling(context: LintContext) -> Iterator[Finding]:
     Micikevicius et al. 2018 (arXiv 1710.03740): a detection network (Multibox SSD) does not train in float16 without
     loss scaling, and reaches the float32 result with it.
     """
-    if context.config.model.dtype == "float16":
+    if config.model.dtype == "float16":
         yield Finding(
             field="model.dtype",
             message="float16 without loss scaling: gradients below 6e-8 become zero",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.resolve import Resolved, warmup_steps
+from surefit.config.schema import Config
 from surefit.core.units import count_text
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.model import ModelFacts
@@ -78,8 +79,16 @@ def checkpoint_never_comes(context: LintContext, resolved: Resolved) -> Iterator
         )
 
 
-@rule("SCH003", "learning-rate-high", severity="warning", needs=(ModelFacts,))
-def learning_rate_high(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule(
+    "SCH003",
+    "learning-rate-high",
+    severity="warning",
+    needs=(
+        Config,
+        ModelFacts,
+    ),
+)
+def learning_rate_high(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The learning rate is above what pretrained models take.
 
     ## What it does
@@ -101,7 +110,7 @@ def learning_rate_high(context: LintContext, model: ModelFacts) -> Iterator[Find
     LoRA's best rate is about ten times that of full training (Biderman et al. 2024, arXiv 2405.09673; Schulman et al.,
     "LoRA Without Regret", 2025).
     """
-    rate, lora = context.config.train.learning_rate, context.config.adapter.kind == "lora"
+    rate, lora = config.train.learning_rate, config.adapter.kind == "lora"
     limit = LORA_RANGE[1] if lora else FULL_MAXIMUM
     if model.parameters is not None and model.parameters >= TINY and rate > limit:
         yield Finding(
@@ -112,8 +121,16 @@ def learning_rate_high(context: LintContext, model: ModelFacts) -> Iterator[Find
         )
 
 
-@rule("SCH004", "learning-rate-low", severity="warning", needs=(ModelFacts,))
-def learning_rate_low(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule(
+    "SCH004",
+    "learning-rate-low",
+    severity="warning",
+    needs=(
+        Config,
+        ModelFacts,
+    ),
+)
+def learning_rate_low(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The learning rate is so low that a LoRA adapter hardly moves.
 
     ## What it does
@@ -133,9 +150,9 @@ def learning_rate_low(context: LintContext, model: ModelFacts) -> Iterator[Findi
     LoRA's best rate is about ten times that of full training (Biderman et al. 2024, arXiv 2405.09673; Schulman et al.,
     "LoRA Without Regret", 2025).
     """
-    rate, limit = context.config.train.learning_rate, LORA_RANGE[0]
+    rate, limit = config.train.learning_rate, LORA_RANGE[0]
     big = model.parameters is not None and model.parameters >= TINY
-    if big and context.config.adapter.kind == "lora" and rate < limit:
+    if big and config.adapter.kind == "lora" and rate < limit:
         yield Finding(
             field="train.learning_rate",
             message=f"learning_rate {rate:g} is below {limit:g}: at that rate a LoRA adapter hardly leaves zero",
@@ -143,8 +160,8 @@ def learning_rate_low(context: LintContext, model: ModelFacts) -> Iterator[Findi
         )
 
 
-@rule("BAT001", "micro-batch-does-not-divide", severity="error")
-def micro_batch_does_not_divide(context: LintContext) -> Iterator[Finding]:
+@rule("BAT001", "micro-batch-does-not-divide", severity="error", needs=(Config,))
+def micro_batch_does_not_divide(context: LintContext, config: Config) -> Iterator[Finding]:
     """The micro batch does not divide the global batch.
 
     ## What it does
@@ -164,7 +181,7 @@ def micro_batch_does_not_divide(context: LintContext) -> Iterator[Finding]:
     A published report on LLM ranking on two GPUs did not divide its batch by the number of devices and trained with
     twice the batch it reported.
     """
-    train = context.config.train
+    train = config.train
     micro, whole = train.per_device_train_batch_size, train.global_batch_size
     if isinstance(micro, int) and whole % micro:
         divisors = [n for n in range(1, min(whole, micro) + 1) if whole % n == 0]
@@ -175,8 +192,16 @@ def micro_batch_does_not_divide(context: LintContext) -> Iterator[Finding]:
         )
 
 
-@rule("BAT002", "batch-larger-than-data", severity="warning", needs=(DatasetFacts,))
-def batch_larger_than_data(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+@rule(
+    "BAT002",
+    "batch-larger-than-data",
+    severity="warning",
+    needs=(
+        Config,
+        DatasetFacts,
+    ),
+)
+def batch_larger_than_data(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """One optimizer step would take more rows than there are.
 
     ## What it does
@@ -195,7 +220,7 @@ def batch_larger_than_data(context: LintContext, dataset: DatasetFacts) -> Itera
     ## Evidence
     Small hand-made data sets with the batch size of a large one; the loss curve has three points.
     """
-    whole = context.config.train.global_batch_size
+    whole = config.train.global_batch_size
     if whole > dataset.rows > 0:
         yield Finding(
             field="train.global_batch_size",

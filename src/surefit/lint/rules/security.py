@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.resolve import leaves
+from surefit.config.schema import Config
 from surefit.core.env import SECRET_SHAPE
 from surefit.lint.rule import Finding, LintContext, rule
 
 
-@rule("SEC001", "secret-in-config", severity="error")
-def secret_in_config(context: LintContext) -> Iterator[Finding]:
+@rule("SEC001", "secret-in-config", severity="error", needs=(Config,))
+def secret_in_config(context: LintContext, config: Config) -> Iterator[Finding]:
     """A value in the config looks like an access key.
 
     ## What it does
@@ -30,7 +31,7 @@ def secret_in_config(context: LintContext) -> Iterator[Finding]:
     Meli et al. 2019 ("How Bad Can It Git?"): over 100,000 public repositories hold secrets, and thousands of new ones
     are added every day.
     """
-    for dotted, value in leaves(context.config):
+    for dotted, value in leaves(config):
         texts = value if isinstance(value, list) else [value]
         found = next((m for text in texts if isinstance(text, str) and (m := SECRET_SHAPE.search(text))), None)
         if found:

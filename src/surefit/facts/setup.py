@@ -1,0 +1,235 @@
+"""What a training run is set to do, whichever tool's config says it.
+
+SureFit's own config, Axolotl's, LLaMA-Factory's, TRL's, an Accelerate or DeepSpeed file, an adapter_config.json and a
+SLURM script all end here, so that one rule judges them all. It holds what tools can set and SureFit's config may not
+even offer; a value that nobody states is None, and no rule may guess it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from surefit.config.resolve import Resolved, warmup_steps
+from surefit.config.schema import Config
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value is set: the key as the user wrote it, its file and 1-based line where they are known."""
+
+    name: str
+    path: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Every value is None (or empty) where the file does not say it.
+
+    Attributes:
+        tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft or slurm.
+        places: attribute → where it is set; `name` is how messages must call it.
+        gone: keys the tool no longer takes → what to write instead; each has its place.
+        unknown: keys the tool does not know, each with its place.
+        ignored: keys that have no effect → why; each has its place.
+
+        dtype: what the model is computed in: float32, bfloat16 or float16.
+        bf16, fp16: the tool's two switches.
+        attention: eager, sdpa, flash_attention_2, flash_attention_3, flex_attention, xformers.
+        device_map: as from_pretrained takes it: auto, balanced…
+        cpu_offload: weights or optimizer are kept in RAM.
+        use_cache: the forward pass keeps keys and values while training.
+        quantization: nf4, fp4, int8, fp8, gptq, awq; "none" where it is said to be none.
+        quant_compute_dtype, quant_storage: bnb_4bit_compute_dtype, bnb_4bit_quant_storage.
+        liger, unsloth: their kernels are asked for.
+
+        adapter: lora, dora, … or full.
+        adapter_dtype: the type of the adapter's weights.
+        lora_r, lora_alpha, lora_dropout, rslora, target_modules, modules_to_save: as PEFT names them.
+        new_tokens: tokens are added to the vocabulary.
+        base_model, base_revision: what the adapter belongs to.
+        merge_into: the base the adapter will be merged into: original, dequantized or quantized; None: no merge ahead.
+
+        max_length: tokens per example; length_unit: "characters" where rows are filtered by those.
+        packing; packing_strategy: bfd, bfd_split, wrapped…
+        loss_on: completion, assistant (all assistant turns) or all (the prompt too).
+        conversations: the rows are messages.
+        collator: the data collator's class.
+        truncation_side: left or right, where rows over max_length are cut.
+        dataloader_workers: processes that load data, per rank.
+
+        epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
+        learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
+        micro_batch, accumulation, world_size, global_batch: examples per forward pass and device, micro batches per
+            step, processes that see different rows, examples per optimizer step.
+        eval_micro_batch: examples per forward pass when the held-out rows are measured.
+        eval_strategy, save_strategy: no, steps or epoch; eval_steps, save_steps: optimizer steps between two.
+        save_total_limit: checkpoints kept; save_only_model: without optimizer state.
+        best_model: the best checkpoint is loaded at the end; best_metric: by this metric.
+        gradient_checkpointing; reentrant: its old implementation.
+        resume, overwrite: the run is resumed; the output directory is overwritten.
+
+        generates_in_loop: text is generated while training runs.
+        do_sample, temperature: how scored text is generated.
+
+        parallel: none, ddp, dp (torch.nn.DataParallel), fsdp, zero1, zero2, zero3, pp, tp, device_map.
+        processes, machines: over all machines; processes_per_machine. gpus: GPUs asked for, per machine.
+        fsdp_version, fsdp_state_dict, fsdp_offload, fsdp_efficient_loading, fsdp_sync_states.
+        find_unused_parameters: DDP's switch.
+        on_cpu: the run is told to use no GPU.
+
+        trackers: wandb, mlflow, tensorboard… as report_to names them; ("all",) where every installed one is used.
+    """
+
+    tool: str
+    places: Mapping[str, Place] = field(default_factory=dict)
+    gone: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
+
+    dtype: str | None = None
+    bf16: bool | None = None
+    fp16: bool | None = None
+    attention: str | None = None
+    device_map: str | None = None
+    cpu_offload: bool | None = None
+    use_cache: bool | None = None
+    quantization: str | None = None
+    quant_compute_dtype: str | None = None
+    quant_storage: str | None = None
+    liger: bool | None = None
+    unsloth: bool | None = None
+
+    adapter: str | None = None
+    adapter_dtype: str | None = None
+    lora_r: int | None = None
+    lora_alpha: float | None = None
+    lora_dropout: float | None = None
+    rslora: bool | None = None
+    target_modules: tuple[str, ...] | None = None
+    modules_to_save: tuple[str, ...] | None = None
+    new_tokens: bool | None = None
+    base_model: str | None = None
+    base_revision: str | None = None
+    merge_into: str | None = None
+
+    max_length: int | None = None
+    length_unit: str | None = None
+    packing: bool | None = None
+    packing_strategy: str | None = None
+    loss_on: str | None = None
+    conversations: bool | None = None
+    collator: str | None = None
+    truncation_side: str | None = None
+    dataloader_workers: int | None = None
+
+    epochs: float | None = None
+    max_steps: int | None = None
+    total_steps: int | None = None
+    learning_rate: float | None = None
+    warmup_steps: int | None = None
+    warmup_share: float | None = None
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    world_size: int | None = None
+    global_batch: int | None = None
+    eval_micro_batch: int | None = None
+    eval_strategy: str | None = None
+    eval_steps: int | None = None
+    save_strategy: str | None = None
+    save_steps: int | None = None
+    save_total_limit: int | None = None
+    save_only_model: bool | None = None
+    best_model: bool | None = None
+    best_metric: str | None = None
+    gradient_checkpointing: bool | None = None
+    reentrant: bool | None = None
+    resume: bool | None = None
+    overwrite: bool | None = None
+
+    generates_in_loop: bool | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+
+    parallel: str | None = None
+    processes: int | None = None
+    machines: int | None = None
+    processes_per_machine: int | None = None
+    gpus: int | None = None
+    fsdp_version: int | None = None
+    fsdp_state_dict: str | None = None
+    fsdp_offload: bool | None = None
+    fsdp_efficient_loading: bool | None = None
+    fsdp_sync_states: bool | None = None
+    find_unused_parameters: bool | None = None
+    on_cpu: bool | None = None
+
+    trackers: tuple[str, ...] | None = None
+
+    def name(self, attribute: str) -> str:
+        """How the user's file calls an attribute; the attribute's own name where the file does not set it."""
+        place = self.places.get(attribute)
+        return place.name if place else attribute
+
+
+_KEYS = {
+    "dtype": "model.dtype", "adapter": "adapter.kind", "lora_r": "adapter.r", "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout", "target_modules": "adapter.target_modules", "base_model": "model.name_or_path",
+    "base_revision": "model.revision", "max_length": "data.max_length", "epochs": "train.epochs",
+    "max_steps": "train.max_steps", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup",
+    "micro_batch": "train.per_device_train_batch_size", "global_batch": "train.global_batch_size",
+    "gradient_checkpointing": "train.gradient_checkpointing", "save_steps": "checkpoint.every",
+    "eval_steps": "checkpoint.every", "save_total_limit": "checkpoint.save_total_limit",
+}  # fmt: skip
+"""Attribute → the dotted key of SureFit's config that sets it."""
+
+
+def setup_of(config: Config, resolved: Resolved | None) -> Setup:
+    """SureFit's own config in these terms; what only SureFit's design decides (masked prompts, greedy scoring) too."""
+    decided = resolved.config if resolved else config
+    lora = decided.adapter.kind == "lora"
+    modules = decided.adapter.target_modules
+    total = resolved.total_steps if resolved else None
+    every = decided.checkpoint.every
+    micro = decided.train.per_device_train_batch_size
+    recompute = decided.train.gradient_checkpointing
+    dtype = decided.model.dtype
+    return Setup(
+        tool="surefit",
+        places={attribute: Place(key) for attribute, key in _KEYS.items()},
+        dtype=None if dtype == "auto" else dtype,
+        attention="sdpa",
+        use_cache=False,
+        quantization="none",
+        adapter=decided.adapter.kind,
+        adapter_dtype=(None if dtype == "auto" else dtype) if lora else None,
+        lora_r=decided.adapter.r if lora else None,
+        lora_alpha=decided.adapter.alpha if lora else None,
+        lora_dropout=decided.adapter.dropout if lora else None,
+        target_modules=((modules,) if isinstance(modules, str) else tuple(modules)) if lora else None,
+        base_model=decided.model.name_or_path,
+        base_revision=decided.model.revision,
+        merge_into="original" if lora else None,
+        max_length=decided.data.max_length,
+        length_unit="tokens",
+        packing=False,
+        epochs=decided.train.epochs,
+        max_steps=decided.train.max_steps,
+        total_steps=total,
+        learning_rate=decided.train.learning_rate,
+        warmup_steps=warmup_steps(total, decided.train.warmup) if total else None,
+        micro_batch=None if micro == "auto" else micro,
+        accumulation=resolved.gradient_accumulation_steps if resolved else None,
+        world_size=1,
+        global_batch=decided.train.global_batch_size,
+        save_steps=None if every == "auto" else every,
+        eval_steps=None if every == "auto" else every,
+        save_total_limit=decided.checkpoint.save_total_limit,
+        gradient_checkpointing=None if recompute == "auto" else recompute,
+        do_sample=False,
+        parallel="none",
+        processes=1,
+        machines=1,
+        trackers=(),
+    )

@@ -1,0 +1,1 @@
+"""Other tools' configs, read into SureFit's terms."""

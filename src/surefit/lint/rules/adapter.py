@@ -1,0 +1,1 @@
+"""ADP: what is trained beside the frozen weights."""

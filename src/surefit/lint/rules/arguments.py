@@ -1,0 +1,1 @@
+"""ARG: keys of other tools that are gone, unknown or without effect."""

@@ -1,0 +1,1 @@
+"""AUD: what an audit of the rows found."""

@@ -1,0 +1,1 @@
+"""CKP: what is saved, and whether it can be resumed."""

@@ -1,0 +1,1 @@
+"""EVL: how a model is scored."""

@@ -1,0 +1,1 @@
+"""LAB: which tokens the loss falls on."""

@@ -1,0 +1,1 @@
+"""MRG: whether the trained adapter can be merged without loss."""

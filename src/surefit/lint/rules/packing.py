@@ -1,0 +1,1 @@
+"""PCK: several examples in one row."""

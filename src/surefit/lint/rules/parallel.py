@@ -1,0 +1,1 @@
+"""PAR: many processes, many GPUs, many machines."""

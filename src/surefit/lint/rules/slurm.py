@@ -1,0 +1,1 @@
+"""SLM: batch scripts."""

@@ -1,0 +1,1 @@
+"""TPL: the tokenizer and its chat template."""

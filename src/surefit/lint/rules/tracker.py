@@ -1,0 +1,1 @@
+"""TRK: experiment trackers."""
