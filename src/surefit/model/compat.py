@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, masking_utils
 
 
 def checkpoint_activations(model: PreTrainedModel | PeftModel) -> None:
@@ -20,3 +23,15 @@ def checkpoint_activations(model: PreTrainedModel | PeftModel) -> None:
         subject.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
     else:
         subject.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+
+@contextmanager
+def reads_masks_of_fake_tensors() -> Iterator[None]:
+    """Let transformers look at the values of a padding mask of fake tensors, as it does at a real one's.
+
+    It takes fake tensors for tracing and then builds a full attention mask for every batch, padded or not
+    (`masking_utils.is_tracing`, in 5.17 and 5.23 alike); the plan answers what such a read would give. Can go when
+    transformers has a public way to say so.
+    """
+    with patch.object(masking_utils, "is_tracing", lambda tensor=None: False):
+        yield

@@ -1,0 +1,192 @@
+"""Recording what a piece of PyTorch code allocates, on real tensors or fake ones.
+
+A dispatch mode sees every operator below autograd. It notes each storage when an operator first returns it and when
+its last reference is gone, so the trace is what a device allocator would be asked for, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from surefit.plan.allocator import ROUNDING
+
+Hidden = Callable[[tuple[Any, ...], dict[str, Any]], list[int]]
+"""(args, kwargs) of an operator → bytes of the temporaries that its CUDA kernel allocates inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One storage: its bytes as rounded by the allocator, and where it comes from."""
+
+    bytes: int
+    op: str
+    phase: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass
+class Trace:
+    """Allocations in the order they were made.
+
+    Attributes:
+        allocations: each storage once.
+        events: `+i` where allocation i - 1 is made, `-i` where it is freed.
+        phases: (phase, position in `events` where it starts), in order.
+        tags: allocation number → what it is for, where the caller said so.
+    """
+
+    allocations: list[Allocation] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    phases: list[tuple[str, int]] = field(default_factory=list)
+    tags: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [allocation.bytes for allocation in self.allocations]
+
+    def peak(self, start: int = 0, end: int | None = None) -> tuple[int, int]:
+        """(bytes, position just after it) of the fullest moment between two positions."""
+        live = highest = 0
+        at = start
+        for position, event in enumerate(self.events[:end]):
+            size = self.allocations[abs(event) - 1].bytes
+            live += size if event > 0 else -size
+            if position >= start and live > highest:
+                highest, at = live, position + 1
+        return highest, at
+
+    def live_at(self, position: int) -> list[int]:
+        """The numbers of the allocations that are alive just before `events[position]`."""
+        alive: dict[int, None] = {}
+        for event in self.events[:position]:
+            if event > 0:
+                alive[event] = None
+            else:
+                alive.pop(-event, None)
+        return list(alive)
+
+    def by_term(self, position: int, term: Callable[[int, Allocation], str]) -> Counter[str]:
+        """Bytes alive at a position, by what `term` calls them."""
+        terms: Counter[str] = Counter()
+        for number in self.live_at(position):
+            allocation = self.allocations[number - 1]
+            terms[self.tags.get(number) or term(number, allocation)] += allocation.bytes
+        return terms
+
+
+class Recorder(TorchDispatchMode):
+    """Records into `trace` while it is active.
+
+    Args:
+        scalar: what reading a value out of a fake tensor (`.item()`) gives, by its dtype; None for real tensors.
+        hidden: operator name → the temporaries of its CUDA kernel.
+    """
+
+    def __init__(
+        self, scalar: Callable[[torch.dtype], Any] | None = None, hidden: dict[str, Hidden] | None = None
+    ) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.phase = ""
+        self._module: list[str] = []
+        self._forward_of: dict[int, str] = {}
+        self._scalar, self._hidden = scalar, hidden or {}
+        self._live: dict[int, int] = {}
+        self._watched: dict[int, weakref.ref[Any]] = {}
+
+    def start(self, phase: str) -> None:
+        """From here on allocations belong to this phase."""
+        self.phase = phase
+        self.trace.phases.append((phase, len(self.trace.events)))
+
+    def tag(self, tensors: Iterable[torch.Tensor | None], what: str) -> None:
+        """Say what tensors are for; those not seen yet are taken as allocated now."""
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            self._note(tensor, "given")
+            number = self._live.get(_storage(tensor))
+            if number is not None:
+                self.trace.tags.setdefault(number, what)
+
+    @contextlib.contextmanager
+    def naming(self, model: torch.nn.Module) -> Iterator[None]:
+        """Note for each allocation the module whose forward pass it belongs to, in the backward pass as well."""
+        handles = []
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._module.append(name)))
+            handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _leave(self) -> None:
+        self._module.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._scalar is not None and func is torch.ops.aten._local_scalar_dense.default:
+            return self._scalar(args[0].dtype)
+        name = func.__name__
+        temporaries = [self._allocate(size, name, (size,), "uint8") for size in self._temporaries(func, args, kwargs)]
+        out = func(*args, **kwargs)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf, name)
+        self.trace.events.extend(-number for number in temporaries)
+        return out
+
+    def _temporaries(self, func: Any, args: Any, kwargs: Any) -> list[int]:
+        hidden = self._hidden.get(func._overloadpacket.__name__)
+        return hidden(args, kwargs) if hidden else []
+
+    def _note(self, tensor: torch.Tensor, op: str) -> None:
+        key = _storage(tensor)
+        if key in self._live:
+            return
+        storage = tensor.untyped_storage()
+        size = -(-storage.nbytes() // ROUNDING) * ROUNDING
+        if size == 0:
+            return
+        number = self._allocate(size, op, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        self._live[key] = number
+
+        def gone(_: Any) -> None:
+            if self._live.get(key) == number:
+                del self._live[key]
+            self._watched.pop(number, None)
+            self.trace.events.append(-number)
+
+        self._watched[number] = weakref.ref(storage, gone)
+
+    def _allocate(self, size: int, op: str, shape: tuple[int, ...], dtype: str) -> int:
+        self.trace.allocations.append(Allocation(size, op, self.phase, self._where(), shape, dtype))
+        number = len(self.trace.allocations)
+        self.trace.events.append(number)
+        return number
+
+    def _where(self) -> str:
+        """The innermost module in the forward pass; in the backward pass the one whose operator is differentiated."""
+        if self._module:
+            # The node that autograd makes for this operator has the number before the next one.
+            self._forward_of[torch.autograd._get_sequence_nr() - 1] = self._module[-1]
+            return self._module[-1]
+        node = torch._C._current_autograd_node()
+        return self._forward_of.get(node._sequence_nr(), "") if node is not None else ""
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
