@@ -1,10 +1,407 @@
-"""What a SLURM batch script asks for, and what it launches."""
+"""What a SLURM batch script asks for, and what it launches.
+
+Only read, never run: a number that the shell would work out from something else than the script itself and SLURM's own
+variables is not known. https://slurm.schedmd.com/sbatch.html
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from surefit.core.errors import ConfigError
+from surefit.facts.setup import Place, Setup
+from surefit.facts.shell import Command, Shell, split_commands
+
+MAX_BYTES = 200_000
+"""More is no batch script, and its rest is not read."""
+SHORT = {
+    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "o": "output", "e": "error",
+    "J": "job-name", "p": "partition", "A": "account", "a": "array", "q": "qos", "C": "constraint",
+}  # fmt: skip
+_DIRECTIVE = re.compile(r"#SBATCH\s+(.+)")
+_MODULES = {
+    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "torchrun": "torchrun",
+    "accelerate.commands.launch": "accelerate", "deepspeed": "deepspeed",
+}  # fmt: skip
+_TALKS = {"echo", "printf", "which", "type", "pip", "pip3", "conda", "mamba", "module", "sbatch"}
+_STARTERS = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "clush", "deepspeed", "ray"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One command that starts the processes of a run. Numbers are None where they are only known when it runs.
+
+    Attributes:
+        tool: torchrun, accelerate, deepspeed or python.
+        line: 1-based.
+        srun: srun starts it, once per task; otherwise it starts once, on the first node.
+        tasks_per_node: how often it starts on each node.
+        processes: over all machines, as `accelerate launch --num_processes` counts.
+        processes_per_machine: started by each start of the command.
+        machines: over how many machines it says it runs.
+        flags: its own options, without dashes and with underscores → value; "" for a switch.
+        lines: flag → line.
+        script: the Python file or module it runs.
+    """
+
+    tool: str
+    line: int
+    srun: bool = False
+    tasks_per_node: int | None = 1
+    processes: int | None = None
+    processes_per_machine: int | None = None
+    machines: int | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    script: str | None = None
+
+    @property
+    def multiplied(self) -> bool:
+        """Several tasks on a node start a launcher each, and each launcher starts several processes."""
+        several = (self.tasks_per_node or 0) > 1 and (self.processes_per_machine or 0) > 1
+        return self.srun and several and self.tool != "python"
+
+    @property
+    def per_node(self) -> int | None:
+        """Processes on each node, all starts together."""
+        if self.tasks_per_node is None or self.processes_per_machine is None:
+            return None
+        return self.tasks_per_node * self.processes_per_machine
 
 
 @dataclass(frozen=True)
 class JobScript:
-    """What a SLURM batch script asks for, and what it launches."""
+    """A batch script. Numbers are None where the script leaves them to the cluster or to the command line.
+
+    Attributes:
+        path: the file.
+        options: its #SBATCH options, by long name → value; "" for a switch.
+        lines: option → line.
+        nodes, tasks_per_node, gpus_per_node: what the options come to.
+        cpus_per_node: processors for all tasks of a node.
+        minutes: the time limit.
+        launches: the commands that start training, in order.
+        variables: the variables that it sets to one constant value → (value, line).
+        broken_continuations: lines whose last backslash is followed by a space or a comment.
+        late_options: lines with an #SBATCH after the first command, where sbatch no longer reads them.
+        dos_line_breaks: its lines end in \\r\\n.
+        reaches_nodes: something in it can start a process on another node: srun, mpirun, ssh…
+    """
+
+    path: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    nodes: int | None = None
+    tasks_per_node: int | None = None
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    minutes: float | None = None
+    launches: tuple[Launch, ...] = ()
+    variables: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    broken_continuations: tuple[int, ...] = ()
+    late_options: tuple[int, ...] = ()
+    dos_line_breaks: bool = False
+    reaches_nodes: bool = False
+
+    @property
+    def launch(self) -> Launch | None:
+        """The command that trains: the first with a launcher, or else with srun, or else whose script says so."""
+        by_launcher = [each for each in self.launches if each.tool != "python"]
+        by_srun = [each for each in self.launches if each.srun]
+        by_name = [each for each in self.launches if re.search(r"train|tun|sft|dpo|grpo", each.script or "")]
+        return next(iter(by_launcher + by_srun + by_name), None)
+
+    def line(self, *options: str) -> int | None:
+        """The line of the first of these options that is there."""
+        return next((self.lines[name] for name in options if name in self.lines), None)
+
+
+def read_job_script(path: Path | str) -> JobScript:
+    """Read a batch script.
+
+    Raises:
+        ConfigError: the file cannot be read. What is in it raises nothing.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", path=path, help="name a batch script") from None
+    text = raw.decode("utf-8", errors="replace")
+    commands, broken = split_commands(text)
+    options, lines, late = _options(text, commands)
+    nodes = _nodes(options)
+    tasks = _tasks_per_node(options, nodes)
+    gpus = _gpus_per_node(options, nodes, tasks)
+    shell = Shell(_slurm_variables(options, nodes, tasks, gpus), gpus)
+    for command in commands:
+        shell.assign(command)
+    expanded = [shell.expand(command) for command in commands]
+    found = (_launch(each, nodes, tasks, gpus) for each in expanded)
+    return JobScript(
+        path=str(path),
+        options=options,
+        lines=lines,
+        nodes=nodes,
+        tasks_per_node=tasks,
+        gpus_per_node=gpus,
+        cpus_per_node=_cpus_per_node(options, tasks, gpus),
+        minutes=_minutes(options.get("time", "")),
+        launches=tuple(each for each in found if each),
+        variables=shell.constants,
+        broken_continuations=broken,
+        late_options=late,
+        dos_line_breaks="\r\n" in text,
+        reaches_nodes=any(_STARTERS & set(each.words) for each in expanded),
+    )
+
+
+def setup_of_job(script: JobScript) -> Setup:
+    """The launch of a batch script in the terms that rules share.
+
+    Where several tasks start a launcher each (`Launch.multiplied`), the processes are left out: how many they would be
+    is what is wrong with the script, and not what its author meant.
+    """
+    launch = script.launch or Launch("python", 0)
+    flags = {"processes": "num_processes", "machines": "num_machines", "processes_per_machine": "num_processes"}
+    if launch.tool == "torchrun":
+        flags |= {"machines": "nnodes", "processes_per_machine": "nproc_per_node"}
+    elif launch.tool == "deepspeed":
+        flags |= {"machines": "num_nodes", "processes_per_machine": "num_gpus"}
+    places = {
+        attribute: Place(f"--{flag}", script.path, launch.lines.get(flag, launch.line or None))
+        for attribute, flag in flags.items()
+    }
+    gpus = next((name for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task") if name in script.options), "gpus")
+    per_node, machines = None if launch.multiplied else launch.per_node, launch.machines
+    return Setup(
+        tool="slurm",
+        places=places | {"gpus": Place(f"--{gpus}", script.path, script.line(gpus))},
+        processes=launch.processes,
+        machines=machines,
+        processes_per_machine=per_node,
+        world_size=per_node * machines if per_node and machines else None,
+        gpus=script.gpus_per_node,
+        on_cpu=True if "cpu" in launch.flags or "use_cpu" in launch.flags else None,
+        parallel="fsdp" if "use_fsdp" in launch.flags else None,
+    )
+
+
+def _options(text: str, commands: Sequence[Command]) -> tuple[dict[str, str], dict[str, int], tuple[int, ...]]:
+    """The options, their lines, and the lines of those that come too late."""
+    first = min((command.line for command in commands), default=None)
+    options: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    late = []
+    for number, line in enumerate(text.splitlines(), 1):
+        found = _DIRECTIVE.match(line)
+        if found and first is not None and number > first:
+            late.append(number)
+        elif found:
+            for name, value in _flags(re.sub(r"\s#.*", "", found[1]).replace('"', "").split(), SHORT):
+                options[name.replace("_", "-")] = value
+                lines[name.replace("_", "-")] = number
+    return options, lines, tuple(late)
+
+
+def _flags(words: Sequence[str], short: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(name with underscores, value) of `--name=value`, `--name value`, `-N value` and `-Nvalue`."""
+    for i, word in enumerate(words):
+        following = words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("-") else ""
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            yield name.replace("-", "_"), value if equals else following
+        elif word.startswith("-") and word[1:2] in short:
+            yield short[word[1]].replace("-", "_"), word[2:].removeprefix("=") or following
+
+
+def _number(text: str | None) -> int | None:
+    """A plain count; None for ranges, expressions and what is not there."""
+    return int(text) if text and re.fullmatch(r"\d{1,7}", text) else None
+
+
+def _count(text: str | None) -> int | None:
+    """The number of `4` or `a100:4`."""
+    return _number((text or "").rpartition(":")[2])
+
+
+def _gres(text: str) -> int | None:
+    """The GPUs among generic resources.
+
+    >>> _gres("gpu:4"), _gres("gpu:a100:2,nvme:1"), _gres("gpu:a100"), _gres("nvme:1")
+    (4, 2, 1, None)
+    """
+    for part in text.split(","):
+        found = re.fullmatch(r"gpu(?::(?!\d+$)[\w.-]+)?(?::(\d{1,7}))?", part.split("(")[0].strip())
+        if found:
+            return int(found[1] or 1)
+    return None
+
+
+def _nodes(options: Mapping[str, str]) -> int | None:
+    if "nodes" in options:
+        return _number(options["nodes"])
+    tasks, per_node = _number(options.get("ntasks")), _number(options.get("ntasks-per-node"))
+    if tasks and per_node:
+        return -(-tasks // per_node)
+    return 1 if "ntasks" not in options or tasks == 1 else None
+
+
+def _tasks_per_node(options: Mapping[str, str], nodes: int | None) -> int | None:
+    if "ntasks-per-node" in options:
+        return _number(options["ntasks-per-node"])
+    if "ntasks" in options:
+        tasks = _number(options["ntasks"])
+        return tasks // nodes if tasks and nodes and tasks % nodes == 0 else None
+    derived = {"ntasks-per-gpu", "gpus-per-task", "ntasks-per-socket", "ntasks-per-core"} & set(options)
+    return None if derived else 1
+
+
+def _gpus_per_node(options: Mapping[str, str], nodes: int | None, tasks: int | None) -> int | None:
+    if "gpus-per-node" in options:
+        return _count(options["gpus-per-node"])
+    if "gres" in options:
+        return _gres(options["gres"])
+    if "gpus" in options:
+        whole = _count(options["gpus"])
+        return whole // nodes if whole and nodes and whole % nodes == 0 else None
+    each = _count(options.get("gpus-per-task"))
+    return each * tasks if each and tasks else None
+
+
+def _cpus_per_node(options: Mapping[str, str], tasks: int | None, gpus: int | None) -> int | None:
+    per_task, per_gpu = _number(options.get("cpus-per-task")), _number(options.get("cpus-per-gpu"))
+    if "exclusive" in options:
+        return None
+    if per_task and tasks:
+        return per_task * tasks
+    return per_gpu * gpus if per_gpu and gpus else None
+
+
+def _minutes(text: str) -> float | None:
+    """SLURM's time: minutes, min:s, h:min:s, d-h, d-h:min or d-h:min:s.
+
+    >>> _minutes("90"), _minutes("1:30:00"), _minutes("2-12"), _minutes("UNLIMITED")
+    (90.0, 90.0, 3600.0, None)
+    """
+    found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,4}))?(?::(\d{1,4}))?", text)
+    if not found:
+        return None
+    days, *rest = found.groups()
+    first, second, third = (int(part or 0) for part in rest)
+    if days is not None:
+        return int(days) * 1440 + first * 60 + second + third / 60
+    return first * 60 + second + third / 60 if rest[2] is not None else first + second / 60
+
+
+def _slurm_variables(
+    options: Mapping[str, str], nodes: int | None, tasks: int | None, gpus: int | None
+) -> dict[str, str]:
+    """What SLURM sets in the job, as far as the script decides it."""
+    whole = tasks * nodes if tasks and nodes else None
+    values: dict[str, int | str | None] = {
+        "SLURM_NNODES": nodes,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NTASKS": whole,
+        "SLURM_NPROCS": whole,
+        "SLURM_NTASKS_PER_NODE": _number(options.get("ntasks-per-node")),
+        "SLURM_CPUS_PER_TASK": _number(options.get("cpus-per-task")),
+        "SLURM_GPUS_ON_NODE": gpus,
+        "SLURM_GPUS_PER_NODE": _number(options.get("gpus-per-node")),
+        "SLURM_GPUS": _number(options.get("gpus")),
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _launch(command: Command, nodes: int | None, tasks: int | None, gpus: int | None) -> Launch | None:
+    """The launch in a command whose variables were put in, if there is one."""
+    words = command.words
+    if not words or words[0] in _TALKS:
+        return None
+    tool, start = _launcher(words)
+    if tool is None:
+        return None
+    own, script = _own_words(words[start:], tool)
+    flags = dict(_flags(own, {}))
+    names = [word.rpartition("/")[2] for word in words[:start]]
+    launch = Launch(
+        tool,
+        command.line,
+        srun="srun" in names,
+        flags=flags,
+        lines={flag: command.line_of(flag) for flag in flags},
+        script=script,
+    )
+    if launch.srun:
+        asked = dict(_flags(words[names.index("srun") + 1 : start], SHORT))
+        launch = replace(launch, tasks_per_node=_srun_tasks(asked, _number(asked.get("nodes")) or nodes, tasks))
+    return _counted(launch, nodes, gpus)
+
+
+def _launcher(words: tuple[str, ...]) -> tuple[str | None, int]:
+    """(tool, index of the first word after the launcher)."""
+    for i, word in enumerate(words):
+        name = word.rpartition("/")[2]
+        following = words[i + 1] if i + 1 < len(words) else ""
+        if name == "torchrun":
+            return "torchrun", i + 1
+        if name == "accelerate" and following == "launch":
+            return "accelerate", i + 2
+        if name == "deepspeed" and any(each.endswith(".py") for each in words[i + 1 :]):
+            return "deepspeed", i + 1
+        if re.fullmatch(r"python[\d.]*", name):
+            return _python(words, i + 1)
+    return None, 0
+
+
+def _python(words: tuple[str, ...], start: int) -> tuple[str | None, int]:
+    """The same behind `python`: `python -m torch.distributed.run` is torchrun."""
+    rest = words[start:]
+    module = rest[rest.index("-m") + 1] if "-m" in rest[:-1] else ""
+    if module in _MODULES:
+        return _MODULES[module], start + rest.index("-m") + 2
+    script = next((word for word in rest if not word.startswith("-")), "")
+    return ("python", start) if module or script.endswith(".py") else (None, 0)
+
+
+def _own_words(words: tuple[str, ...], tool: str) -> tuple[tuple[str, ...], str | None]:
+    """The launcher's own options, and what it runs: what follows belongs to that script."""
+    for i, word in enumerate(words):
+        if word in ("-m", "--module") and i + 1 < len(words):
+            return words[:i], words[i + 1]
+        if word.endswith(".py"):
+            return (() if tool == "python" else words[:i]), word
+    return words, None
+
+
+def _srun_tasks(asked: Mapping[str, str], nodes: int | None, tasks: int | None) -> int | None:
+    """Tasks that one srun starts on each node: its own options before the job's."""
+    if "ntasks_per_node" in asked:
+        return _number(asked["ntasks_per_node"])
+    if "ntasks" in asked:
+        whole = _number(asked["ntasks"])
+        return whole // nodes if whole and nodes and whole % nodes == 0 else None
+    return tasks
+
+
+def _counted(launch: Launch, nodes: int | None, gpus: int | None) -> Launch:
+    """The numbers behind a launcher's options, with its documented defaults."""
+    flags = launch.flags
+    if launch.tool == "python":
+        return replace(launch, processes_per_machine=1, machines=nodes if launch.srun else 1)
+    if launch.tool == "torchrun":
+        each = flags.get("nproc_per_node", "1")
+        per_machine = gpus if each in ("gpu", "auto") else _number(each)
+        return replace(launch, processes_per_machine=per_machine, machines=_number(flags.get("nnodes", "1")))
+    if launch.tool == "deepspeed":
+        return replace(
+            launch, processes_per_machine=_number(flags.get("num_gpus")), machines=_number(flags.get("num_nodes"))
+        )
+    machines = _number(flags.get("num_machines", None if "config_file" in flags else "1"))
+    processes = _number(flags.get("num_processes"))
+    per_machine = processes // machines if processes and machines else None
+    return replace(launch, processes=processes, machines=machines, processes_per_machine=per_machine)

@@ -1,0 +1,193 @@
+"""As much of a shell script as can be read without running it: its commands, and variables that are plain constants."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+BROKEN = re.compile(r"\\[ \t]+(#.*)?$")
+LONGEST = 4_000
+"""Characters of one expanded command; a longer one is cut."""
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_ASSIGNED = re.compile(
+    r"\s*(?:(?:export|readonly|local|declare(?:\s+-\w+)?)\s+)?([A-Za-z_]\w*)="
+    r"(\"[^\"]*\"|'[^']*'|\$\(\(.*?\)\)|\$\(.*\)|`[^`]*`|[^\s;&|]*)"
+)
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^{}$]*))?\}|([A-Za-z_]\w*))")
+_ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
+_SUBSTITUTION = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
+_COUNTS_GPUS = re.compile(r"nvidia-smi\b[^|]*(-L|--list-gpus)[^|]*\|\s*wc\s+-l")
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command, its continued lines joined.
+
+    Attributes:
+        line: its first line, 1-based.
+        text: without line breaks and comments.
+        pieces: its lines as they are written.
+        words: its words without quotes, after `Shell.expand`.
+    """
+
+    line: int
+    text: str
+    pieces: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+    def line_of(self, flag: str) -> int:
+        """The line on which an option (with underscores, without dashes) is written; the first if it is not found."""
+        for i, piece in enumerate(self.pieces):
+            if f"--{flag}" in piece or f"--{flag.replace('_', '-')}" in piece:
+                return self.line + i
+        return self.line
+
+
+def split_commands(text: str) -> tuple[list[Command], tuple[int, ...]]:
+    """The commands of a script, and the lines whose continuation a space or a comment breaks.
+
+    A broken continuation is read as it was meant. Here-documents are left out: they are another program's text.
+    """
+    commands: list[Command] = []
+    broken: list[int] = []
+    pieces: list[str] = []
+    until: str | None = None
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        line = line.rstrip("\r")
+        if until is not None:
+            until = None if line.strip() == until else until
+            continue
+        if line.lstrip().startswith("#") or (not line.strip() and not pieces):
+            continue
+        pieces.append(line)
+        if _is_broken(line):
+            broken.append(number)
+        if not (line.endswith("\\") or _is_broken(line)):
+            commands += _commands(number - len(pieces) + 1, pieces)
+            pieces = []
+            heredoc = _HEREDOC.search(line)
+            until = heredoc[2] if heredoc else None
+    return commands, tuple(broken)
+
+
+def _is_broken(line: str) -> bool:
+    """Whether a space or a comment follows the last backslash, where it is not a space that is assigned (IFS=\\ )."""
+    return bool(BROKEN.search(line)) and not re.fullmatch(r"\s*\w+=\\\s+", line)
+
+
+def _commands(line: int, pieces: list[str]) -> list[Command]:
+    """The commands on one joined line; the text inside $( ) is never split."""
+    pieces = [piece.replace("\0", "") for piece in pieces]  # as the shell does; it is our mark below
+    joined = " ".join(re.sub(r"\s#.*$", "", BROKEN.sub("", piece).rstrip("\\")) for piece in pieces)
+    hidden: list[str] = []
+
+    def hide(found: re.Match[str]) -> str:
+        hidden.append(found[0])
+        return f"\0{len(hidden) - 1}\0"
+
+    parts = re.split(r"&&|\|\||;|\|", _SUBSTITUTION.sub(hide, _ARITHMETIC.sub(hide, joined)))
+    shown = [re.sub("\0(\\d+)\0", lambda found: hidden[int(found[1])], part) for part in parts]
+    shown = [re.sub("\0(\\d+)\0", lambda found: hidden[int(found[1])], part) for part in shown]
+    return [Command(line, part.strip(), tuple(pieces)) for part in shown if part.strip()]
+
+
+class Shell:
+    """The variables of a script, as far as they are constants.
+
+    Args:
+        known: variables that are set from outside.
+        gpus: what counting the GPUs of a node would give.
+    """
+
+    def __init__(self, known: Mapping[str, str], gpus: int | None = None) -> None:
+        self.known = dict(known)
+        self.gpus = gpus
+        self.assigned: dict[str, tuple[str | None, int]] = {}
+
+    @property
+    def constants(self) -> dict[str, tuple[str, int]]:
+        """Variable → (its value, the line that sets it), where the script sets it to one constant."""
+        known = {name: (value, line) for name, (value, line) in self.assigned.items() if value is not None}
+        return {name: pair for name, pair in known.items() if "$" not in pair[0] and "`" not in pair[0]}
+
+    def assign(self, command: Command) -> None:
+        """Take over what a command assigns; a variable that is set to two different values is no constant."""
+        for name, raw in _assignments(command.text)[0]:
+            value = self._read(raw)
+            if name in self.assigned and self.assigned[name][0] != value:
+                value = None
+            self.assigned[name] = (value, command.line)
+
+    def expand(self, command: Command) -> Command:
+        """The command with its constants put in, its own assignments left out, and cut into words."""
+        _, rest = _assignments(command.text)
+        text = self._substitute(rest)
+        text = _SUBSTITUTION.sub("$()", text)
+        return replace(command, text=text, words=tuple(re.sub(r"[\"'(){}]", " ", text.replace("$()", "$")).split()))
+
+    def _read(self, raw: str) -> str | None:
+        if _COUNTS_GPUS.search(raw[:LONGEST]):
+            return str(self.gpus) if self.gpus else None
+        return self._substitute(raw.strip("\"'"))
+
+    def _substitute(self, text: str) -> str:
+        for _ in range(4):
+            before = text
+            text = _VARIABLE.sub(self._value, text)[:LONGEST]
+            text = _ARITHMETIC.sub(self._arithmetic, text)
+            if text == before:
+                break
+        return text
+
+    def _value(self, found: re.Match[str]) -> str:
+        name = found[1] or found[3]
+        value = self._get(name) if name in self.assigned or name in self.known else found[2]
+        return found[0] if value is None else value
+
+    def _get(self, name: str) -> str | None:
+        return self.assigned[name][0] if name in self.assigned else self.known.get(name)
+
+    def _arithmetic(self, found: re.Match[str]) -> str:
+        names = re.sub(r"[A-Za-z_]\w*", lambda name: self._get(name[0]) or name[0], found[1])
+        value = arithmetic(names)
+        return found[0] if value is None else str(value)
+
+
+def _assignments(text: str) -> tuple[list[tuple[str, str]], str]:
+    """The (name, value) pairs before a command, and the command; `export A=1 B=2` is only pairs."""
+    pairs = []
+    while found := _ASSIGNED.match(text):
+        pairs.append((found[1], found[2]))
+        text = text[found.end() :]
+        if text and not text[0].isspace():
+            return pairs, ""
+    return pairs, text.strip()
+
+
+def arithmetic(text: str) -> int | None:
+    """The value of whole numbers joined by + - * / %, or None.
+
+    >>> arithmetic("2 * (4 + 1)"), arithmetic("7 / 2"), arithmetic("1 / 0"), arithmetic("GPUS * 2")
+    (10, 3, None, None)
+    """
+    if len(text) > 100 or not re.fullmatch(r"[\d\s+*/%()-]+", text):
+        return None
+    try:
+        return _whole(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _whole(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_whole(node.left), _whole(node.right))
+    raise ValueError("not whole-number arithmetic")

@@ -1,0 +1,296 @@
+"""Axolotl: its YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surefit.foreign import convert as c
+from surefit.foreign import hf
+from surefit.foreign.draft import Draft, To, Tool
+from surefit.foreign.known import AXOLOTL, AXOLOTL_PLUGINS
+
+LORA_KEYS = (
+    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", "lora_modules_to_save",
+    "peft_use_dora", "peft_use_rslora",
+)  # fmt: skip
+TRACKERS = {
+    "wandb_project": "wandb", "use_wandb": "wandb", "use_mlflow": "mlflow", "mlflow_tracking_uri": "mlflow",
+    "use_comet": "comet_ml", "use_tensorboard": "tensorboard", "use_trackio": "trackio",
+}  # fmt: skip
+LOADERS = ("json", "csv", "parquet", "text", "arrow")
+ROW_KEYS = {"path", "type", "split", "data_files", "ds_type", "name", "chat_template", "train_on_eos", "roles_to_train"}
+"""Keys of one data set that leave its rows laid out as they are."""
+
+
+def _held_out(value: Any) -> Any:
+    found = c.number(value)
+    if found == 0:
+        raise c.NoPlace("SureFit always holds rows out, to measure the loss and the score on")
+    if found >= 1:
+        raise c.NoPlace("a number of rows; SureFit's data.eval is a share of them, or a file")
+    return found
+
+
+def _bf16(value: Any) -> Any:
+    """true, false, auto or full."""
+    return c.UNSAID if value == "auto" else value == "full" or c.switch(value)
+
+
+def _recompute(value: Any) -> bool:
+    return value == "offload" or value == "offload_disk" or c.switch(value)
+
+
+def _device_map(value: Any) -> Any:
+    """A name, or where each part of the model goes."""
+    return "custom" if isinstance(value, dict) and value else c.text(value)
+
+
+def _template(value: Any) -> Any:
+    return c.UNSAID if str(value).startswith("tokenizer_default") else c.text(value)
+
+
+KEYS: dict[str, To] = {
+    "base_model": To(c.text, "model.name_or_path", "base_model"),
+    "revision_of_model": To(c.text, "model.revision", "base_revision"),
+    "model_revision": To(c.text, "model.revision", "base_revision"),
+    "adapter": To(c.word, None, "adapter"),
+    "load_in_4bit": To(c.when_true("nf4"), None, "quantization"),
+    "load_in_8bit": To(c.when_true("int8"), None, "quantization"),
+    "gptq": To(c.when_true("gptq"), None, "quantization"),
+    "lora_r": To(c.whole, "adapter.r", "lora_r"),
+    "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
+    "lora_target_modules": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
+    "lora_target_linear": To(c.when_true(("all-linear",)), "adapter.target_modules", "target_modules", hf.modules),
+    "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
+    "peft_use_rslora": To(c.switch, None, "rslora"),
+    "peft_trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
+    "special_tokens.eos_token": To(c.text, None, "eos_token"),
+    "chat_template": To(_template, None, "chat_template"),
+    "chat_template_jinja": To(c.text, None, "chat_template"),
+    "bnb_config_kwargs.bnb_4bit_compute_dtype": To(hf.dtype, None, "quant_compute_dtype"),
+    "bnb_config_kwargs.bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
+    "tokens": To(c.if_any, None, "new_tokens"),
+    "sequence_len": To(c.whole, "data.max_length", "max_length"),
+    "sample_packing": To(c.switch, None, "packing"),
+    "val_set_size": To(_held_out, "data.eval"),
+    "train_on_inputs": To(c.when_true("all"), None, "loss_on"),
+    "micro_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
+    "gradient_accumulation_steps": To(c.whole, None, "accumulation"),
+    "batch_size": To(c.whole, "train.global_batch_size", "global_batch"),
+    "eval_batch_size": To(c.whole, None, "eval_micro_batch"),
+    "num_epochs": To(c.number, "train.epochs", "epochs"),
+    "lr_scheduler": To(hf.schedule, "train.schedule"),
+    "optimizer": To(hf.optimizer, "train.optimizer"),
+    "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
+    "bf16": To(_bf16, None, "bf16"),
+    "bfloat16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
+    "float16": To(c.when_true("float16"), "model.dtype", "dtype", hf.plain_dtype),
+    "gradient_checkpointing": To(_recompute, "train.gradient_checkpointing", "gradient_checkpointing"),
+    "flash_attention": To(c.when_true("flash_attention_2"), None, "attention"),
+    "sdp_attention": To(c.when_true("sdpa"), None, "attention"),
+    "eager_attention": To(c.when_true("eager"), None, "attention"),
+    "flex_attention": To(c.when_true("flex_attention"), None, "attention"),
+    "xformers_attention": To(c.when_true("xformers"), None, "attention"),
+    "attn_implementation": To(c.text, None, "attention"),
+    "device_map": To(_device_map, None, "device_map"),
+    "world_size": To(c.whole, None, "world_size"),
+    "auto_resume_from_checkpoints": To(c.when_true(True), None, "resume"),
+    "generate_samples": To(c.switch, None, "generates_in_loop"),
+    "do_causal_lm_eval": To(c.switch, None, "generates_in_loop"),
+    "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.fsdp_state_dict_type": To(c.text, None, "fsdp_state_dict"),
+    "fsdp_config.fsdp_offload_params": To(c.switch, None, "fsdp_offload"),
+    "fsdp_config.fsdp_cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
+    "fsdp_config.fsdp_sync_module_states": To(c.switch, None, "fsdp_sync_states"),
+    "fsdp_version": To(c.whole, None, "fsdp_version"),
+} | {
+    key: to
+    for key, to in hf.KEYS.items()
+    if key in AXOLOTL | {"gradient_checkpointing_kwargs.use_reentrant"} or key.startswith("fsdp_config.")
+    if key not in ("gradient_checkpointing", "bf16", "gradient_accumulation_steps")
+}  # fmt: skip
+GONE = {
+    "max_packed_sequence_len": "write sequence_len, with sample_packing: true",
+    "rope_scaling": "write overrides_of_model_config: {rope_scaling: …}",
+    "noisy_embedding_alpha": "write neftune_noise_alpha",
+    "dpo_beta": "write rl_beta",
+    "evaluation_strategy": "write eval_strategy",
+    "eval_table_size": "write generate_samples: true and num_generation_samples",
+    "eval_max_new_tokens": "write generation_max_new_tokens",
+    "dpo_use_logits_to_keep": "take it out",
+    "dpo_generate_during_eval": "take it out",
+    "dpo_norm_loss": "take it out",
+    "rpo_alpha": "take it out",
+    "s2_attention": "take it out: shifted-sparse attention is not supported",
+    "flash_attn_rms_norm": "write liger_rms_norm, with its plugin",
+    "unsloth_cross_entropy_loss": "write lora_mlp_kernel, lora_qkv_kernel and lora_o_kernel",
+    "unsloth_lora_mlp": "write lora_mlp_kernel",
+    "unsloth_lora_qkv": "write lora_qkv_kernel",
+    "unsloth_lora_o": "write lora_o_kernel",
+    "unsloth_rms_norm": "write liger_rms_norm, with its plugin",
+    "unsloth_rope": "write liger_rope, with its plugin",
+    "torch_dtype": "write bf16, fp16 or bfloat16",
+}
+ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"]}
+DEFAULTS = {
+    "adapter.kind": ("adapter", "full"),
+    "train.epochs": ("num_epochs", 1.0),
+    "train.schedule": ("lr_scheduler", "cosine"),
+    "train.seed": ("seed", 42),
+    "output_dir": ("output_dir", "./model-out"),
+}
+"""Axolotl 0.19.0, where they differ from SureFit's own, and those that no SureFit config can do without."""
+
+
+def _finish(draft: Draft) -> None:
+    for key in ("warmup_steps", "warmup_ratio"):
+        hf.warmup(draft, key)
+    _world(draft)
+    hf.global_batch(draft, "micro_batch_size", 1, "gradient_accumulation_steps")
+    _adapter(draft)
+    _precision(draft)
+    _placement(draft)
+    hf.sharding(draft)
+    _datasets(draft)
+    hf.held_out(draft, "val_set_size", "test_datasets")
+    _kernels_and_trackers(draft)
+    if draft.flat.get("rl") or draft.flat.get("reward_model") or draft.flat.get("process_reward_model"):
+        draft.whole_run = False
+
+
+def _world(draft: Draft) -> None:
+    """`batch_size` is the batch of all processes together."""
+    if "global_batch" in draft.setup:
+        draft.config.setdefault("train.per_device_train_batch_size", 1)
+        draft.names.setdefault("train.per_device_train_batch_size", "micro_batch_size")
+
+
+def _adapter(draft: Draft) -> None:
+    kind = draft.setup.get("adapter")
+    if kind is None and not draft.says("adapter"):
+        # Axolotl trains every weight where `adapter` is not set.
+        draft.say("adapter", "full", "adapter")
+        draft.without_effect(LORA_KEYS, "adapter is not set: every weight is trained")
+        for dotted in ("r", "alpha", "dropout", "target_modules"):
+            draft.config.pop(f"adapter.{dotted}", None)
+    elif kind in ("lora", "qlora"):
+        dora = draft.flat.get("peft_use_dora") is True
+        draft.say("adapter", "dora" if dora else "lora", "adapter")
+        draft.carry("adapter.kind", "lora", "adapter")
+        draft.judged.pop("adapter", None)
+        if kind == "qlora":
+            draft.lose("adapter", "SureFit trains LoRA on weights that are not quantised")
+    else:
+        draft.whole_run = False
+        draft.lose("adapter", "SureFit trains LoRA adapters or all weights")
+    if draft.says("load_in_4bit") and draft.flat["load_in_4bit"] is False and "quantization" not in draft.setup:
+        draft.say("quantization", "none", "load_in_4bit")
+
+
+def _precision(draft: Draft) -> None:
+    if draft.flat.get("bf16") == "full":
+        draft.say("dtype", "bfloat16", "bf16")
+    if draft.setup.get("bf16"):
+        # Axolotl also loads the weights in the type it computes in (cfg.torch_dtype).
+        draft.say("weights_dtype", "bfloat16", "bf16")
+    hf.mixed_precision(draft)
+
+
+def _placement(draft: Draft) -> None:
+    """Weights that a device map, or the memory it is to be made for, leaves in RAM or on disk."""
+    memory, device_map = draft.flat.get("max_memory"), draft.flat.get("device_map")
+    if isinstance(memory, dict) and memory.get("cpu"):
+        if "device_map" not in draft.setup:
+            draft.say("device_map", "auto", "max_memory")  # Axolotl makes one (infer_auto_device_map)
+        draft.say("cpu_offload", True, "max_memory")
+        draft.judge("max_memory")
+    places = {str(place) for place in device_map.values()} if isinstance(device_map, dict) else set()
+    if "disk" in places or ("cpu" in places and len(places) > 1):
+        draft.say("cpu_offload", True, "device_map")
+
+
+def _kernels_and_trackers(draft: Draft) -> None:
+    for key, value in draft.flat.items():
+        if key.startswith("liger_") and value is True:
+            draft.say("liger", True, key)
+            draft.judge(key)
+    found = dict.fromkeys(name for key, name in TRACKERS.items() if draft.flat.get(key))
+    if draft.flat.get("wandb_mode") in ("disabled", "offline") or draft.flat.get("use_wandb") is False:
+        found.pop("wandb", None)
+    for key, name in TRACKERS.items():
+        if name in found and draft.flat.get(key):
+            draft.say("trackers", tuple(found), key)
+            draft.judge(key)
+
+
+def _datasets(draft: Draft) -> None:
+    """The first of `datasets` is the training set; more of them, or rows laid out freely, are not looked into."""
+    sets = draft.flat.get("datasets")
+    if sets is None:
+        draft.whole_run = False
+        return
+    if not isinstance(sets, list) or not sets or not all(isinstance(entry, dict) for entry in sets):
+        draft.refuse("datasets", "a list of data sets, each with a path")
+        return
+    first = sets[0]
+    source = _source(first)
+    if source is None:
+        draft.refuse("datasets", "a path in every data set")
+        return
+    draft.reach("datasets")
+    draft.carry("data.train", source, "datasets")
+    if isinstance(first.get("split"), str) and first["split"].isidentifier():
+        draft.carry("data.split", first["split"], "datasets")
+    layout = _layout(first)
+    if layout is not None:
+        draft.carry("data.format", layout, "datasets")
+    draft.rows_known = layout is not None and len(sets) == 1 and not draft.says("dataset_shard_num")
+    if layout in ("messages", "sharegpt"):
+        draft.say("conversations", True, "datasets")
+    if len(sets) > 1:
+        draft.lose("datasets", f"SureFit trains on one set of rows: join the {len(sets)} files")
+    elif layout is None:
+        draft.lose("datasets", "SureFit reads the layouts of docs/data.md only")
+    _held_out_set(draft)
+
+
+def _held_out_set(draft: Draft) -> None:
+    held_out = draft.flat.get("test_datasets")
+    if isinstance(held_out, list) and len(held_out) == 1 and isinstance(held_out[0], dict) and _source(held_out[0]):
+        draft.carry("data.eval", _source(held_out[0]), "test_datasets")
+        draft.reach("test_datasets")
+
+
+def _source(entry: dict[str, Any]) -> str | None:
+    """Where the rows of one data set are."""
+    path, files = entry.get("path"), entry.get("data_files")
+    if path in LOADERS and isinstance(files, list) and len(files) == 1:
+        files = files[0]
+    if path in LOADERS and isinstance(files, str):
+        return files
+    return path if isinstance(path, str) and path else None
+
+
+def _layout(entry: dict[str, Any]) -> str | None:
+    """`data.format` of one data set, or None where SureFit has no such layout."""
+    kind = entry.get("type")
+    if not isinstance(kind, str) or (entry.get("data_files") and entry.get("path") not in LOADERS):
+        return None
+    messages = str(entry.get("field_messages", "messages"))
+    if kind == "chat_template" and set(entry) <= ROW_KEYS | {"field_messages"}:
+        return {"messages": "messages", "conversations": "sharegpt"}.get(messages)
+    plain = set(entry) <= ROW_KEYS
+    return {"alpaca": "alpaca", "completion": "text"}.get(kind.partition(":")[0]) if plain else None
+
+
+TOOL = Tool(
+    name="axolotl",
+    keys=KEYS,
+    known=AXOLOTL | AXOLOTL_PLUGINS,
+    gone=GONE,
+    once=ONCE,
+    defaults=DEFAULTS,
+    finish=_finish,
+    open_sections=frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "special_tokens", "bnb_config_kwargs"}),
+)

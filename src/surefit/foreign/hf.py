@@ -1,0 +1,276 @@
+"""The arguments of transformers' Trainer, which TRL and LLaMA-Factory share."""
+
+from __future__ import annotations
+
+import os.path
+from pathlib import Path
+from typing import Any
+
+from surefit.foreign import convert as c
+from surefit.foreign.draft import Draft, To
+
+AUTO = "auto"
+SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant"}
+OPTIMIZERS = dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw")
+ATTENTION = {
+    name: name for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
+}
+schedule = c.choice(SCHEDULES, "SureFit's schedules are cosine, linear and constant, not {value}")
+optimizer = c.choice(OPTIMIZERS, "SureFit trains with AdamW in full precision, not {value}")
+dtype = c.choice(
+    {name: name for name in ("float32", "bfloat16", "float16")} | {AUTO: c.UNSAID, "fp32": "float32", "fp16": "float16"}
+    | {"bf16": "bfloat16"},
+    "SureFit computes in float32 or bfloat16, not {value}",
+)  # fmt: skip
+
+
+STORAGE = ("bfloat16", "float16", "float32", "float64", "int8", "uint8")
+
+
+def storage(value: Any) -> str:
+    """`bnb_4bit_quant_storage`, by the names that transformers takes."""
+    if c.word(value) not in STORAGE:
+        raise c.Misfit(f"one of {', '.join(STORAGE)}")
+    return c.word(value)
+
+
+def not_negative(value: Any) -> float:
+    """A number from 0 on."""
+    found = c.number(value)
+    if found < 0:
+        raise c.Misfit("a number (at least 0)")
+    return found
+
+
+def trackers(value: Any) -> tuple[str, ...]:
+    """`report_to`: names of trackers, "all" or "none"."""
+    return tuple(name for name in c.texts(value) if name.lower() != "none")
+
+
+def resumes(value: Any) -> bool:
+    """`resume_from_checkpoint`: a path, or a switch."""
+    return value if isinstance(value, bool) else bool(c.text(value))
+
+
+def clip(value: Any) -> Any:
+    """`max_grad_norm`, where 0 turns clipping off."""
+    if not_negative(value) == 0:
+        raise c.NoPlace("SureFit always scales gradients down to train.max_grad_norm")
+    return c.number(value)
+
+
+def plain_dtype(value: str) -> str:
+    """The types SureFit computes in without a loss scaler."""
+    if value == "float16":
+        raise c.NoPlace("SureFit scales no loss, so it does not compute in float16")
+    return value
+
+
+def single(value: Any) -> Any:
+    """Linear layers by name, as PEFT takes them: a list, or all-linear."""
+    names = c.texts(value)
+    return "all-linear" if names in (("all-linear",), ("all",)) else list(names)
+
+
+def linear(value: Any) -> tuple[str, ...]:
+    """The same for `Setup.target_modules`."""
+    names = c.texts(value)
+    return ("all-linear",) if names in (("all-linear",), ("all",)) else names
+
+
+def modules(value: tuple[str, ...]) -> Any:
+    """`Setup.target_modules` for the config."""
+    return "all-linear" if value == ("all-linear",) else list(value)
+
+
+KEYS: dict[str, To] = {
+    "output_dir": To(c.text, "output_dir"),
+    "model_name_or_path": To(c.text, "model.name_or_path", "base_model"),
+    "model_revision": To(c.text, "model.revision", "base_revision"),
+    "trust_remote_code": To(c.switch, "model.trust_remote_code"),
+    "per_device_train_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
+    "gradient_accumulation_steps": To(c.whole, None, "accumulation"),
+    "num_train_epochs": To(c.number, "train.epochs", "epochs"),
+    "max_steps": To(c.limit, "train.max_steps", "max_steps"),
+    "learning_rate": To(c.number, "train.learning_rate", "learning_rate"),
+    "lr_scheduler_type": To(schedule, "train.schedule"),
+    "optim": To(optimizer, "train.optimizer"),
+    "weight_decay": To(c.number, "train.weight_decay"),
+    "adam_beta1": To(c.fixed(0.9, "AdamW's betas")),
+    "adam_beta2": To(c.fixed(0.999, "AdamW's betas")),
+    "adam_epsilon": To(c.fixed(1e-8, "AdamW's epsilon")),
+    "max_grad_norm": To(clip, "train.max_grad_norm"),
+    "warmup_steps": To(not_negative, "train.warmup"),
+    "seed": To(c.whole, "train.seed"),
+    "bf16": To(c.switch, None, "bf16"),
+    "fp16": To(c.switch, None, "fp16"),
+    "gradient_checkpointing": To(c.switch, "train.gradient_checkpointing", "gradient_checkpointing"),
+    "gradient_checkpointing_kwargs.use_reentrant": To(c.switch, None, "reentrant"),
+    "use_liger_kernel": To(c.switch, None, "liger"),
+    "use_cache": To(c.switch, None, "use_cache"),
+    "per_device_eval_batch_size": To(c.whole, None, "eval_micro_batch"),
+    "eval_strategy": To(c.word, None, "eval_strategy"),
+    "eval_steps": To(c.steps, None, "eval_steps"),
+    "save_strategy": To(c.word, None, "save_strategy"),
+    "save_steps": To(c.steps, "checkpoint.every", "save_steps"),
+    "save_total_limit": To(c.limit, "checkpoint.save_total_limit", "save_total_limit"),
+    "save_only_model": To(c.switch, None, "save_only_model"),
+    "load_best_model_at_end": To(c.switch, None, "best_model"),
+    "metric_for_best_model": To(c.text, None, "best_metric"),
+    "dataloader_num_workers": To(c.whole, None, "dataloader_workers"),
+    "ddp_find_unused_parameters": To(c.switch, None, "find_unused_parameters"),
+    "use_cpu": To(c.switch, None, "on_cpu"),
+    "report_to": To(trackers, None, "trackers"),
+    "resume_from_checkpoint": To(resumes, None, "resume"),
+    "fsdp_config.version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.state_dict_type": To(c.text, None, "fsdp_state_dict"),
+    "fsdp_config.cpu_offload": To(c.switch, None, "fsdp_offload"),
+    "fsdp_config.offload_params": To(c.switch, None, "fsdp_offload"),
+    "fsdp_config.cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
+    "fsdp_config.sync_module_states": To(c.switch, None, "fsdp_sync_states"),
+}
+KEYS |= {
+    key.replace("gradient_", "activation_"): to for key, to in KEYS.items() if key.startswith("gradient_checkpointing")
+}
+OPEN_SECTIONS = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"})
+
+GONE_BEFORE_5 = {
+    "evaluation_strategy": "write eval_strategy",
+    "per_gpu_train_batch_size": "write per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "write per_device_eval_batch_size",
+    "tokenizer": "write processing_class, an argument of the trainer",
+    "dispatch_batches": "write accelerator_config",
+    "split_batches": "write accelerator_config",
+    "save_on_best": "write save_strategy: best",
+}
+"""Gone since transformers 4.46 or earlier → what to write instead."""
+ONCE_BEFORE_5: dict[str, To] = {
+    "evaluation_strategy": KEYS["eval_strategy"],
+    "per_gpu_train_batch_size": KEYS["per_device_train_batch_size"],
+    "per_gpu_eval_batch_size": KEYS["per_device_eval_batch_size"],
+}
+"""Of those, the keys that meant what a newer one means."""
+GONE_IN_5 = {
+    "warmup_ratio": "write warmup_steps, which takes a share of the run where it is below 1",
+    "group_by_length": "write train_sampling_strategy: group_by_length",
+    "overwrite_output_dir": "take it out: an existing output_dir is always used",
+    "logging_dir": "write the environment variable TENSORBOARD_LOGGING_DIR",
+    "save_safetensors": "take it out: safetensors is the only format",
+    "no_cuda": "write use_cpu",
+    "use_mps_device": "take it out: the device is found",
+    "fp16_backend": "take it out: torch's autocast is used",
+    "half_precision_backend": "take it out: torch's autocast is used",
+    "fp16_opt_level": "take it out: Apex is not supported",
+    "torchdynamo": "write torch_compile_backend",
+    "adafactor": "write optim: adafactor",
+    "include_inputs_for_metrics": "write include_for_metrics: [inputs]",
+    "push_to_hub_token": "write hub_token",
+    "push_to_hub_model_id": "write hub_model_id",
+    "push_to_hub_organization": "write hub_model_id",
+    "jit_mode_eval": "take it out",
+    "use_ipex": "take it out",
+    "past_index": "take it out",
+    "tpu_num_cores": "take it out",
+    "tpu_metrics_debug": "write debug",
+    "ray_scope": "take it out",
+    "mp_parameters": "take it out",
+    "use_legacy_prediction_loop": "take it out",
+}
+"""Gone in transformers 5 → what to write instead; seen in 5.23.0's TrainingArguments, where they are no fields."""
+
+ONCE_IN_5: dict[str, To] = {
+    "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
+    "no_cuda": KEYS["use_cpu"],
+}
+"""Of those, the keys that meant what a newer one means."""
+
+
+def finish(draft: Draft) -> None:
+    """What several of the Trainer's arguments say together."""
+    warmup(draft, "warmup_steps")
+    global_batch(draft, "per_device_train_batch_size", 8, "gradient_accumulation_steps")
+    mixed_precision(draft)
+    sharding(draft)
+    for steps_key, strategy_key, default in (
+        ("eval_steps", "eval_strategy", "no"),
+        ("save_steps", "save_strategy", "steps"),
+    ):
+        strategy = draft.setup.get(strategy_key, default)
+        if strategy != "steps" and strategy_key not in draft.refused:
+            draft.without_effect([steps_key], f"{strategy_key} is {strategy}, not steps")
+    if draft.flat.get("save_strategy") in ("no", "epoch", "best"):
+        draft.config.pop("checkpoint.every", None)
+
+
+def warmup(draft: Draft, key: str) -> None:
+    """Warmup as a number of steps, or as a share of them where it is below 1."""
+    value = draft.config.get("train.warmup")
+    if value is None or draft.names["train.warmup"] != key:
+        return
+    if 0 < value < 1:
+        draft.say("warmup_share", value, key)
+    else:
+        draft.say("warmup_steps", int(value), key)
+
+
+def global_batch(draft: Draft, micro_key: str, default: int, accumulation_key: str) -> None:
+    """The batch of one process; what a file says of more processes is in the setup."""
+    micro = draft.setup.get("micro_batch", default)
+    accumulation = draft.setup.get("accumulation", 1)
+    if "train.global_batch_size" in draft.config:
+        return
+    stated = [key for key in (micro_key, accumulation_key) if draft.says(key)]
+    draft.carry("train.global_batch_size", micro * accumulation, " × ".join(stated) or micro_key)
+    draft.config.setdefault("train.per_device_train_batch_size", micro)
+    draft.names.setdefault("train.per_device_train_batch_size", micro_key)
+    draft.judged.pop(accumulation_key, None)
+
+
+def mixed_precision(draft: Draft) -> None:
+    """bf16 and fp16: SureFit computes in one type, without a loss scaler."""
+    if draft.setup.get("bf16") and "model.dtype" not in draft.config:
+        draft.carry("model.dtype", "bfloat16", "bf16")
+    if draft.says("bf16"):
+        draft.judged.pop("bf16", None)
+    if draft.setup.get("fp16"):
+        draft.lose("fp16", "SureFit scales no loss, so it does not compute in float16")
+
+
+def sharding(draft: Draft) -> None:
+    """`fsdp` and `deepspeed`: how the model is spread over processes."""
+    if draft.flat.get("fsdp"):
+        draft.say("parallel", "fsdp", "fsdp")
+        draft.judge("fsdp")
+        if "offload" in str(draft.flat["fsdp"]):
+            draft.say("fsdp_offload", True, "fsdp")
+    if draft.flat.get("deepspeed"):
+        stage = zero_stage(draft.flat["deepspeed"], draft.path.parent)
+        if stage is not None:
+            draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed")
+            draft.judge("deepspeed")
+
+
+def held_out(draft: Draft, *keys: str) -> None:
+    """Whether rows are held out, by any of these keys."""
+    for key in keys:
+        if draft.flat.get(key):
+            draft.say("eval_rows", True, key)
+
+
+def zero_stage(value: Any, folder: Path) -> int | None:
+    """The ZeRO stage of a DeepSpeed config given as a mapping, or as a file that lies here or beside `folder`'s."""
+    from surefit.config.load import parse_yaml, read_text
+    from surefit.core.errors import ConfigError
+
+    if isinstance(value, str):
+        path = next((path for path in (Path(value), folder / value) if os.path.isfile(path)), None)
+        if path is None:
+            return None
+        try:
+            value, _ = parse_yaml(read_text(path).replace("\t", " "), path)
+        except ConfigError:
+            return None
+    section = value.get("zero_optimization") if isinstance(value, dict) else None
+    stage = section.get("stage") if isinstance(section, dict) else None
+    return stage if isinstance(stage, int) and not isinstance(stage, bool) and 0 <= stage <= 3 else None

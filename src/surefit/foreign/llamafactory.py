@@ -1,0 +1,245 @@
+"""LLaMA-Factory: the YAML or JSON of `llamafactory-cli train`."""
+
+from __future__ import annotations
+
+import os.path
+from pathlib import Path
+from typing import Any
+
+from surefit.config.load import parse_yaml, read_text
+from surefit.core.errors import ConfigError
+from surefit.foreign import convert as c
+from surefit.foreign import hf
+from surefit.foreign.draft import Draft, To, Tool
+from surefit.foreign.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4
+
+LORA_KEYS = (
+    "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target", "use_rslora", "use_dora",
+    "loraplus_lr_ratio",
+)  # fmt: skip
+ATTENTION = {
+    "fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager", "auto": c.UNSAID
+}  # fmt: skip
+
+
+def _held_out(value: Any) -> Any:
+    found = c.number(value)
+    if found == 0:
+        raise c.NoPlace("SureFit always holds rows out, to measure the loss and the score on")
+    if found >= 1:
+        raise c.NoPlace("a number of rows; SureFit's data.eval is a share of them, or a file")
+    return found
+
+
+def _attention(value: Any) -> Any:
+    return c.choice(ATTENTION, "SureFit chooses the attention itself")(value)
+
+
+def _not(value: Any) -> bool:
+    return not c.switch(value)
+
+
+KEYS = hf.KEYS | {
+    "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
+    "overwrite_output_dir": To(c.switch, None, "overwrite"),
+    "cutoff_len": To(c.whole, "data.max_length", "max_length"),
+    "val_size": To(_held_out, "data.eval"),
+    "packing": To(c.switch, None, "packing"),
+    "train_on_prompt": To(c.when_true("all"), None, "loss_on"),
+    "mask_history": To(c.when_true("completion"), None, "loss_on"),
+    "lora_rank": To(c.whole, "adapter.r", "lora_r"),
+    "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
+    "lora_target": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
+    "additional_target": To(c.texts, None, "modules_to_save"),
+    "use_rslora": To(c.switch, None, "rslora"),
+    "pure_bf16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
+    "disable_gradient_checkpointing": To(_not, "train.gradient_checkpointing", "gradient_checkpointing"),
+    "use_reentrant_gc": To(c.switch, None, "reentrant"),
+    "flash_attn": To(_attention, None, "attention"),
+    "enable_liger_kernel": To(c.switch, None, "liger"),
+    "use_unsloth": To(c.switch, None, "unsloth"),
+    "resize_vocab": To(c.when_true(True), None, "new_tokens"),
+    "add_tokens": To(c.if_any, None, "new_tokens"),
+    "predict_with_generate": To(c.switch, None, "generates_in_loop"),
+    "do_sample": To(c.switch, None, "do_sample"),
+    "temperature": To(c.number, None, "temperature"),
+    "template": To(c.text, None, "chat_template"),
+}
+DEFAULTS = {
+    "data.max_length": ("cutoff_len", 2048),
+    "train.epochs": ("num_train_epochs", 3.0),
+    "train.learning_rate": ("learning_rate", 5e-5),
+    "train.schedule": ("lr_scheduler_type", "linear"),
+    "train.warmup": ("warmup_steps", 0.0),
+    "train.gradient_checkpointing": ("disable_gradient_checkpointing", True),
+    "train.seed": ("seed", 42),
+}
+"""LLaMA-Factory 0.9.5, where they differ from SureFit's own."""
+
+
+def _finish(draft: Draft) -> None:
+    hf.finish(draft)
+    _stage(draft)
+    _adapter(draft)
+    _quantization(draft)
+    _data(draft)
+    hf.held_out(draft, "val_size", "eval_dataset")
+    if draft.says("pure_bf16") and draft.setup.get("dtype"):
+        draft.say("weights_dtype", draft.setup["dtype"], "pure_bf16")
+    elif draft.flat.get("use_badam") is not True:
+        # init_adapter: "Upcasting trainable params to float32", unless pure_bf16 or BAdam; the shards of ZeRO-3 and
+        # FSDP are float32 as well.
+        draft.say("float32_masters", True, "pure_bf16")
+    _packing(draft)
+    _generation(draft)
+    _export(draft)
+
+
+def _packing(draft: Draft) -> None:
+    """`neat_packing` implies `packing`; without it the examples of a row stay whole and read each other.
+
+    PackedSupervisedDatasetProcessor: "packed_attention_masks += [1] * len(…)", and only under neat_packing the number
+    of the example (0.9.5, data/processor/supervised.py). Pretraining packs unless it is told not to.
+    """
+    if draft.flat.get("neat_packing") is True:
+        draft.say("packing", True, "neat_packing")
+        draft.judge("neat_packing")
+    elif draft.setup.get("packing") and draft.flat.get("stage") != "pt":
+        draft.say("packing_strategy", "joined", "packing")
+    elif draft.flat.get("stage") == "pt" and not draft.says("packing"):
+        draft.say("packing", True, "stage")
+
+
+def _generation(draft: Draft) -> None:
+    """Answers are generated under `predict_with_generate` only; a file that only predicts has no training loop."""
+    predicts = draft.flat.get("do_predict") is True
+    if predicts and draft.flat.get("do_train") is not True:
+        draft.setup.pop("generates_in_loop", None)
+    if not predicts and draft.flat.get("predict_with_generate") is not True:
+        for attribute in ("do_sample", "temperature"):
+            draft.setup.pop(attribute, None)
+
+
+def _export(draft: Draft) -> None:
+    """`llamafactory-cli export`: the adapter is merged into the base as it is loaded."""
+    if draft.says("export_dir") and draft.says("adapter_name_or_path"):
+        draft.say("merge_into", "quantized" if "quantization" in draft.setup else "original", "export_dir")
+        draft.judge("export_dir")
+        draft.judge("adapter_name_or_path")
+
+
+def _stage(draft: Draft) -> None:
+    stage = draft.flat.get("stage", "sft")
+    if stage not in ("sft", "pt"):
+        draft.whole_run = False
+        draft.lose("stage", "SureFit learns from given answers, not from preferences or rewards")
+    else:
+        draft.reach("stage")
+    if stage == "pt":
+        draft.say("loss_on", "all", "stage")
+        draft.config["data.format"] = "text"
+        draft.names["data.format"] = "stage"
+
+
+def _adapter(draft: Draft) -> None:
+    """finetuning_type, and what it decides."""
+    kind = draft.flat.get("finetuning_type") or "lora"
+    if kind not in ("lora", "full"):
+        draft.whole_run = False
+        draft.lose("finetuning_type", "SureFit trains LoRA adapters or all weights")
+        return
+    dora = kind == "lora" and draft.flat.get("use_dora") is True
+    draft.say("adapter", "dora" if dora else kind, "finetuning_type")
+    draft.carry("adapter.kind", kind, "finetuning_type")
+    draft.reach("finetuning_type")
+    if kind == "full":
+        draft.without_effect(LORA_KEYS, "finetuning_type is full")
+        for dotted in ("r", "alpha", "dropout", "target_modules"):
+            draft.config.pop(f"adapter.{dotted}", None)
+    else:
+        rank = draft.config.setdefault("adapter.r", 8)
+        draft.names.setdefault("adapter.r", "lora_rank")
+        draft.config.setdefault("adapter.alpha", 2.0 * rank)
+        draft.names.setdefault("adapter.alpha", "lora_alpha")
+
+
+def _quantization(draft: Draft) -> None:
+    bits = draft.flat.get("quantization_bit")
+    if bits is None:
+        return
+    method = str(draft.flat.get("quantization_method") or "bnb").lower()
+    kinds = {4: str(draft.flat.get("quantization_type") or "nf4"), 8: "int8"}
+    if not isinstance(bits, int) or isinstance(bits, bool):
+        draft.refuse("quantization_bit", "a whole number, 4 or 8")
+    elif bits in kinds and method in ("bnb", "bitsandbytes"):
+        draft.say("quantization", kinds[bits], "quantization_bit")
+        draft.judge("quantization_bit")
+
+
+def _data(draft: Draft) -> None:
+    """`dataset` names entries of dataset_info.json in `dataset_dir`."""
+    draft.rows_known = not any(
+        draft.says(key) for key in ("max_samples", "streaming", "tokenized_path", "mix_strategy")
+    )
+    names = draft.flat.get("dataset")
+    if names is None:
+        draft.whole_run = False
+        return
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        draft.refuse("dataset", "names of data sets, with commas between them")
+        draft.whole_run = False
+        return
+    folder = draft.flat.get("dataset_dir") or "data"
+    info = _dataset_info(folder) if isinstance(folder, str) else {}
+    source, layout = _source(names[0], folder, info)
+    if info:
+        draft.reach("dataset_dir")
+    draft.carry("data.train", source, "dataset")
+    draft.reach("dataset")
+    if layout:
+        draft.carry("data.format", layout, "dataset")
+    draft.rows_known = draft.rows_known and layout is not None
+    if len(names) > 1:
+        draft.rows_known = False
+        draft.lose("dataset", "SureFit trains on one set of rows: join the files")
+    held_out = draft.flat.get("eval_dataset")
+    if isinstance(held_out, str) and "," not in held_out:
+        draft.carry("data.eval", _source(held_out, folder, info)[0], "eval_dataset")
+        draft.reach("eval_dataset")
+
+
+def _dataset_info(folder: str) -> dict[str, Any]:
+    path = Path(folder) / "dataset_info.json"
+    try:
+        tree, _ = parse_yaml(read_text(path).replace("\t", " "), path) if os.path.isfile(path) else ({}, {})
+    except ConfigError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _source(name: str, folder: Any, info: dict[str, Any]) -> tuple[str, str | None]:
+    """(where the rows are, their layout); the layout is None where it is not one that SureFit reads as it is."""
+    entry = info.get(name)
+    if not isinstance(entry, dict):
+        return name, None
+    layout = str(entry.get("formatting") or "alpaca")
+    plain = not entry.get("columns") and not entry.get("tags") and not entry.get("ranking")
+    known = layout if plain and layout in ("alpaca", "sharegpt") else None
+    for key in ("hf_hub_url", "file_name"):
+        if isinstance(entry.get(key), str):
+            return (entry[key] if key == "hf_hub_url" else str(Path(str(folder)) / entry[key])), known
+    return name, None
+
+
+TOOL = Tool(
+    name="llamafactory",
+    keys=KEYS,
+    known=TRAINING_ARGUMENTS | TRAINING_ARGUMENTS_4 | LLAMAFACTORY,
+    gone=hf.GONE_BEFORE_5,
+    once=hf.ONCE_BEFORE_5,
+    defaults=DEFAULTS,
+    finish=_finish,
+    open_sections=hf.OPEN_SECTIONS,
+)

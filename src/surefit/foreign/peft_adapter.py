@@ -1,0 +1,38 @@
+"""PEFT: the adapter_config.json beside an adapter's weights."""
+
+from __future__ import annotations
+
+from surefit.foreign import convert as c
+from surefit.foreign import hf
+from surefit.foreign.draft import Draft, To, Tool
+from surefit.foreign.known import LORA_CONFIG
+
+KEYS: dict[str, To] = {
+    "peft_type": To(c.word, None, "adapter"),
+    "base_model_name_or_path": To(c.text, None, "base_model"),
+    "revision": To(c.text, None, "base_revision"),
+    "r": To(c.whole, None, "lora_r"),
+    "lora_alpha": To(c.number, None, "lora_alpha"),
+    "lora_dropout": To(c.number, None, "lora_dropout"),
+    "target_modules": To(hf.linear, None, "target_modules"),
+    "modules_to_save": To(c.texts, None, "modules_to_save"),
+    "trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
+    "use_rslora": To(c.switch, None, "rslora"),
+}
+GONE = {"enable_lora": "target_modules", "merge_weights": "nothing: merging is a method of the model"}
+
+
+def _finish(draft: Draft) -> None:
+    draft.whole_run = False
+    if draft.flat.get("use_dora") is True:
+        draft.say("adapter", "dora", "use_dora")
+        draft.judge("use_dora")
+    if str(draft.flat.get("peft_type")).upper() != "LORA":
+        # Every kind of adapter has keys of its own: only LoRA's are written down here.
+        for key in draft.unknown:
+            draft.places.pop(key, None)
+            draft.lose(key, "only LoRA adapters are looked into")
+        draft.unknown.clear()
+
+
+TOOL = Tool(name="peft", keys=KEYS, known=LORA_CONFIG, gone=GONE, finish=_finish)

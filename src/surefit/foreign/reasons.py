@@ -1,0 +1,92 @@
+"""Why a key of another tool's config has no place in SureFit's."""
+
+from __future__ import annotations
+
+REASONS: tuple[tuple[str, str], ...] = (
+    (
+        "SureFit writes metrics.jsonl and report.html into the run directory, and reports to no tracker",
+        "wandb mlflow comet tensorboard trackio swanlab otel report_to project run_name",
+    ),
+    ("SureFit publishes nothing", "hub push export_"),
+    (
+        "SureFit logs every step",
+        "logging log_level log_on log_nan log_history disable_tqdm plot_loss profil include_tok include_num "
+        "include_tkps include_eff debug wall_clock steps_per_print dump_state timers memory_breakdown flops",
+    ),
+    ("secrets belong into the environment", "api_key auth_token hf_token secret password"),
+    (
+        "SureFit trains on weights that are not quantised",
+        "quantiz load_in_ bnb_ gptq fp8 nf4 nvfp4 torchao qat loftq double_quant",
+    ),
+    ("SureFit computes in model.dtype", "bf16 fp16 tf32 float16 float32 dtype precision autocast data_types"),
+    (
+        "SureFit trains in one process on one device",
+        "deepspeed deepcompile zero fsdp ddp parallel shard world_size num_process machine gpu_ids main_process "
+        "main_training rdzv same_network offload device ray_ tpu mpi cpu_affinity distributed compute_env "
+        "communication allgather allreduce reduce_ dynamo megatron downcast broadcast gradient_predivide prescale dp_ "
+        "elasticity pipeline nebula comms aio hybrid_engine sagemaker",
+    ),
+    (
+        "SureFit chooses attention and kernels itself",
+        "attention attn kernel liger unsloth cross_entropy torch_compile use_cache kv_cache tiled flash sdpa",
+    ),
+    (
+        "every example has its own row; those over data.max_length are left out, and counted",
+        "pack pose_ use_pose pad_to padding_free batch_flattening group_by_length sampling_strategy length_column "
+        "truncation excess_length max_samples min_sample",
+    ),
+    (
+        "SureFit learns from given answers, not from preferences or rewards",
+        "=rl rl_ dpo kto_ orpo simpo grpo ppo pref_ reward ref_model vllm =trl ebft cpo_ ld_alpha sglang",
+    ),
+    (
+        "SureFit trains with AdamW on the mean loss of the answers",
+        "adam optim muon galore apollo badam lion dion loraplus lr_groups embedding_lr lisa relora jagged grokfast "
+        "neftune label_smoothing dft asft eaft spectrum loss_type router_aux moe_aux curriculum",
+    ),
+    ("SureFit's train.schedule has no such option", "scheduler cosine lr_"),
+    (
+        "SureFit's LoRA has rank, alpha, dropout and target modules only",
+        "lora peft_ pissa dora target_param modules_to_save additional_target layers_ _pattern freeze unfrozen adapter "
+        "bias trainable_token oft_ arrow eva_ corda velora qalora kasa",
+    ),
+    (
+        "SureFit decides how checkpoints are written, and `--resume` continues a run",
+        "checkpoint save resum load_best best_model greater_is early_stop",
+    ),
+    (
+        "SureFit scores after training, greedily, with `surefit evaluate`",
+        "eval predict metric generation generate temperature top_k top_p num_beams max_new_tokens do_sample bench "
+        "length_penalty repetition",
+    ),
+    (
+        "SureFit uses the model's own tokenizer and chat template",
+        "template token eos_ bos_ system thinking tool_format eot_ role field_ train_on message_ processor vocab",
+    ),
+    (
+        "SureFit reads and shuffles the rows itself",
+        "dataset dataloader data_seed stream shuffle preprocess buffer mix_ interleave media image video audio columns "
+        "sortish drop_last",
+    ),
+    ("SureFit manages memory itself", "torch gc_ memory empty_cache cache accelerator_config find_batch kt_"),
+    (
+        "it changes nothing about the training",
+        "=do_train =do_eval =do_predict local_rank overwrite task_type peft_version auto_mapping inference_mode is_ "
+        "strict plugins skip_memory",
+    ),
+)
+"""(reason, parts of keys it is the reason for; with = the whole key): the first that fits counts."""
+
+
+def why_lost(key: str) -> str:
+    """The reason that SureFit's config has no place for a key.
+
+    >>> why_lost("wandb_project")
+    'SureFit writes metrics.jsonl and report.html into the run directory, and reports to no tracker'
+    >>> why_lost("sample_packing")
+    'every example has its own row; those over data.max_length are left out, and counted'
+    """
+    for reason, parts in REASONS:
+        if any(part[1:] == key if part.startswith("=") else part in key for part in parts.split()):
+            return reason
+    return "SureFit has no such setting"

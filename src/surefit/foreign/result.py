@@ -1,0 +1,58 @@
+"""What reading another tool's config gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefit.config.load import Loaded
+from surefit.core.errors import SureFitError
+from surefit.facts.job_script import JobScript
+from surefit.facts.setup import Setup
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A key that has no place in a SureFit config: its 1-based line, its value, and why."""
+
+    key: str
+    line: int | None
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A config of another tool in SureFit's terms.
+
+    Every key of the file ends in exactly one of `mapped`, `lost`, `setup.gone`, `setup.unknown`, or a problem. A
+    nested key is written with dots; the entries of a list are one value.
+
+    Attributes:
+        tool: axolotl, llamafactory, trl, accelerate, deepspeed, peft or slurm.
+        path: the file.
+        setup: what the rules judge.
+        loaded: the SureFit config that the file maps to, with the lines of the foreign file; None where it describes
+            no whole supervised run.
+        names: dotted SureFit key → the tool's key that sets it, or would if the file did.
+        mapped: keys that reached the config or the setup.
+        judged: those of them that only the rules look at, because SureFit's config has no place for them.
+        lost: keys that nothing looks at.
+        job: of a SLURM script, what it asks for and launches.
+        problems: values that the tool itself cannot use, with file and line.
+        rows_known: `loaded.config.data.train` is all that the tool would train on, row by row, laid out as SureFit
+            reads it; otherwise nothing may be concluded from its rows.
+    """
+
+    tool: str
+    path: Path
+    setup: Setup
+    loaded: Loaded | None
+    names: dict[str, str]
+    lost: tuple[Lost, ...]
+    job: JobScript | None
+    problems: tuple[SureFitError, ...]
+    mapped: frozenset[str] = frozenset()
+    judged: tuple[Lost, ...] = ()
+    rows_known: bool = True

@@ -1,0 +1,179 @@
+"""TRL: the YAML or JSON its command line takes (SFTConfig, ModelConfig, ScriptArguments), or part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from surefit.facts.setup import Setup
+from surefit.foreign import convert as c
+from surefit.foreign import hf
+from surefit.foreign.draft import Draft, To, Tool
+from surefit.foreign.known import TRAINING_ARGUMENTS, TRL
+
+LORA_KEYS = (
+    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
+    "use_rslora", "use_dora",
+)  # fmt: skip
+QUANT_KEYS = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
+
+
+def _truncation(value: Any) -> str:
+    sides = {"keep_start": "right", "keep_end": "left"}
+    if not isinstance(value, str) or value not in sides:
+        raise c.Misfit("keep_start or keep_end")
+    return sides[value]
+
+
+KEYS = hf.KEYS | {
+    "dtype": To(hf.dtype, "model.dtype", "weights_dtype", hf.plain_dtype),
+    "attn_implementation": To(c.text, None, "attention"),
+    "lora_r": To(c.whole, "adapter.r", "lora_r"),
+    "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
+    "lora_target_modules": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
+    "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
+    "use_rslora": To(c.switch, None, "rslora"),
+    "bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
+    "dataset_name": To(c.text, "data.train"),
+    "dataset_train_split": To(c.text, "data.split"),
+    "test_split_size": To(c.number, "data.eval"),
+    "max_length": To(c.whole, "data.max_length", "max_length"),
+    "truncation_mode": To(_truncation, None, "truncation_side"),
+    "packing": To(c.switch, None, "packing"),
+    "packing_strategy": To(c.word, None, "packing_strategy"),
+    "eos_token": To(c.text, None, "eos_token"),
+    "chat_template_path": To(c.text, None, "chat_template"),
+}
+GONE = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | {
+    "max_seq_length": "write max_length",
+    "torch_dtype": "write dtype",
+    "use_liger": "write use_liger_kernel",
+    "response_template": "write assistant_only_loss or completion_only_loss",
+    "dataset_batch_size": "take it out",
+    "num_of_sequences": "take it out",
+    "chars_per_token": "take it out",
+}  # fmt: skip
+ONCE = hf.ONCE_BEFORE_5 | hf.ONCE_IN_5 | {
+    "max_seq_length": KEYS["max_length"],
+    "torch_dtype": KEYS["dtype"],
+    "use_liger": KEYS["use_liger_kernel"],
+}  # fmt: skip
+DEFAULTS = {
+    "data.max_length": ("max_length", 1024),
+    "train.epochs": ("num_train_epochs", 3.0),
+    "train.learning_rate": ("learning_rate", 2e-5),
+    "train.schedule": ("lr_scheduler_type", "linear"),
+    "train.warmup": ("warmup_steps", 0.0),
+    "train.seed": ("seed", 42),
+    "adapter.dropout": ("lora_dropout", 0.05),
+    "output_dir": ("output_dir", "trainer_output"),
+}
+"""TRL 1.16.0, where they differ from SureFit's own."""
+
+
+def _finish(draft: Draft) -> None:
+    hf.finish(draft)
+    _adapter(draft)
+    _data(draft)
+    _loss(draft)
+    hf.held_out(draft, "test_split_size")
+    if not draft.setup.get("packing"):
+        draft.without_effect(["packing_strategy"], "packing is not true")
+
+
+def _adapter(draft: Draft) -> None:
+    """use_peft, and the keys that need it."""
+    lora = draft.flat.get("use_peft") is True
+    if draft.says("use_peft"):
+        kind = "dora" if lora and draft.flat.get("use_dora") is True else "lora" if lora else "full"
+        draft.say("adapter", kind, "use_peft")
+        draft.carry("adapter.kind", "lora" if lora else "full", "use_peft")
+        draft.reach("use_peft")
+    elif draft.says("dataset_name"):
+        draft.say("adapter", "full", "use_peft")
+        draft.config["adapter.kind"] = "full"
+        draft.names["adapter.kind"] = "use_peft"
+    if not lora and draft.setup.get("adapter") == "full":
+        draft.without_effect(LORA_KEYS, "use_peft is not true")
+    if draft.config.get("adapter.kind") == "full":
+        for dotted in [dotted for dotted in draft.config if dotted.startswith("adapter.") and dotted != "adapter.kind"]:
+            del draft.config[dotted]
+    _quantization(draft)
+
+
+def _quantization(draft: Draft) -> None:
+    four, eight = (draft.flat.get(f"load_in_{bits}bit") is True for bits in (4, 8))
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if draft.says(key):
+            draft.judge(key)
+    if four:
+        draft.say("quantization", str(draft.flat.get("bnb_4bit_quant_type") or "nf4"), "load_in_4bit")
+        if draft.says("bnb_4bit_quant_type"):
+            draft.judge("bnb_4bit_quant_type")
+        if "weights_dtype" in draft.setup:
+            # TRL's get_quantization_config passes `dtype` on as bnb_4bit_compute_dtype.
+            draft.say("quant_compute_dtype", draft.setup["weights_dtype"], draft.places["weights_dtype"].name)
+    elif eight:
+        draft.say("quantization", "int8", "load_in_8bit")
+    elif draft.says("load_in_4bit"):
+        draft.say("quantization", "none", "load_in_4bit")
+    if not four:
+        draft.without_effect(QUANT_KEYS, "load_in_4bit is not true")
+
+
+def _data(draft: Draft) -> None:
+    """The rows: `dataset_name`, or a mixture under `datasets`."""
+    mixture = draft.flat.get("datasets")
+    if not draft.says("dataset_name") and isinstance(mixture, list) and mixture and isinstance(mixture[0], dict):
+        source = mixture[0].get("path")
+        if isinstance(source, str):
+            draft.carry("data.train", source, "datasets")
+            draft.reach("datasets")
+        draft.rows_known = len(mixture) == 1 and set(mixture[0]) <= {"path", "split"}
+        if not draft.rows_known:
+            draft.lose("datasets", "SureFit trains on one set of rows: join the files")
+    draft.whole_run = "data.train" in draft.config and "model.name_or_path" in draft.config
+    layout = ("dataset_config", "dataset_streaming", "streaming", "dataset_kwargs")
+    if any(draft.says(key) for key in layout) or draft.flat.get("dataset_text_field", "text") != "text":
+        draft.rows_known = False
+
+
+def _loss(draft: Draft) -> None:
+    """What the loss is taken on."""
+    words = {("assistant_only_loss", True): "assistant", ("completion_only_loss", True): "completion"}
+    words[("completion_only_loss", False)] = "all"
+    for (key, value), loss_on in words.items():
+        if draft.flat.get(key) is value and "loss_on" not in draft.setup:
+            draft.say("loss_on", loss_on, key)
+    for key in ("assistant_only_loss", "completion_only_loss"):
+        draft.judge(key)
+    rows_key = "dataset_name" if draft.says("dataset_name") else "datasets"
+    draft.places.setdefault("conversations", draft.place(rows_key))
+    draft.places.setdefault(
+        "loss_on", draft.place("assistant_only_loss" if draft.says("assistant_only_loss") else rows_key)
+    )
+
+
+def with_rows(setup: Setup, columns: Collection[str]) -> Setup:
+    """What the rows' columns decide: TRL learns whole conversations where `assistant_only_loss` is not true.
+
+    It goes by the columns: https://huggingface.co/docs/trl/dataset_formats. Rows of prompt and completion have their
+    loss on the completion, whether these are texts or messages.
+    """
+    if "messages" not in columns or {"prompt", "completion"} & set(columns):
+        return setup
+    return replace(setup, conversations=True, loss_on=setup.loss_on or "all")
+
+
+TOOL = Tool(
+    name="trl",
+    keys=KEYS,
+    known=TRAINING_ARGUMENTS | TRL,
+    gone=GONE,
+    once=ONCE,
+    defaults=DEFAULTS,
+    finish=_finish,
+    open_sections=hf.OPEN_SECTIONS,
+)

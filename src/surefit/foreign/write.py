@@ -1,0 +1,84 @@
+"""Another tool's config as a SureFit config: each value with its key there, each key left behind a comment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from surefit.config.resolve import leaves, one_line_yaml
+from surefit.config.schema import Config, DataSection, ModelSection
+from surefit.core.units import shortened
+from surefit.foreign.result import Foreign, Lost
+
+WIDTH = 100
+"""Characters of a value that a comment quotes."""
+
+
+def config_text(found: Foreign) -> str:
+    """The YAML of a SureFit config that runs as it is. `found.loaded` must be there."""
+    assert found.loaded is not None
+    head = [
+        f"# A SureFit config, made by `surefit import` of {_one_line(found.path.name)}. The comment behind a value",
+        f"# names the key it came from, or says that it is what {found.tool} does where the file says nothing.",
+        "",
+    ]
+    return "\n".join([*head, *_values(found), *_comments(found)]) + "\n"
+
+
+def _values(found: Foreign) -> list[str]:
+    """The values that the file, or the tool's own defaults, set; everything else is SureFit's default and left out."""
+    assert found.loaded is not None
+    config = found.loaded.config
+    minimal = Config(model=ModelSection(name_or_path=""), data=DataSection(train=""), output_dir="")
+    defaults = dict(leaves(minimal))
+    lines: list[str] = []
+    section = ""
+    for dotted, value in leaves(config):
+        if dotted not in found.names or (dotted not in found.loaded.lines and defaults.get(dotted, ...) == value):
+            continue
+        parent, _, leaf = dotted.rpartition(".")
+        if parent != section and parent:
+            lines.append(f"{parent}:")
+        section = parent
+        lines.append(f"{'  ' if parent else ''}{leaf}: {one_line_yaml(value)}  # {_origin(found, dotted)}")
+    return lines
+
+
+def _origin(found: Foreign, dotted: str) -> str:
+    assert found.loaded is not None
+    key = found.names[dotted]
+    stated = dotted in found.loaded.lines
+    return f"{found.tool}: {key}" if stated else f"{found.tool}'s default of {key}"
+
+
+def _comments(found: Foreign) -> list[str]:
+    lines: list[str] = []
+    lines += _block("Not carried over:", [*found.judged, *found.lost])
+    gone = [
+        f"# {_one_line(key)}: {found.tool} no longer takes it: {_one_line(now)}"
+        for key, now in found.setup.gone.items()
+    ]
+    unknown = [f"# {_one_line(key)}: {found.tool} does not know this key" for key in found.setup.unknown]
+    wrong = [f"# {_one_line(str(problem.field))}: {_one_line(problem.message)}" for problem in found.problems]
+    if gone or unknown or wrong:
+        lines += ["", "# Wrong in the original:", *gone, *unknown, *wrong]
+    return lines
+
+
+def _block(title: str, keys: Iterable[Lost]) -> list[str]:
+    ordered = sorted(keys, key=lambda lost: lost.line or 0)
+    if not ordered:
+        return []
+    return [
+        "",
+        f"# {title}",
+        *(f"# {_one_line(one.key)}: {_quoted(one.value)}: {_one_line(one.why)}" for one in ordered),
+    ]
+
+
+def _quoted(value: Any) -> str:
+    return shortened(_one_line(one_line_yaml(value)), WIDTH)
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
