@@ -165,9 +165,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
 
 
-def _converter(rows: Rows, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
-    """Row → `Example` for one layout; raises `DataError` where layout, recipe and columns do not go together."""
-    columns = rows.columns
+def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
+    """Row → `Example` for one layout.
+
+    Raises:
+        DataError: layout, recipe and columns do not go together.
+    """
     try:
         fmt = detect_format(columns, recipe) if fmt == "auto" else fmt
         if fmt == "recipe" or recipe.columns:
@@ -175,7 +178,7 @@ def _converter(rows: Rows, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Exam
         layout = LAYOUTS[fmt]
         _require(columns, layout.columns, f"the format {fmt}")
     except DataError as error:
-        raise DataError(error.message, path=rows.source, field=error.field, help=error.help) from None
+        raise DataError(error.message, path=source, field=error.field, help=error.help) from None
 
     def convert(row: Row) -> Example:
         _require_values(row, layout.columns)
@@ -216,7 +219,7 @@ def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str
     Raises:
         DataError: with file, line and field; for several bad rows one error with the first ones and their count.
     """
-    return _convert(rows, _converter(rows, recipe, fmt), bad_rows)
+    return _convert(rows, row_converter(rows.columns, rows.source, recipe, fmt), bad_rows)
 
 
 def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examples:

@@ -161,7 +161,7 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
         return Rows(source, placed, (), sha256)
     assert found.path is not None
     try:
-        files = _files(found.path) if found.kind == "directory" else [found.path]
+        files = data_files(found.path) if found.kind == "directory" else [found.path]
         placed = [one for file in files for one in _read(file)]
         sha256 = _sha256(files)
     except OSError as error:
@@ -186,8 +186,12 @@ def _read(file: Path) -> list[Placed]:
     return placed
 
 
-def _files(directory: Path) -> list[Path]:
-    """The data files of a directory in the order of their names; other files, READMEs for one, are not data."""
+def data_files(directory: Path) -> list[Path]:
+    """The data files of a directory in the order of their names; other files, READMEs for one, are not data.
+
+    Raises:
+        DataError: there are none, or files of different splits.
+    """
     names = sorted(entry.name for entry in directory.iterdir() if entry.is_file() and not entry.name.startswith("."))
     if "state.json" in names and "dataset_info.json" in names:
         raise DataError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -179,7 +180,7 @@ def _csv_header(cells: list[str], path: Path, line: int) -> list[str]:
             raise DataError(
                 f"the values are separated by {word}, not commas", path=path, line=line, help="export it with commas"
             )
-    repeated = [cell for cell in cells if cells.count(cell) > 1]
+    repeated = [cell for cell, count in Counter(cells).items() if count > 1]
     if repeated:
         problem = f"the header names the column {repeated[0]!r} twice"
         raise DataError(problem, path=path, line=line, help="give every column a name of its own")

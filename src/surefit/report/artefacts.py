@@ -58,11 +58,62 @@ class Finding(Shape):
     evidence: Any = None
 
 
+class Suppressed(Finding):
+    """A finding that the config accepts."""
+
+    reason: str = ""
+
+
 class Check(Shape):
     """check.json"""
 
     findings: list[Finding]
+    suppressed: list[Suppressed] = []
     rules: Count | None = None
+
+
+class Histogram(Shape):
+    """Counts of lengths in bins of one width, from 0; `over` counts those beyond the last bin."""
+
+    width: Annotated[int, Field(ge=1, le=10**12)] = 1
+    counts: Annotated[list[Annotated[int, Field(ge=0, le=10**15)]], Field(max_length=200)] = []
+    over: Annotated[int, Field(ge=0, le=10**15)] = 0
+
+
+class Lengths(Shape):
+    """The lengths of one part of the examples."""
+
+    total: Count = 0
+    mean: Number | None = None
+    p50: Count | None = None
+    p95: Count | None = None
+    p99: Count | None = None
+    max: Count | None = None
+    histogram: Histogram = Histogram()
+
+
+class Observed(Shape):
+    """One thing that the audit looked for."""
+
+    rows: Count
+    of: Count
+    examples: list[str] = []
+    detail: str = ""
+
+
+class Passport(Shape):
+    """passport.json"""
+
+    source: str
+    sha256: str
+    rows: Count
+    audited: Count
+    usable: Count | None = None
+    unit: str = "tokens"
+    lengths: dict[str, Lengths] = {}
+    supervised_share: Number | None = None
+    observations: dict[str, Observed] = {}
+    findings: list[Finding] = []
 
 
 class Term(Shape):
@@ -275,6 +326,7 @@ class Artefacts:
     settings: list[Setting] | None = None
     check: Check | None = None
     plan: Plan | None = None
+    passport: Passport | None = None
     environment: Environment | None = None
     certificate: Certificate | None = None
     summary: Summary | None = None
@@ -350,6 +402,7 @@ def read_artefacts(run: RunDir) -> Artefacts:
     found.settings = found._settings()
     found.check = found._json(run.check, Check)
     found.plan = found._json(run.plan, Plan)
+    found.passport = found._json(run.passport, Passport)
     found.environment = found._json(run.environment, Environment)
     found.certificate = found._json(run.certificate, Certificate)
     found.summary = found._json(run.eval_summary, Summary)

@@ -76,6 +76,7 @@ def write_run(path: Path, *, kind: str = "lora", steps: int = 400, model: str = 
     write_atomic(run.resolved, RESOLVED.format(kind=kind, model=model))
     write_json(run.check, CHECK)
     write_json(run.plan, plan(kind))
+    write_json(run.passport, PASSPORT)
     write_json(run.environment, ENVIRONMENT)
     write_events(run)
     write_metrics(run, steps)
@@ -113,6 +114,23 @@ CHECK: dict[str, Any] = {
         },
     ],
 }
+
+PASSPORT: dict[str, Any] = {
+    "source": "surefit/function-calling-train", "sha256": "5ac0ffee" * 8, "rows": 3200, "audited": 3200, "usable": 3198,
+    "unit": "tokens", "supervised_share": 0.12,
+    "lengths": {"whole": {
+        "total": 668_800, "min": 104, "mean": 209.0, "p50": 207, "p95": 269, "p99": 300, "max": 321,
+        "histogram": {"width": 50, "counts": [0, 0, 40, 900, 1500, 700], "over": 58},
+    }},
+    "observations": {
+        "near_duplicate": {"rows": 194, "of": 3200, "examples": ["train.jsonl:234: 96% the same as train.jsonl:21"]},
+        "duplicate": {"rows": 0, "of": 3200, "examples": []},
+    },
+    "findings": [{
+        "code": "AUD007", "severity": "warning", "name": "some-scored-rows-leak",
+        "message": "the prompts of 2 of 200 scored rows are in the training rows", "help": "take those rows out",
+    }],
+}  # fmt: skip
 
 ENVIRONMENT: dict[str, Any] = {
     "python": "3.11.7",

@@ -24,8 +24,8 @@ from surefit.report.build import build_report
 MAKE = runpy.run_path(str(Path(__file__).with_name("make_run.py")))
 write_run: Callable[..., RunDir] = MAKE["write_run"]
 SECTIONS = (
-    "verdict", "scores", "examples", "certificate", "curves-section", "plan", "findings", "configuration",
-    "environment", "timeline", "reproduce",
+    "verdict", "scores", "examples", "certificate", "curves-section", "plan", "findings", "passport",
+    "configuration", "environment", "timeline", "reproduce",
 )  # fmt: skip
 HOSTILE = "</script></style><img src=x onerror=alert(1)>{{7*7}}\"'&<!--"
 
@@ -134,6 +134,29 @@ def test_what_the_base_could_do_and_lost_is_part_of_the_verdict(page: Page) -> N
     assert "93.6 % of the base's score is left" in page["verdict"]
 
 
+def test_the_passport_shows_lengths_observations_and_findings(page: Page) -> None:
+    text = page["passport"]
+    assert "3,200 rows of surefit/function-calling-train were looked at; 3,198 can be used" in text
+    assert "near duplicate 194 3,200 train.jsonl:234: 96% the same as train.jsonl:21" in text
+    assert "Seen in the rows, good or bad; 2 things were looked for" in text
+    assert "12.0 % of the tokens are learnt" in text
+    assert "AUD007 the prompts of 2 of 200 scored rows" in text
+    bars = [attrs for tag, attrs in page.tags if tag == "rect"]
+    assert [float(bar["height"] or 0) for bar in bars[2:5]] == pytest.approx([58 * 40 / 1500, 58 * 0.6, 58], abs=0.01)
+    assert bars[-1]["class"] == "over"
+
+
+def test_a_run_without_an_audit_says_so(run: RunDir) -> None:
+    run.passport.unlink()
+    assert "The rows were not audited" in page_of(run)["passport"]
+
+
+@pytest.mark.parametrize("histogram", [{"width": 0, "counts": [1]}, {"width": 1, "counts": [-1]}, {"counts": "x"}])
+def test_a_damaged_passport_is_named(run: RunDir, histogram: object) -> None:
+    change(run.passport, lambda value: value["lengths"]["whole"].update(histogram=histogram))
+    assert "passport.json is damaged" in page_of(run)["passport"]
+
+
 def test_the_verdict_says_what_was_trained(page: Page) -> None:
     for fact in (
         "surefit/nano", "LoRA, r 16, alpha 32.0, on all-linear: 368.64k parameters (20.1 % of 1.84M)",
@@ -198,6 +221,17 @@ def test_findings_are_sorted_by_severity_and_say_where(page: Page) -> None:
     warning = text.index("warning DAT007 train-eval-overlap surefit/function-calling-eval:118 query")
     assert warning < text.index("info CFG012")
     assert "Help: remove them from one of the two files" in text
+
+
+def test_suppressed_findings_stand_there_with_their_reason(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    accepted = {"code": "SCH001", "name": "warmup-never-ends", "severity": "error", "path": "a.yaml", "line": 4}
+    suppressed = [accepted | {"message": "100 of 86", "reason": f"speed only {HOSTILE}"}]
+    change(run.check, lambda check: check.update(suppressed=suppressed))
+    text = page_of(run)["findings"]
+    assert "Findings suppressed, and why error, suppressed SCH001 warmup-never-ends a.yaml:4 100 of 86" in text
+    assert "Suppressed because: speed only </script>" in text
+    assert "{{7*7}}" in text
 
 
 def test_the_configuration_names_the_origin_of_each_value(page: Page) -> None:

@@ -1,0 +1,312 @@
+"""The verb `audit`: every row of a config's data, or of a file, looked at; the passport written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.checking import scored_sources
+from surefit.cli.prepare import gather
+from surefit.core.env import redact
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, DataError, SureFitError
+from surefit.core.rundir import RunDir, write_atomic
+from surefit.core.units import duration_text, plural
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+    from surefit.config.schema import Config
+    from surefit.data.audit.chunk import Question
+    from surefit.data.load import Rows
+    from surefit.facts.audit import AuditFacts, Observation
+    from surefit.lint.rule import LintContext
+
+FAMILIES = ("AUD", "DAT")
+BAR = 32
+BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is audited.
+
+    Attributes:
+        rows: None where they cannot be read; then `problems` says why.
+        question: how they are looked at.
+        context: for the rules, still without what the audit finds.
+        scored: the sets to compare with.
+        expected: the recipe's columns.
+        passport: where it is written by default; None: only where the user says.
+        run: the run directory of a config.
+    """
+
+    rows: Rows | None
+    question: Question
+    context: LintContext
+    scored: dict[str, Rows] = field(default_factory=dict)
+    expected: Sequence[str] = ()
+    passport: Path | None = None
+    run: RunDir | None = None
+
+
+def audit(
+    out: Output,
+    target: str,
+    overrides: Sequence[str] | None = None,
+    *,
+    output: Path | None = None,
+    max_rows: int | None = None,
+    workers: int | None = None,
+) -> int:
+    """Audit, judge, say, write; exit code 1 where a finding is an error."""
+    subject = _config_subject(target, overrides) if _is_config(target) else _data_subject(target)
+    with _noted(subject.run):
+        result = _audited(out, subject, max_rows, workers)
+        path = output or subject.passport
+        if path is not None and "rows" in result:
+            # Examples quote the rows, and a row may hold a key.
+            write_atomic(path, redact(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
+            out.note(f"written: {path}")
+    out.result(result)
+    return EXIT_FINDINGS if any(one["severity"] == "error" for one in result["findings"]) else EXIT_OK
+
+
+def _is_config(target: str) -> bool:
+    return target.lower().endswith((".yaml", ".yml")) or RunDir(Path(target)).resolved.exists()
+
+
+@contextlib.contextmanager
+def _noted(run: RunDir | None) -> Iterator[None]:
+    if run is None:
+        yield
+        return
+    from surefit.cli.stages import noted
+
+    with noted(run, "audit"):
+        yield
+
+
+def _audited(out: Output, subject: Subject, max_rows: int | None, workers: int | None) -> dict[str, Any]:
+    """The content of passport.json; only the findings where a file is no rows, but is known for what it is.
+
+    Raises:
+        DataError: the rows cannot be read.
+    """
+    from surefit.data.audit.passport import passport
+    from surefit.data.audit.whole import audit, file_observations
+    from surefit.facts.audit import AuditFacts
+    from surefit.facts.hardware import cpu_count
+
+    start = time.monotonic()
+    question, config = subject.question, subject.context.config
+    of_files = file_observations(question.source)
+    if subject.rows is None:
+        if not of_files:
+            raise subject.context.problems[0]
+        findings = _judged(subject, audit=AuditFacts(question.source, 0, 0, of_files))
+        out.findings(findings)
+        return {"source": question.source, "findings": findings}
+    rows = subject.rows.sample(max_rows) if max_rows is not None else subject.rows
+    workers = workers or cpu_count()
+    with out.progress("auditing") as progress:
+        found = audit(
+            rows, question, scored=subject.scored, expected=subject.expected, workers=workers, on_progress=progress
+        )
+    facts = replace(found.facts, observations={**found.facts.observations, **of_files})
+    problems = (*subject.context.problems, *_unusable(subject, facts))
+    findings = _judged(subject, audit=facts, dataset=found.dataset, problems=problems)
+    about = {
+        "rows": len(subject.rows),
+        "recipe": question.recipe_name,
+        "tokenizer": config.model.name_or_path if config else None,
+        "workers": found.workers,
+        "seconds": round(time.monotonic() - start, 2),
+    }
+    result = passport(replace(found, facts=facts), rows, findings, about)
+    _say(out, result, facts.observations)
+    return result
+
+
+def _judged(subject: Subject, **known: Any) -> list[dict[str, Any]]:
+    """What the rules about data say to these facts; a finding about a data file names no config key."""
+    from surefit.lint.engine import all_rules, run_rules
+
+    rules = [rule for rule in all_rules() if rule.code.startswith(FAMILIES)]
+    findings: list[dict[str, Any]] = run_rules(replace(subject.context, **known), rules).as_dict()["findings"]
+    return findings if subject.context.config else [one | {"field": None} for one in findings]
+
+
+def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
+    """Rows that training would stop at, as a problem for DAT001."""
+    seen = facts.seen("unusable_row")
+    config = subject.context.config
+    if seen is None or (config is not None and config.data.bad_rows == "skip" and seen.rows < seen.of):
+        return []
+    return [
+        DataError(
+            f"{seen.rows:,} of {seen.of:,} rows cannot be used, the first: {seen.examples[0]}",
+            path=facts.source,
+            help="mend them, or set data.bad_rows: skip to leave them out (counted)",
+        )
+    ]
+
+
+# What is audited
+
+
+def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
+    from surefit.data.load import load_rows
+    from surefit.facts.setup import setup_of
+    from surefit.lint.rule import LintContext
+
+    found = gather(Path(target), overrides)
+    config = found.loaded.config
+    if found.recipe is None:
+        raise found.problems[0]
+    rows = found.rows
+    problems: list[SureFitError] = [problem for problem in found.problems if isinstance(problem, DataError)]
+    if rows is None and not problems:
+        rows = load_rows(config.data.train, split=config.data.split)
+    scored = scored_rows(config, rows, problems) if rows is not None else {}
+    loaded = found.loaded
+    context = LintContext(
+        config=config,
+        path=loaded.path,
+        lines=loaded.lines,
+        overridden=loaded.overridden,
+        setup=setup_of(config, found.resolved),
+        resolved=found.resolved,
+        columns=found.recipe.columns,
+        problems=tuple(problems),
+    )
+    question = config_question(config)
+    return Subject(rows, question, context, scored, found.recipe.columns, found.run.passport, found.run)
+
+
+def config_question(config: Config) -> Question:
+    """What a config's data are asked."""
+    from surefit import recipes
+    from surefit.data.audit.chunk import Question
+    from surefit.model.load import load_tokenizer
+
+    return Question(
+        source=config.data.train,
+        columns=(),
+        recipe=partial(recipes.get, config.recipe),
+        recipe_name=config.recipe,
+        fmt=config.data.format,
+        tokenizer=partial(load_tokenizer, config.model),
+        max_length=config.data.max_length,
+    )
+
+
+def scored_rows(config: Config, rows: Rows, problems: list[SureFitError]) -> dict[str, Rows]:
+    """The rows of the sets that are scored, by config key; those that cannot be read are added to `problems`."""
+    from surefit.data.formats import load_held_out
+
+    scored = {}
+    for key, source in scored_sources(config).items():
+        try:
+            scored[key] = load_held_out(source, config.data.split, rows if key == "data.eval" else None)
+        except SureFitError as error:
+            error.field = error.field or key
+            problems.append(error)
+    return scored
+
+
+def _data_subject(target: str) -> Subject:
+    """A file, a directory, a sample or a hub id: no config, no model."""
+    from surefit.data.audit.chunk import Question
+    from surefit.data.load import load_rows
+    from surefit.lint.rule import LintContext
+
+    problems: tuple[SureFitError, ...] = ()
+    rows = None
+    try:
+        rows = load_rows(target)
+    except DataError as error:
+        problems = (error,)
+    columns = rows.columns if rows else []
+    name = _fitting_recipe(columns)
+    question = Question(source=target, columns=(), recipe_name=name)
+    expected: Sequence[str] = ()
+    if name is not None:
+        from surefit import recipes
+
+        question = replace(question, recipe=partial(recipes.get, name))
+        expected = recipes.get(name).columns
+    return Subject(rows, question, LintContext(None, Path(target), problems=problems), expected=expected)
+
+
+def _fitting_recipe(columns: Sequence[str]) -> str | None:
+    """The recipe whose own columns are all there, or the general one where they fit a known layout."""
+    from surefit import recipes
+    from surefit.data.formats import LAYOUTS
+
+    for name in recipes.names():
+        own = recipes.get(name).columns
+        if own and all(column in columns for column in own):
+            return name
+    known = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
+    return "sft" if known else None
+
+
+# What is said
+
+
+def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Observation]) -> None:
+    lengths = result["lengths"]
+    of = f" of {result['rows']:,}" if result["rows"] != result["audited"] else ""
+    out.say(
+        f"{result['source']}: {result['audited']:,}{of} rows, {result['usable']:,} usable as examples"
+        + (f" of {result['recipe']}" if result["recipe"] else ""),
+        "bold",
+    )
+    unit = result["unit"]
+    parts = [[name, *_numbers(part)] for name, part in lengths.items() if part["total"]]
+    out.table(f"Length in {unit}", ["part", "total", "mean", "median", "95 %", "99 %", "longest"], parts)
+    if lengths["whole"]["total"]:
+        for line in _bars(lengths["whole"]["histogram"]):
+            out.say(line)
+        share = result["supervised_share"]
+        out.say(f"{share:.1%} of the {unit} are learnt" if share is not None else f"no {unit}")
+    seen = [[name, f"{one.rows:,}", f"{one.of:,}", _first(one)] for name, one in observations.items() if one.rows]
+    if seen:
+        out.table("Seen", ["observation", "rows", "of", "first"], seen)
+    else:
+        out.say(f"nothing seen of {plural(len(observations), 'thing')} that were looked for", "green")
+    out.findings(result["findings"])
+    errors, warnings = (sum(f["severity"] == s for f in result["findings"]) for s in ("error", "warning"))
+    out.say(
+        f"{result['source']}: {plural(errors, 'error')}, {plural(warnings, 'warning')} "
+        f"in {duration_text(result['seconds'])} on {plural(result['workers'], 'core')}"
+    )
+    out.say(f"sha256 {result['sha256']}", "dim")
+
+
+def _first(observation: Observation) -> str:
+    return observation.examples[0] if observation.examples else observation.detail
+
+
+def _numbers(part: Mapping[str, Any]) -> list[str]:
+    return [f"{part[key]:,}" for key in ("total", "mean", "p50", "p95", "p99", "max")]
+
+
+def _bars(histogram: Mapping[str, Any]) -> list[str]:
+    """A line for each bin: its first length, a bar, the rows."""
+    width, counts = histogram["width"], histogram["counts"]
+    labels = [f"{n * width:,}" for n in range(len(counts))] + [f"{len(counts) * width:,}+"]
+    room = max(len(label) for label in labels)
+    top = max(max(counts), histogram["over"], 1)
+    rows = [*counts, histogram["over"]] if histogram["over"] else counts
+    return [f"  {label:>{room}} {_bar(count / top)} {count:,}" for label, count in zip(labels, rows, strict=False)]
+
+
+def _bar(share: float) -> str:
+    eighths = round(share * BAR * 8)
+    return ("█" * (eighths // 8) + BLOCKS[eighths % 8].strip()).ljust(BAR)

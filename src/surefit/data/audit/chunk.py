@@ -1,0 +1,327 @@
+"""What a worker finds in a run of rows: counts, lengths and hashes, small enough to be sent back and put together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from surefit.core.errors import DataError
+from surefit.core.sampling import portions
+from surefit.data import tokenize
+from surefit.data.audit.sample import Tally, chosen_detectors, look_at_rows
+from surefit.data.formats import row_converter
+from surefit.data.messages import trained_on
+from surefit.data.near_duplicates import Hashes, text_keys
+from surefit.data.show import segments
+from surefit.facts.dataset import answer_of, is_blank, is_null
+from surefit.task import Example, TaskRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+IDENTIFIERS = frozenset({"id", "idx", "index", "uuid", "row_id", "__index_level_0__"})
+"""Columns that tell rows apart without saying anything."""
+DIGEST = "S16"
+CHARACTERS = 1_000_000
+"""Characters that are tokenised at a time: a token takes about a hundred bytes on the way."""
+SCRIPTS = {
+    "Latin": (0x41, 0x24F), "Greek": (0x370, 0x3FF), "Cyrillic": (0x400, 0x52F), "Hebrew": (0x590, 0x5FF),
+    "Arabic": (0x600, 0x77F), "Devanagari": (0x900, 0x97F), "Bengali": (0x980, 0x9FF), "Thai": (0xE00, 0xE7F),
+    "Latin (Vietnamese and others)": (0x1E00, 0x1EFF), "Japanese kana": (0x3040, 0x30FF), "Han": (0x3400, 0x9FFF),
+    "Hangul": (0xAC00, 0xD7AF),
+}  # fmt: skip
+"""Writing systems by their blocks of Unicode: first and last character."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an audit is asked to look at; it can be sent to another process.
+
+    Attributes:
+        source: the data set's name.
+        columns: every column of the data set.
+        target: the column that holds the answers, where one is known to.
+        recipe: makes the task; None where none fits, and then only the raw rows are looked at.
+        recipe_name: its name.
+        fmt: `data.format`.
+        tokenizer: makes the model's tokenizer; None counts characters instead of tokens.
+        max_length: of an example, in tokens.
+        every: each how many rows the template's round trip is tried.
+        prompts: whether prompts will be compared with those of other sets.
+    """
+
+    source: str
+    columns: tuple[str, ...]
+    target: str | None = None
+    recipe: Callable[[], TaskRecipe] | None = None
+    recipe_name: str | None = None
+    fmt: str = "auto"
+    tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None
+    max_length: int | None = None
+    every: int = 1
+    prompts: bool = False
+
+
+@dataclass
+class Seen:
+    """What a run of rows shows; arrays have an entry for each row, in order.
+
+    Attributes:
+        tally: the observations that are counts.
+        rows: SHA-256 of each row's canonical JSON, one after the other.
+        contents: hash of each row without its identifier.
+        targets: hash of each answer; empty where no column holds them.
+        given: tokens (or characters) of each example that are not learnt; -1 for a row that is no example.
+        learnt: those that the loss falls on; -1 likewise.
+        keys: bands of what users and assistant say.
+        prompts: hash of each prompt; zeros for a row that is no example.
+        prompt_keys: bands of what the users say.
+        scripts: writing system → characters.
+        tried: rows whose round trip was tried.
+    """
+
+    tally: Tally
+    rows: bytes
+    contents: npt.NDArray[np.bytes_]
+    targets: Hashes
+    given: npt.NDArray[np.int32]
+    learnt: npt.NDArray[np.int32]
+    keys: Hashes
+    prompts: npt.NDArray[np.bytes_]
+    prompt_keys: Hashes
+    scripts: Counter[str] = field(default_factory=Counter)
+    tried: int = 0
+
+
+def converter(question: Question) -> Callable[[Mapping[str, Any]], Example] | None:
+    """Row → example, where there is a recipe.
+
+    Raises:
+        DataError: the columns do not fit it.
+    """
+    if question.recipe is None:
+        return None
+    return row_converter(question.columns, question.source, question.recipe(), question.fmt)
+
+
+class Looker:
+    """A question with what answering it takes, made once in each process."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.convert = converter(question)
+        self.tokenizer = question.tokenizer() if question.tokenizer else None
+        self.detectors = chosen_detectors(question.columns, question.recipe_name)
+
+    def look(self, first: int, rows: Sequence[Mapping[str, Any]]) -> Seen:
+        """Rows `first`, `first` + 1, … of the data set."""
+        tally = look_at_rows(self.detectors, enumerate(rows, start=first))
+        examples = self._examples(first, rows, tally)
+        given, learnt = self._lengths(first, examples, tally)
+        texts = [said(e, BOTH) if e else "" for e in examples] if self.convert else [row_text(row) for row in rows]
+        asked = [said(e, USER) if e else "" for e in examples] if self.question.prompts else []
+        digests, contents = _digests(rows)
+        return Seen(
+            tally=tally,
+            rows=digests,
+            contents=contents,
+            targets=self._targets(first, rows, tally),
+            given=given,
+            learnt=learnt,
+            keys=text_keys(texts),
+            prompts=np.array([prompt_digest(e) for e in examples] if asked else [], DIGEST),
+            prompt_keys=text_keys(asked),
+            scripts=_scripts(texts),
+            tried=self._round_trips(first, examples, tally),
+        )
+
+    def _examples(self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally) -> list[Example | None]:
+        """The rows as training would see them; None for one that it could not use."""
+        examples: list[Example | None] = []
+        for index, row in enumerate(rows, start=first):
+            example = None
+            if self.convert is not None:
+                try:
+                    example = self.convert(row)
+                except DataError as error:
+                    tally.add(
+                        "unusable_row", index, f"{error.field}: {error.message}" if error.field else error.message
+                    )
+            examples.append(example)
+        return examples
+
+    def _lengths(
+        self, first: int, examples: list[Example | None], tally: Tally
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """(given, learnt) of each row; a row that the chat template refuses is taken out of `examples`."""
+        given, learnt = (np.full(len(examples), -1, np.int32) for _ in range(2))
+        usable = [number for number, example in enumerate(examples) if example is not None]
+        for number, (total, own) in zip(usable, self._counted(first, usable, examples, tally), strict=True):
+            if total < 0:
+                examples[number] = None
+                continue
+            given[number], learnt[number] = total - own, own
+            self._judge_length(first + number, total, own, tally)
+        return given, learnt
+
+    def _judge_length(self, index: int, total: int, own: int, tally: Tally) -> None:
+        limit = self.question.max_length
+        if limit is not None and total > limit:
+            tally.add("over_max_length", index, f"{total:,} tokens, {total - limit:,} over max_length {limit:,}")
+        if self.tokenizer is not None and own == 0:
+            tally.add("no_supervised_token", index, f"none of {total:,} tokens is learnt")
+        elif self.tokenizer is not None and own == 1:
+            tally.add("few_supervised_tokens", index, f"1 of {total:,} tokens is learnt")
+
+    def _counted(
+        self, first: int, usable: list[int], examples: list[Example | None], tally: Tally
+    ) -> list[tuple[int, int]]:
+        """(all, learnt) of each usable example; (-1, -1) where the chat template refuses it."""
+        wanted = [example for example in examples if example is not None]
+        sizes = [_characters(example) for example in wanted]
+        if self.tokenizer is None:
+            return sizes
+        counted: list[tuple[int, int]] = []
+        for part in portions((total for total, _ in sizes), CHARACTERS):
+            try:
+                counted += tokenize.lengths(self.tokenizer, wanted[part])
+            except DataError:
+                placed = zip(usable[part], wanted[part], strict=True)
+                counted += [self._counted_alone(first + number, example, tally) for number, example in placed]
+        return counted
+
+    def _counted_alone(self, index: int, example: Example, tally: Tally) -> tuple[int, int]:
+        assert self.tokenizer is not None
+        try:
+            return tokenize.lengths(self.tokenizer, [example])[0]
+        except DataError as error:
+            tally.add("unusable_row", index, error.message)
+            return -1, -1
+
+    def _targets(self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally) -> Hashes:
+        name = self.question.target
+        if name is None:
+            return np.zeros(0, np.uint64)
+        hashes = []
+        for index, row in enumerate(rows, start=first):
+            answer = answer_of(row, name)
+            if is_null(answer):
+                tally.add("null_target", index, f"{name} is null")
+            elif is_blank(answer):
+                tally.add("blank_target", index, f"{name} is empty")
+            content = answer if isinstance(answer, str) else _canonical(answer)
+            hashes.append(hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=8).digest())
+        return np.frombuffer(b"".join(hashes), np.uint64)
+
+    def _round_trips(self, first: int, examples: Sequence[Example | None], tally: Tally) -> int:
+        """Read some of the examples back from their tokens; how many."""
+        if self.tokenizer is None:
+            return 0
+        chosen = [
+            (index, example)
+            for index, example in enumerate(examples, start=first)
+            if example is not None and example.text is None and index % self.question.every == 0
+        ]
+        for index, example in chosen:
+            _round_trip(index, example, self.tokenizer, tally)
+        return len(chosen)
+
+
+def _round_trip(index: int, example: Example, tokenizer: PreTrainedTokenizerBase, tally: Tally) -> None:
+    """Compare what is rendered with what its tokens decode to, and where the loss sets in."""
+    rendered = tokenize.conversation_segments(example, tokenizer)
+    decoded = segments(example, tokenizer)
+    whole, back = "".join(text for text, _ in rendered), "".join(text for text, _ in decoded)
+    if whole.lstrip() != back.lstrip():
+        at = next((n for n, (a, b) in enumerate(zip(whole, back, strict=False)) if a != b), min(len(whole), len(back)))
+        tally.add("template_round_trip", index, f"{whole[at : at + 24]!r} is read back as {back[at : at + 24]!r}")
+    elif (found := _learnt_from(decoded)) < (due := _learnt_from(rendered)) - (len(whole) - len(back)):
+        tally.add("mask_inside_prompt", index, f"the loss sets in {due - found} characters before the answer")
+
+
+def _learnt_from(segments: Sequence[tuple[str, bool]]) -> int:
+    """Characters before the first that is learnt."""
+    before = 0
+    for text, learnt in segments:
+        if learnt:
+            break
+        before += len(text)
+    return before
+
+
+BOTH, USER = ("user", "assistant"), ("user",)
+
+
+def said(example: Example, roles: tuple[str, ...]) -> str:
+    """What these roles say. The system message and the tools are left out: rows share them, and differ nevertheless."""
+    if example.text is not None:
+        return example.text
+    return "\n".join(_turn_text(message) for message in example.messages if message["role"] in roles)
+
+
+def _turn_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    calls = message.get("tool_calls")
+    return f"{content}\n{_canonical(calls)}" if calls else str(content)
+
+
+def prompt_digest(example: Example | None) -> bytes:
+    """The hash of all that the model is given; nothing for no example."""
+    if example is None:
+        return b""
+    prompt: list[Any] = [example.text] if example.text is not None else [example.prompt, example.tools]
+    return _digest(_canonical(prompt))
+
+
+def _characters(example: Example) -> tuple[int, int]:
+    if example.text is not None:
+        return len(example.text), len(example.text)
+    lengths = [(len(_turn_text(message)), trained_on(message)) for message in example.messages]
+    return sum(n for n, _ in lengths), sum(n for n, learnt in lengths if learnt)
+
+
+def row_text(row: Mapping[str, Any]) -> str:
+    """A row without a known layout: all the text in it but its identifier."""
+    return "\n".join(value if isinstance(value, str) else _canonical(value) for _, value in _content(row))
+
+
+def _content(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in row.items() if name.lower() not in IDENTIFIERS]
+
+
+def _digests(rows: Sequence[Mapping[str, Any]]) -> tuple[bytes, npt.NDArray[np.bytes_]]:
+    """(SHA-256 of each canonical row, hash of each row without its identifiers)."""
+    whole, contents = [], []
+    for row in rows:
+        whole.append(hashlib.sha256(_canonical(row).encode("utf-8", "replace")).digest())
+        content = _content(row)
+        contents.append(_digest(_canonical(dict(content))) if len(content) < len(row) else whole[-1][:16])
+    return b"".join(whole), np.array(contents, DIGEST)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _scripts(texts: Sequence[str]) -> Counter[str]:
+    """Letters by writing system."""
+    plain = "".join(text for text in texts if text.isascii()).encode("ascii")
+    foreign = "".join(text for text in texts if not text.isascii()).encode("utf-32-le", "replace")
+    small = np.frombuffer(plain, np.uint8) | np.uint8(32)
+    found = Counter(Latin=int(((small >= 97) & (small <= 122)).sum()))
+    codes = np.frombuffer(foreign, np.uint32)
+    codes = codes[(codes >= 128) | (((codes | 32) >= 97) & ((codes | 32) <= 122))]
+    for name, (low, high) in SCRIPTS.items() if len(codes) else ():
+        found[name] += int(((codes >= low) & (codes <= high)).sum())
+    return +found

@@ -1,0 +1,127 @@
+"""passport.json: a data set's identity and condition, as the audit found them; docs/audit.md explains the fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from surefit import __version__
+from surefit.core.rundir import file_sha256
+from surefit.data.audit.whole import Audit
+from surefit.data.load import Rows
+
+BINS = 24
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Lengths in bins of equal width from 0; the few over the last bin (1 % at most) are counted by themselves."""
+
+    width: int
+    counts: tuple[int, ...]
+    over: int
+
+
+def histogram(lengths: npt.NDArray[np.int32]) -> Histogram:
+    """At most `BINS` bins up to the 99th percentile, with a width of 1, 2 or 5 times a power of ten.
+
+    >>> histogram(np.array([3, 4, 12, 19], np.int32))
+    Histogram(width=1, counts=(0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1), over=0)
+    """
+    if not len(lengths):
+        return Histogram(1, (), 0)
+    top = int(np.quantile(lengths, 0.99, method="higher"))
+    width = _round_width((top + 1) / BINS)
+    bins = top // width + 1
+    counts = np.bincount(np.minimum(lengths // width, bins), minlength=bins + 1)
+    return Histogram(width, tuple(int(count) for count in counts[:bins]), int(counts[bins]))
+
+
+def _round_width(least: float) -> int:
+    power: int = 10 ** math.floor(math.log10(max(least, 1)))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= least)
+
+
+def length_summary(lengths: npt.NDArray[np.int32]) -> dict[str, Any]:
+    """Total, extremes, quantiles and histogram of the lengths of one part of the examples."""
+    if not len(lengths):
+        return {"total": 0}
+    p50, p95, p99 = (int(value) for value in np.quantile(lengths, [0.5, 0.95, 0.99], method="higher"))
+    bins = histogram(lengths)
+    return {
+        "total": int(lengths.sum(dtype=np.int64)),
+        "min": int(lengths.min()),
+        "mean": round(float(lengths.mean()), 2),
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+        "max": int(lengths.max()),
+        "histogram": {"width": bins.width, "counts": list(bins.counts), "over": bins.over},
+    }
+
+
+def passport(
+    audit: Audit, rows: Rows, findings: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of passport.json.
+
+    Args:
+        audit: what was found.
+        rows: the rows that were looked at.
+        findings: those of the rules, as in check.json.
+        about: how it was looked at: the recipe, the tokenizer, the seconds.
+    """
+    facts = audit.facts
+    whole = audit.given + audit.learnt
+    learnt = int(audit.learnt.sum(dtype=np.int64))
+    total = int(whole.sum(dtype=np.int64))
+    return {
+        "surefit": __version__,
+        "source": facts.source,
+        "files": [_file(path, rows) for path in rows.files],
+        "sha256": audit.sha256,
+        "content_sha256": audit.content_sha256,
+        "rows": about.get("rows", facts.rows),
+        "audited": facts.audited,
+        "usable": len(whole),
+        "columns": {name: column.present for name, column in audit.dataset.columns.items()},
+        **{key: value for key, value in about.items() if key != "rows"},
+        "unit": audit.unit,
+        "max_length": facts.max_length,
+        "lengths": {
+            "prompt": length_summary(audit.given),
+            "answer": length_summary(audit.learnt),
+            "whole": length_summary(whole),
+        },
+        "supervised_share": round(learnt / total, 6) if total else None,
+        "scripts": _shares(audit.scripts),
+        "scored": {name: dict(entry) for name, entry in audit.scored.items()},
+        "observations": {
+            name: {
+                "rows": seen.rows, "of": seen.of, "share": round(seen.share, 6),
+                "examples": list(seen.examples), "detail": seen.detail,
+            }
+            for name, seen in facts.observations.items()
+        },
+        "findings": list(findings),
+    }  # fmt: skip
+
+
+def _file(path: Path, rows: Rows) -> dict[str, Any]:
+    return {
+        "name": path.name,
+        "bytes": path.stat().st_size,
+        "sha256": rows.sha256 if len(rows.files) == 1 else file_sha256(path),
+    }
+
+
+def _shares(counts: Mapping[str, int]) -> dict[str, float]:
+    """Shares of at least one in a thousand."""
+    total = sum(counts.values())
+    return {name: round(count / total, 4) for name, count in counts.items() if count * 1000 >= total}

@@ -1,0 +1,84 @@
+"""What the detectors read a row by: all its texts, its answer, what was asked.
+
+A row comes from a stranger's file: everything here takes any value, and raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from surefit.facts.dataset import TARGETS
+
+ANSWERS = (*TARGETS, "code", "gold", "reference_summary", "highlights", "canonical_solution")
+"""Columns that hold an answer, in the order they are looked for."""
+QUESTIONS = ("prompt", "question", "query", "instruction", "problem", "input")
+CONVERSATIONS = ("messages", "conversations")
+_DEEPEST = 40
+"""Brackets inside brackets that are followed; no reader lets more than 100 through."""
+
+
+def texts(value: Any, depth: int = 0) -> Iterator[str]:
+    """Every text inside a JSON value; keys are not looked at."""
+    if isinstance(value, str):
+        yield value
+    elif depth < _DEEPEST and isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts(inner, depth + 1)
+
+
+def answer(row: Mapping[str, Any]) -> tuple[str, Any]:
+    """(column, value) of what the row is to teach; of a conversation its last assistant turn. ("", None) for none."""
+    for turn in reversed(turns(row)):
+        if _role(turn) == "assistant":
+            return ("messages" if "messages" in row else "conversations"), turn.get("content", turn.get("value"))
+    return next(((name, row[name]) for name in ANSWERS if name in row), ("", None))
+
+
+def answer_text(row: Mapping[str, Any]) -> str:
+    """The answer, or of a list of one text that text; "" for anything else."""
+    value = answer(row)[1]
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def question_text(row: Mapping[str, Any]) -> str:
+    """What was asked; of a conversation its last user turn. "" where there is none."""
+    for turn in reversed(turns(row)):
+        if _role(turn) == "user":
+            value = turn.get("content", turn.get("value"))
+            return value if isinstance(value, str) else ""
+    value = next((row[name] for name in QUESTIONS if name in row), None)
+    return value if isinstance(value, str) else ""
+
+
+def turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The turns of a conversation, as far as they are objects; of a file with several rounds the first."""
+    value = next((row[name] for name in CONVERSATIONS if isinstance(row.get(name), list)), None)
+    if value is None and isinstance(row.get("question"), list):  # the function-calling leaderboard's rounds
+        value = next((item for item in row["question"] if isinstance(item, list)), None)
+    return [turn for turn in value or () if isinstance(turn, dict)]
+
+
+def roles(row: Mapping[str, Any]) -> list[str]:
+    """Who speaks, turn by turn."""
+    return [_role(turn) for turn in turns(row)]
+
+
+def _role(turn: Mapping[str, Any]) -> str:
+    role = turn.get("role", turn.get("from"))
+    known = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant"}
+    return known.get(role, role) if isinstance(role, str) else ""
+
+
+def around(text: str, start: int, end: int, margin: int = 12) -> str:
+    """A place in a text with what stands around it, as `repr` shows it.
+
+    >>> around("a long text with a cafÃ© in it", 22, 24)
+    "'… with a cafÃ© in it'"
+    """
+    left, right = max(0, start - margin), min(len(text), end + margin)
+    return repr(("…" if left else "") + text[left:right] + ("…" if right < len(text) else ""))

@@ -1,0 +1,231 @@
+"""Texts that are nearly the same, found among many: MinHash signatures in bands, and the exact Jaccard index of the few
+pairs that share a band (Broder 1997; Leskovec, Rajaraman, Ullman, *Mining of Massive Datasets*, chapter 3).
+
+A text is the set of its runs of three words, without ASCII case and punctuation. A character of three bytes or more in
+UTF-8 is a word of its own, because most scripts so written put no spaces between words. Everything is computed on whole
+arrays of bytes, and is the same in every process and on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from surefit.core.sampling import portions
+
+THRESHOLD = 0.8
+"""Jaccard index from which two texts are near-duplicates."""
+WORDS = 3
+BANDS, PER_BAND = 16, 5
+"""A pair at the threshold shares a band with probability 1 - (1 - 0.8^5)^16 = 0.998, one at 0.4 with 0.15."""
+LEADERS = 8
+"""Texts of one band that a later one is compared with: without a bound, a set of equal templates takes forever."""
+BLOCK, CHARACTERS = 1024, 1_000_000
+"""Texts, and characters, that are hashed at a time: the arrays take about a hundred bytes for each character."""
+
+Hashes = npt.NDArray[np.uint64]
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """Every bit of the result depends on every bit of the value (the finaliser of MurmurHash3, shortened)."""
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    return values ^ (values >> np.uint64(32))
+
+
+def _random_odd(seed: int, count: int) -> Hashes:
+    """Odd 64-bit numbers: numpy's own generators may draw others in its next version."""
+    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    return _mixed(_mixed(numbers)) | np.uint64(1)
+
+
+_PLACE = _random_odd(1, 64)
+"""Multiplier of the byte at each place in a word; longer words use them again, for bytes raised by 257 each time."""
+_IN_SHINGLE = _random_odd(2, WORDS)
+_PERMUTE = _random_odd(3, BANDS * PER_BAND)
+_IN_BAND = _random_odd(4, PER_BAND)
+_BYTES = np.arange(256, dtype=np.uint8)
+_LOWER = np.where((_BYTES >= 65) & (_BYTES <= 90), _BYTES + 32, _BYTES).astype(np.uint8)
+_IS_WORD = (
+    ((_LOWER >= 97) & (_LOWER <= 122)) | ((_BYTES >= 48) & (_BYTES <= 57)) | (_BYTES >= 0x80)
+)  # every byte of a character beyond ASCII is part of a word
+_IS_OWN_WORD = _BYTES >= 0xE0
+"""First bytes of characters that are a word each."""
+
+
+@dataclass(frozen=True)
+class Shingles:
+    """The runs of three words of many texts.
+
+    Attributes:
+        hashes: of all texts, one after the other; repeated ones are not taken out.
+        starts: where each text begins, and the end; a text without any word has none.
+    """
+
+    hashes: Hashes
+    starts: npt.NDArray[np.int64]
+
+    def of(self, index: int) -> frozenset[int]:
+        """The set of one text."""
+        return frozenset(self.hashes[self.starts[index] : self.starts[index + 1]].tolist())
+
+
+def shingles(texts: Sequence[str]) -> Shingles:
+    """Hash the word runs of every text; one that is shorter than a run is one run."""
+    encoded = [text.encode("utf-8", "replace") for text in texts]
+    data = _LOWER[np.frombuffer(b"\n".join([*encoded, b"\n\n"]), np.uint8)]
+    ends = np.cumsum([len(one) + 1 for one in encoded], dtype=np.int64)
+    is_word = _IS_WORD[data]
+    before = np.concatenate([[False], is_word[:-1]])
+    first = np.flatnonzero(is_word & (~before | _IS_OWN_WORD[data]))
+    words = _word_hashes(data, is_word, first)
+    count = np.diff(np.searchsorted(first, np.concatenate([[0], ends])))
+    return _runs(words, count)
+
+
+def _word_hashes(data: npt.NDArray[np.uint8], is_word: npt.NDArray[np.bool_], first: npt.NDArray[np.int64]) -> Hashes:
+    """One hash for each word: the sum of its bytes, each times the multiplier of its place."""
+    if not len(first):
+        return np.zeros(0, np.uint64)
+    number = np.cumsum(np.bincount(first, minlength=len(data))) - 1
+    place = np.arange(len(data)) - first[np.maximum(number, 0)]
+    terms = (data.astype(np.uint64) + (place >> 6).astype(np.uint64) * np.uint64(257) + np.uint64(1)) * _PLACE[
+        place & 63
+    ]
+    terms[~is_word] = 0
+    return _mixed(np.add.reduceat(terms, first))
+
+
+def _runs(words: Hashes, count: npt.NDArray[np.int64]) -> Shingles:
+    """The runs of each text, made of its words; `count` is how many words each has."""
+    padded = np.concatenate([words, np.zeros(WORDS - 1, np.uint64)])
+    left = np.repeat(np.cumsum(count), count) - np.arange(len(words))
+    run = np.zeros(len(words), np.uint64)
+    for offset in range(WORDS):
+        run += np.where(left > offset, padded[offset : offset + len(words)], np.uint64(0)) * _IN_SHINGLE[offset]
+    position = np.repeat(count, count) - left
+    keep = (left >= WORDS) | (position == 0)
+    runs = np.where(count > 0, np.maximum(count - WORDS + 1, 1), 0)
+    return Shingles(_mixed(run[keep]), np.concatenate([[0], np.cumsum(runs)]))
+
+
+def text_keys(texts: Sequence[str]) -> Hashes:
+    """`band_keys` of texts of any length, a portion at a time."""
+    parts = [band_keys(shingles(texts[part])) for part in portions(map(len, texts), CHARACTERS)]
+    return np.concatenate([np.zeros((0, BANDS), np.uint64), *parts])
+
+
+def band_keys(found: Shingles) -> Hashes:
+    """The MinHash signature of each text, band by band: uint64 [texts, BANDS]; zeros for a text without words."""
+    texts = len(found.starts) - 1
+    keys = np.zeros((texts, BANDS), np.uint64)
+    filled = np.flatnonzero(np.diff(found.starts))
+    if not len(filled):
+        return keys
+    starts = found.starts[filled]
+    for band in range(BANDS):
+        key = np.full(len(filled), band + 1, np.uint64)
+        for k in range(PER_BAND):
+            # Multiply and shift: the high half is the permuted value.
+            permuted = (found.hashes * _PERMUTE[band * PER_BAND + k]) >> np.uint64(32)
+            key += np.minimum.reduceat(permuted, starts) * _IN_BAND[k]
+        keys[filled, band] = np.maximum(_mixed(key), 1)
+    return keys
+
+
+def jaccard(a: frozenset[int], b: frozenset[int]) -> float:
+    """What both have over what either has; 0 where both are empty."""
+    both = len(a & b)
+    either = len(a) + len(b) - both
+    return both / either if either else 0.0
+
+
+@dataclass(frozen=True)
+class Near:
+    """A text, the earlier one it resembles, and their exact Jaccard index."""
+
+    index: int
+    earlier: int
+    similarity: float
+
+
+def near_duplicates(keys: Hashes, text: Callable[[int], str], skip: Callable[[int], bool]) -> list[Near]:
+    """Texts that are near-duplicates of an earlier one which itself is none.
+
+    Args:
+        keys: from `band_keys`.
+        text: number → text; called for candidates only.
+        skip: numbers to leave out (exact duplicates, say).
+    """
+    search = _Search(keys)
+    found = []
+    for index, own in _sets([index for index in _with_company(keys) if not skip(index)], text):
+        near = search.nearest(index, keys[index], own)
+        if near is not None:
+            found.append(near)
+        else:
+            search.add(index, own)
+    return found
+
+
+def near_matches(
+    keys: Hashes, text: Callable[[int], str], known_keys: Hashes, known_text: Callable[[int], str]
+) -> list[Near]:
+    """Of each text the known one that it is a near-duplicate of, where there is one; `earlier` numbers the known."""
+    search = _Search(known_keys)
+    for index, own in _sets(_sharing(known_keys, keys), known_text):
+        search.add(index, own)
+    found = [search.nearest(index, keys[index], own) for index, own in _sets(_sharing(keys, known_keys), text)]
+    return [near for near in found if near is not None]
+
+
+def _sharing(keys: Hashes, others: Hashes) -> list[int]:
+    """The texts that share a band with any of the others."""
+    wanted = np.unique(others)
+    return [int(index) for index in np.flatnonzero(np.isin(keys, wanted[wanted > 0]).any(axis=1))]
+
+
+def _sets(numbers: Sequence[int], text: Callable[[int], str]) -> Iterator[tuple[int, frozenset[int]]]:
+    """The texts of these numbers as sets, hashed many at a time."""
+    for start in range(0, len(numbers), BLOCK):
+        block = numbers[start : start + BLOCK]
+        texts = [text(index) for index in block]
+        for part in portions(map(len, texts), CHARACTERS):
+            found = shingles(texts[part])
+            yield from ((index, found.of(k)) for k, index in enumerate(block[part]))
+
+
+def _with_company(keys: Hashes) -> list[int]:
+    """The texts that share a band with another one, in order."""
+    crowded = np.zeros(len(keys), bool)
+    for band in range(BANDS if len(keys) else 0):
+        _, inverse, count = np.unique(keys[:, band], return_inverse=True, return_counts=True)
+        crowded |= (count[inverse] > 1) & (keys[:, band] > 0)
+    return [int(index) for index in np.flatnonzero(crowded)]
+
+
+class _Search:
+    """Texts by their bands."""
+
+    def __init__(self, keys: Hashes) -> None:
+        self._keys = keys
+        self._sets: dict[int, frozenset[int]] = {}
+        self._bands: dict[int, list[int]] = {}
+
+    def add(self, index: int, own: frozenset[int]) -> None:
+        """Make a text one that others are compared with, as far as its bands have room."""
+        for key in self._keys[index].tolist():
+            leaders = self._bands.setdefault(key, [])
+            if len(leaders) < LEADERS:
+                leaders.append(index)
+                self._sets[index] = own
+
+    def nearest(self, index: int, keys: Hashes, own: frozenset[int]) -> Near | None:
+        """The first added text that shares a band and is as near as the threshold says."""
+        for candidate in sorted({leader for key in keys.tolist() for leader in self._bands.get(key, ())}):
+            similarity = jaccard(own, self._sets[candidate])
+            if similarity >= THRESHOLD:
+                return Near(index, candidate, similarity)
+        return None

@@ -1,0 +1,86 @@
+"""A sample of examples, judged before any model is loaded: with the light tokenizer, and only as far as is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from surefit.data.formats import Examples
+from surefit.facts.examples import ExampleFacts
+from surefit.facts.tokenizer import TokenizerFacts
+from surefit.task import Example
+
+BYTES_PER_TOKEN = 8
+"""Of an example over the limit, so much text per allowed token is tokenised: nearly always enough to show it."""
+BUDGET = 1_000_000
+"""Bytes of text that are tokenised at most (a third of a second); the examples after that are not measured."""
+
+
+def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_length: int) -> ExampleFacts:
+    """The facts about a sample of examples.
+
+    A token covers at least a byte, so an example of at most `max_length` bytes of text passes without a tokenizer. Of
+    the longer ones the beginning is tokenised: its tokens are a lower bound of the example's.
+    """
+    counted = ExampleFacts(
+        examples=len(examples),
+        conversations=sum(example.text is None for example in examples),
+        with_tools=sum(bool(example.tools) for example in examples),
+        max_length=max_length,
+    )
+    texts = [_text(example, tokenizer) for example in examples]
+    in_question = [n for n, text in enumerate(texts) if len(text.encode()) > max_length]
+    if not in_question:
+        return replace(counted, measured=len(texts))
+    if tokenizer is None or tokenizer.file is None:
+        return counted
+    beginnings = dict(_within_budget(texts, in_question, BYTES_PER_TOKEN * max_length))
+    lengths = dict(zip(beginnings, _lengths(tokenizer.file, list(beginnings.values())), strict=True))
+    too_long = [n for n, length in lengths.items() if length > max_length]
+    return replace(
+        counted,
+        measured=len(texts) - len(in_question) + len(lengths),
+        too_long=len(too_long),
+        first_too_long=examples.where[too_long[0]] if too_long else None,
+        longest=max(lengths.values()) if too_long else 0,
+    )
+
+
+def _text(example: Example, tokenizer: TokenizerFacts | None) -> str:
+    """What stands in the example whatever the template does: contents, calls, and the tools where they are written."""
+    if example.text is not None:
+        return _clean(example.text)
+    parts: list[Any] = [message.get("content") for message in example.messages]
+    parts += [message["tool_calls"] for message in example.messages if message.get("tool_calls")]
+    if tokenizer and tokenizer.mentions_tools:
+        parts += example.tools or ()
+    texts = (part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts if part)
+    return _clean("\n".join(texts))
+
+
+def _clean(text: str) -> str:
+    """Without lone surrogates, which JSON can hold and no tokenizer takes."""
+    return text.encode(errors="replace").decode()
+
+
+def _within_budget(texts: list[str], chosen: list[int], characters: int) -> Iterator[tuple[int, str]]:
+    """Examples spread evenly over those in question, each cut to `characters`, until the budget is used up."""
+    affordable = max(1, BUDGET // max(1, min(characters, max(len(texts[n]) for n in chosen))))
+    step = max(1, len(chosen) // affordable)
+    for n in chosen[::step][:affordable]:
+        yield n, texts[n][:characters]
+
+
+def _lengths(file: Path, texts: list[str]) -> list[int]:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # the library raises nothing narrower; a damaged file is the rules' about the model to report
+        return [0] * len(texts)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return [len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
