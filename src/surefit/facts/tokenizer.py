@@ -1,10 +1,186 @@
-"""What a model's tokenizer does, from its files: special tokens, vocabulary, what its chat template marks."""
+"""What a model's tokenizer does, from the files in its folder: without transformers, and in a fraction of a second."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import ModelError
+from surefit.facts.model import chat_template_in, read_json_object
+from surefit.facts.template import TemplateRefused, render
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_TOOLS = re.compile(r"\btools\b")
+_ANSWER = "surefit"
 
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """What a model's tokenizer does, from its files: special tokens, vocabulary, what its chat template marks."""
+    """A tokenizer in names and numbers.
+
+    Attributes:
+        file: its tokenizer.json; None where the folder has none, and then no id is known.
+        tokens: all tokens, the added ones included.
+        largest_id: of all tokens.
+        largest_plain_id: of those that are not added ones.
+        added: added token → id: special tokens, and what a user put behind the vocabulary.
+        pad_token, eos_token, bos_token: their texts, None where the tokenizer has none; pad_id, eos_id, bos_id: their
+            ids, None also where they are not known.
+        stop_ids: where generation stops by generation_config.json, else by config.json; empty where neither says.
+        chat_template: its text.
+        marks_generation: the template says with {% generation %} which text the model writes.
+        mentions_tools: the template uses the variable `tools`.
+        turn_end: the text that the template writes after an assistant's answer; None where it has no template or the
+            template refuses a question and an answer.
+        end_of_turn: the first added token in `turn_end`, and its id; None where there is none.
+    """
+
+    file: Path | None = None
+    tokens: int | None = None
+    largest_id: int | None = None
+    largest_plain_id: int | None = None
+    added: Mapping[str, int] = field(default_factory=dict)
+    pad_token: str | None = None
+    pad_id: int | None = None
+    eos_token: str | None = None
+    eos_id: int | None = None
+    bos_token: str | None = None
+    bos_id: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    chat_template: str | None = field(default=None, repr=False)
+    marks_generation: bool = False
+    mentions_tools: bool = False
+    turn_end: str | None = None
+    end_of_turn: str | None = None
+    end_of_turn_id: int | None = None
+
+    def without_template(self) -> TokenizerFacts:
+        """The same, for a run that does not use the tokenizer's own chat template."""
+        return replace(
+            self, chat_template=None, marks_generation=False, mentions_tools=False, turn_end=None, end_of_turn=None,
+            end_of_turn_id=None,
+        )  # fmt: skip
+
+
+def tokenizer_facts(path: Path) -> TokenizerFacts:
+    """The facts about the tokenizer in a model's folder.
+
+    Raises:
+        ModelError: one of its files is damaged.
+    """
+    config = _optional(path / "tokenizer_config.json")
+    named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
+    vocabulary, added = _vocabulary(path / "tokenizer.json")
+    template = chat_template_in(path)
+    turn_end = _turn_end(template, {f"{role}_token": text for role, text in named.items() if text})
+    end_of_turn = _first_in(turn_end or "", added)
+    shared = {token for token in added if token in vocabulary}
+    plain = _largest(vocabulary, {vocabulary[token] for token in shared})
+    ids = {role: added.get(text, vocabulary.get(text)) for role, text in named.items() if text}
+    return TokenizerFacts(
+        file=path / "tokenizer.json" if vocabulary else None,
+        tokens=len(vocabulary) + len(added) - len(shared) or None,
+        largest_id=max((number for number in (plain, *added.values()) if number is not None), default=None),
+        largest_plain_id=plain,
+        added=added,
+        **{f"{role}_token": text for role, text in named.items()},  # type: ignore[arg-type]
+        **{f"{role}_id": number for role, number in ids.items()},  # type: ignore[arg-type]
+        stop_ids=_stop_ids(path),
+        chat_template=template,
+        marks_generation=bool(template and _GENERATION.search(template)),
+        mentions_tools=bool(template and _TOOLS.search(template)),
+        turn_end=turn_end,
+        end_of_turn=end_of_turn,
+        end_of_turn_id=added.get(end_of_turn) if end_of_turn else None,
+    )
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _text(config: Mapping[str, Any], path: Path, name: str) -> str | None:
+    """A special token's text; older folders have it in special_tokens_map.json only."""
+    entry = config.get(name)
+    if entry is None and name not in config:
+        entry = _optional(path / "special_tokens_map.json").get(name)
+    entry = entry.get("content") if isinstance(entry, Mapping) else entry
+    return entry if isinstance(entry, str) else None
+
+
+def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """(token → id of the vocabulary, token → id of the added tokens); both empty where there is no file."""
+    if not path.is_file():
+        return {}, {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ModelError("cannot be read", path=path, help="download the file again") from None
+    try:
+        added, vocabulary = _entry(text, '"added_tokens"'), _entry(text, '"vocab"')
+    except ValueError:
+        whole = read_json_object(path)
+        model = whole.get("model")
+        added, vocabulary = whole.get("added_tokens"), model.get("vocab") if isinstance(model, Mapping) else None
+    return _token_ids(vocabulary), _added_ids(added)
+
+
+def _entry(text: str, key: str) -> Any:
+    """One value out of tokenizer.json: its merge rules are the larger half of the file, and nobody asks for them.
+
+    Raises:
+        ValueError: the key is not there, or no JSON stands behind it.
+    """
+    found = re.compile(rf"{re.escape(key)}\s*:\s*").search(text)
+    if found is None:
+        raise ValueError(f"no {key}")
+    return json.JSONDecoder().raw_decode(text, found.end())[0]
+
+
+def _token_ids(vocabulary: Any) -> dict[str, int]:
+    """A BPE or WordPiece vocabulary maps tokens to ids, a Unigram one lists [token, score] in the order of the ids."""
+    if isinstance(vocabulary, list):
+        pairs = [(entry[0], number) for number, entry in enumerate(vocabulary) if isinstance(entry, list) and entry]
+        return {token: number for token, number in pairs if isinstance(token, str)}
+    sound = isinstance(vocabulary, dict) and set(map(type, vocabulary.values())) == {int}
+    return vocabulary if sound else {}
+
+
+def _largest(vocabulary: Mapping[str, int], without: set[int]) -> int | None:
+    return max(set(vocabulary.values()) - without if without else vocabulary.values(), default=None)
+
+
+def _added_ids(added: Any) -> dict[str, int]:
+    entries = [entry for entry in added if isinstance(entry, Mapping)] if isinstance(added, list) else []
+    found = {entry.get("content"): entry.get("id") for entry in entries}
+    return {token: number for token, number in found.items() if isinstance(token, str) and isinstance(number, int)}
+
+
+def _stop_ids(path: Path) -> tuple[int, ...]:
+    for name in ("generation_config.json", "config.json"):
+        stated = _optional(path / name).get("eos_token_id")
+        ids = stated if isinstance(stated, list) else [stated]
+        if found := tuple(number for number in ids if isinstance(number, int)):
+            return found
+    return ()
+
+
+def _turn_end(template: str | None, special: Mapping[str, str]) -> str | None:
+    if not template:
+        return None
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = render(template, turns, special=special)
+    except TemplateRefused:
+        return None
+    return text.rpartition(_ANSWER)[2] if _ANSWER in text else None
+
+
+def _first_in(text: str, tokens: Mapping[str, int]) -> str | None:
+    """The token that stands first in a text; of two that start at the same place the longer one."""
+    places = [(text.find(token), -len(token), token) for token in tokens if token and token in text]
+    return min(places)[2] if places else None

@@ -1,0 +1,31 @@
+"""What a sample of the rows becomes once the recipe has made conversations of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ExampleFacts:
+    """A sample of examples in numbers.
+
+    Attributes:
+        examples: in the sample.
+        conversations: those of them that are messages; the others are plain text.
+        with_tools: those that hand tools to the chat template.
+        measured: those whose length was compared with `max_length`; 0 where the tokenizer is not on this machine.
+        max_length: the limit, in tokens.
+        too_long: of those measured, the ones that are longer for certain. Only what the example itself says is counted,
+            not what the chat template adds.
+        first_too_long: where the first of them is.
+        longest: tokens that the longest of them has at least.
+    """
+
+    examples: int
+    conversations: int
+    with_tools: int
+    measured: int = 0
+    max_length: int | None = None
+    too_long: int = 0
+    first_too_long: str | None = None
+    longest: int = 0
