@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,7 @@ from surefit.core.rundir import write_atomic
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
+    from surefit.doctor.probe import Probe, Verdict
 
 
 def init(out: Output, recipe: str | None, output: Path | None, list_recipes: bool) -> int:
@@ -34,18 +37,52 @@ def init(out: Output, recipe: str | None, output: Path | None, list_recipes: boo
     return EXIT_OK
 
 
-def doctor(out: Output) -> int:
-    """What this machine has, and what is wrong with it."""
+def doctor(out: Output, script: bool = False, script_file: Path | None = None) -> int:
+    """What this machine has, and what is wrong with it; with `script`, the commands that mend it."""
     from surefit.doctor.probes import probe_all
+    from surefit.doctor.script import fix_script
 
-    probes = probe_all()
-    out.table("", ["", "probe", "fact"], [[probe.verdict, probe.name, probe.fact] for probe in probes])
-    for probe in probes:
-        if probe.verdict != "ok" and probe.fix:
-            out.say(f"{probe.name}: {probe.fix}")
+    if script_file is not None and (not script or script_file.exists()):
+        problem = "there is a file of that name" if script else f"what is to be done with {script_file}?"
+        raise ConfigError(problem, path=script_file, help="surefit doctor --fix-script FILE writes a new file")
+    probes = probe_all(further=[installed_stack])
+    text = fix_script(probes) if script else None
+    if text and script_file is None:
+        out.say(text.rstrip("\n"))
+    else:
+        out.table("", ["", "probe", "fact"], [[probe.verdict, probe.name, probe.fact] for probe in probes])
+        for probe in probes:
+            if probe.verdict != "ok" and probe.fix:
+                out.say(f"{probe.name}: {probe.fix}")
+    if text and script_file is not None:
+        write_atomic(script_file, text)
+        out.say(f"Wrote {script_file}. Read it, then: source {script_file}")
     failed = [probe.name for probe in probes if probe.verdict == "fail"]
-    out.result({"probes": [probe.as_dict() for probe in probes], "failed": failed})
+    out.result({"probes": [probe.as_dict() for probe in probes], "failed": failed, "script": text})
     return EXIT_ENVIRONMENT if failed else EXIT_OK
+
+
+def installed_stack() -> Iterator[Probe]:
+    """What the STK rules say of the installed packages: as for a run that uses all of them."""
+    from surefit.doctor.probe import Probe
+    from surefit.facts.hardware import hardware_facts
+    from surefit.facts.setup import Setup
+    from surefit.facts.stack import stack_facts
+    from surefit.lint.engine import all_rules, run_rules
+    from surefit.lint.rule import LintContext
+
+    stack = stack_facts()
+    everything = Setup(tool="trl" if "trl" in stack.versions else "surefit", trackers=("all",))
+    context = LintContext(None, Path(), setup=everything, hardware=hardware_facts(), stack=stack)
+    # STK012 judges SureFit's own ranges, which the doctor looks at package by package.
+    rules = [rule for rule in all_rules() if rule.code.startswith("STK") and rule.code != "STK012"]
+    findings = run_rules(context, rules).findings
+    for found in findings:
+        command = re.fullmatch(r"pip install '[^']+'", found.help or "") is not None
+        verdict: Verdict = "fail" if found.severity == "error" else "warn"
+        yield Probe(found.code, found.message, verdict, found.help, command)
+    if not findings:
+        yield Probe("installed stack", "the packages fit each other")
 
 
 def explain(out: Output, code: str | None, every: bool) -> int:

@@ -28,6 +28,16 @@ SECRET_SHAPE = re.compile(
 )
 """Access keys of the hub, OpenAI-like services, GitHub and AWS."""
 
+STEERING = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_ENABLE_MPS_FALLBACK", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_DISTRIBUTED_DEBUG",
+    "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE",
+    "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR",
+    "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "WANDB_MODE",
+)  # fmt: skip
+"""Variables that change how training runs. None of them holds a secret; one that may must not come here."""
+
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -105,6 +115,22 @@ def visible_gpus() -> list[int] | None:
     return [int(entry) for entry in takewhile(str.isdecimal, entries)]
 
 
+def steering_variables() -> dict[str, str]:
+    """Those of `STEERING` that are set."""
+    return {name: os.environ[name] for name in STEERING if os.environ.get(name)}
+
+
+def trackers_configured() -> dict[str, bool]:
+    """Whether W&B and MLflow know where to log: by a variable or a login's file; never what it says."""
+    netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    try:
+        logged_in = "api.wandb.ai" in netrc.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        logged_in = False
+    wandb = logged_in or any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"))
+    return {"wandb": bool(wandb), "mlflow": bool(os.environ.get("MLFLOW_TRACKING_URI"))}
+
+
 def quiet_libraries() -> None:
     """One progress line is ours: keep the libraries' own bars and banners away from it. Call before importing them."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -115,6 +141,11 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # transformers 5.17 to 5.23 deprecates an attribute that PEFT 0.19 to 0.21 reads: nothing a user can do about.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\b")
+
+
+def one_tokenizer_thread() -> None:
+    """Keep tokenizers to this thread: for a process that is one of several, each at work on a core of its own."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def redact(text: str) -> str:

@@ -4,7 +4,9 @@ A run directory is all that anyone needs to understand a run a year later:
 
     resolved.yaml            every value of the config and where it came from
     check.json  plan.json    what was found and what was planned
+    passport.json            what `surefit audit` found in every row of the data
     environment.json         the machine and the installed packages
+    batch_audit.json         what the first batches looked like to the loss
     events.jsonl             when each stage started, finished, failed or was interrupted
     metrics.jsonl            one line per optimizer step
     checkpoints/step-N/      complete checkpoints only
@@ -50,12 +52,20 @@ class RunDir:
         return self.path / "plan.json"
 
     @property
+    def passport(self) -> Path:
+        return self.path / "passport.json"
+
+    @property
     def events(self) -> Path:
         return self.path / "events.jsonl"
 
     @property
     def environment(self) -> Path:
         return self.path / "environment.json"
+
+    @property
+    def batch_audit(self) -> Path:
+        return self.path / "batch_audit.json"
 
     @property
     def metrics(self) -> Path:
@@ -95,7 +105,8 @@ class RunDir:
 
     def artefacts(self) -> list[Path]:
         """Everything that the stages write; whatever else is in the directory is not ours."""
-        files = [self.resolved, self.check, self.plan, self.events, self.environment, self.metrics]
+        files = [self.resolved, self.check, self.plan, self.passport, self.events, self.environment]
+        files += [self.batch_audit, self.metrics]
         return [
             *files, self.checkpoints, self.adapter, self.model, self.merged, self.certificate, self.eval, self.report
         ]  # fmt: skip

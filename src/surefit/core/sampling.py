@@ -1,6 +1,8 @@
-"""A choice that nobody made: rows spread evenly over all there are."""
+"""Choices that nobody made: rows spread evenly over all there are, and many taken in portions."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
 
 
 def evenly(count: int, limit: int | None) -> list[int]:
@@ -11,3 +13,19 @@ def evenly(count: int, limit: int | None) -> list[int]:
     """
     chosen = count if limit is None else min(max(0, limit), count)
     return [position * count // chosen for position in range(chosen)]
+
+
+def portions(sizes: Iterable[int], limit: int) -> Iterator[slice]:
+    """Slices of neighbours whose sizes add up to `limit` at most; what is larger by itself stands alone.
+
+    >>> list(portions([4, 5, 20, 1], 10))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    start = end = held = 0
+    for end, size in enumerate(sizes, start=1):
+        if held and held + size > limit:
+            yield slice(start, end - 1)
+            start, held = end - 1, 0
+        held += size
+    if end > start:
+        yield slice(start, end)

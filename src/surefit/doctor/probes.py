@@ -7,67 +7,42 @@ from __future__ import annotations
 
 import locale
 import platform
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import surefit
 from surefit.core import env
 from surefit.core.units import GIB, bytes_text
-from surefit.facts.hardware import (
-    cpu_count,
-    detect_gpus,
-    disk_free_bytes,
-    installed_version,
-    nearest_existing,
-    processor_name,
-    ram_bytes,
-    usable_gpus,
-)
+from surefit.doctor.devices import gpu
+from surefit.doctor.places import disks, file_system, limits, port
+from surefit.doctor.probe import Probe
+from surefit.facts.hardware import cpu_count, installed_version, processor_name, ram_bytes
 
-Verdict = Literal["ok", "warn", "fail"]
-LOW_DISK, NO_DISK = 10 * GIB, GIB // 2
 LOW_RAM = 4 * GIB
-IMPORT_SECONDS = 120
+Group = Callable[[], Iterator[Probe]]
 
 
-@dataclass(frozen=True)
-class Probe:
-    """One fact about the machine.
-
-    Attributes:
-        name: what was looked at.
-        fact: what was found.
-        verdict: ok; warn, where something will be slower or missing; fail, where SureFit will not work.
-        fix: what to do, a command where there is one; None where nothing needs doing.
-    """
-
-    name: str
-    fact: str
-    verdict: Verdict = "ok"
-    fix: str | None = None
-
-    def as_dict(self) -> dict[str, str | None]:
-        return asdict(self)
+def probe_all(further: Sequence[Group] = ()) -> list[Probe]:
+    """Every probe, and those of `further`, at the same time. One that fails itself becomes a warning."""
+    groups = [*GROUPS, *further]
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return [probe for found in pool.map(_look, groups) for probe in found]
 
 
-def probe_all() -> list[Probe]:
-    """Every probe. One that fails itself becomes a warning, not an exception."""
+def _look(group: Group) -> list[Probe]:
     probes: list[Probe] = []
-    for group in GROUPS:
-        try:
-            probes += group()
-        except Exception as error:
-            # In a broken environment anything can raise; the other facts matter all the more then.
-            problem = env.redact(f"{type(error).__name__}: {error}")
-            probes.append(Probe(group.__name__, f"could not look: {problem}", "warn"))
+    try:
+        for probe in group():
+            probes.append(probe)
+    except Exception as error:
+        # In a broken environment anything can raise; the other facts matter all the more then.
+        problem = env.redact(f"{type(error).__name__}: {error}")
+        probes.append(Probe(group.__name__, f"could not look: {problem}", "warn", "see the other lines first"))
     return probes
 
 
@@ -93,66 +68,31 @@ def packages() -> Iterator[Probe]:
         )
         return
     yield Probe("surefit", surefit.__version__)
+    fitting = []
     for text in requirements:
-        yield from _package(text)
+        probe = _package(text)
+        if probe is not None and probe.verdict == "ok":
+            fitting.append(f"{probe.name} {probe.fact}")
+        elif probe is not None:
+            yield probe
+    yield Probe("packages", f"{len(fitting)} in the tested ranges: {', '.join(fitting)}")
 
 
-def _package(text: str) -> Iterator[Probe]:
+def _package(text: str) -> Probe | None:
+    """One requirement; None where its marker says that it does not apply here."""
     from packaging.requirements import Requirement
 
     requirement = Requirement(text)
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-        return
+        return None
     version, wanted = installed_version(requirement.name), str(requirement.specifier)
     needs = f" (needs {wanted})" if wanted else ""
     fix = f"pip install '{requirement.name}{wanted}'"
     if version is None:
-        yield Probe(requirement.name, f"not installed{needs}", "fail", fix)
-    elif _fits(version, wanted):
-        yield Probe(requirement.name, f"{version}{needs}")
-    else:
-        yield Probe(requirement.name, f"{version}, which SureFit was not tested with{needs}", "warn", fix)
-
-
-def gpu() -> Iterator[Probe]:
-    """GPUs, their driver, and whether the installed PyTorch can use them."""
-    cards = detect_gpus()
-    for card in cards:
-        memory = bytes_text(card.memory_bytes) if card.memory_bytes else "memory not reported"
-        major, minor = card.compute_capability
-        yield Probe("gpu", f"{card.name}, {memory}, compute capability {major}.{minor}, driver {card.driver}")
-    if not cards:
-        yield Probe("gpu", "none (nvidia-smi is not here, or lists nothing): training runs on the CPU")
-    usable = usable_gpus(cards)
-    if len(usable) < len(cards):
-        yield Probe("gpu", f"CUDA_VISIBLE_DEVICES leaves {len(usable)} of {len(cards)} to use")
-    yield torch_probe(bool(usable))
-
-
-def torch_probe(gpu_present: bool, interpreter: str = sys.executable) -> Probe:
-    """Import torch in another process, which may crash or hang there, and ask what it can use."""
-    if installed_version("torch") is None and interpreter == sys.executable:
-        return Probe("torch works", "not installed", "fail", "pip install torch")
-    code = "import torch; print(torch.__version__, torch.version.cuda or 'none', torch.cuda.is_available())"
-    try:
-        answer = subprocess.run(
-            [interpreter, "-c", code], capture_output=True, text=True, errors="replace", timeout=IMPORT_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Probe("torch works", f"no: {type(error).__name__}", "fail", _REINSTALL)
-    if answer.returncode != 0:
-        last = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
-        return Probe("torch works", f"import fails: {env.redact(last)[:200]}", "fail", _REINSTALL)
-    version, cuda, available = answer.stdout.split()[-3:]
-    build = "built for the CPU" if cuda == "none" else f"built for CUDA {cuda}"
-    if gpu_present and available != "True":
-        fix = _CUDA_BUILD if cuda == "none" else "update the NVIDIA driver: it is older than this CUDA version needs"
-        return Probe("torch works", f"{version}, {build}: it cannot use the GPU that is here", "warn", fix)
-    return Probe("torch works", f"{version}, {build}" + (", sees the GPU" if available == "True" else ""))
-
-
-_REINSTALL = "pip install --force-reinstall 'torch>=2.11,<2.14'"
-_CUDA_BUILD = "install a CUDA build of torch: https://pytorch.org/get-started/locally/"
+        return Probe(requirement.name, f"not installed{needs}", "fail", fix, True)
+    if _fits(version, wanted):
+        return Probe(requirement.name, version)
+    return Probe(requirement.name, f"{version}, which SureFit was not tested with{needs}", "warn", fix, True)
 
 
 def machine() -> Iterator[Probe]:
@@ -168,27 +108,6 @@ def machine() -> Iterator[Probe]:
     yield Probe("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
 
 
-def disks() -> Iterator[Probe]:
-    """Space and permission where runs, models and tokenised data go."""
-    places = {"working directory": Path.cwd(), "model cache": env.hub_cache(), "surefit cache": env.cache_dir()}
-    for name, place in places.items():
-        yield _disk(name, place)
-
-
-def _disk(name: str, place: Path) -> Probe:
-    existing = nearest_existing(place)
-    fact = f"{place}, {bytes_text(disk_free_bytes(place))} free"
-    try:
-        with tempfile.NamedTemporaryFile(dir=existing, prefix=".surefit-probe-"):
-            pass
-    except OSError as error:
-        return Probe(name, f"{fact}, not writable: {error.strerror}", "fail", f"get write permission for {existing}")
-    free = disk_free_bytes(place)
-    if free < LOW_DISK:
-        return Probe(name, fact, "fail" if free < NO_DISK else "warn", f"free some space on the disk of {existing}")
-    return Probe(name, fact)
-
-
 def hub() -> Iterator[Probe]:
     """Access to the Hugging Face hub; a token's presence, never the token."""
     if env.hub_token() is None:
@@ -197,10 +116,25 @@ def hub() -> Iterator[Probe]:
         yield Probe("hub token", "set")
     if env.offline():
         yield Probe(
-            "offline mode", "on: nothing will be downloaded", "warn", "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE"
+            "offline mode", "on: nothing will be downloaded", "warn", "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE", True
         )
     else:
         yield Probe("offline mode", "off")
+
+
+def trackers() -> Iterator[Probe]:
+    """Where runs could be logged, as far as it is set up; never an address or a key."""
+    configured = env.trackers_configured()
+    for name, missing in (("wandb", "would ask for a key when a run starts"), ("mlflow", "logs below ./mlruns")):
+        version = installed_version(name)
+        state = "set up" if configured[name] else f"not set up: it {missing}"
+        yield Probe(f"tracker {name}", f"{version}, {state}" if version else "not installed")
+
+
+def variables() -> Iterator[Probe]:
+    """The variables that steer training and are set."""
+    told = ", ".join(f"{name}={value}" for name, value in env.steering_variables().items())
+    yield Probe("variables", told or "none that steers training")
 
 
 def clock() -> Iterator[Probe]:
@@ -222,7 +156,7 @@ def text_encoding() -> Iterator[Probe]:
     }
     if other:
         found = ", ".join(f"{name} {value}" for name, value in other.items())
-        yield Probe("text encoding", found, "warn", "export PYTHONUTF8=1 LC_ALL=C.UTF-8")
+        yield Probe("text encoding", found, "warn", "export PYTHONUTF8=1 LC_ALL=C.UTF-8", True)
     else:
         yield Probe("text encoding", "UTF-8")
 
@@ -241,6 +175,6 @@ def _fits(version: str, wanted: str) -> bool:
     return SpecifierSet(wanted).contains(version.partition("+")[0], prereleases=True)
 
 
-GROUPS: tuple[Callable[[], Iterator[Probe]], ...] = (
-    python, packages, gpu, machine, disks, hub, clock, text_encoding,
+GROUPS: tuple[Group, ...] = (
+    python, packages, gpu, machine, disks, file_system, limits, port, hub, trackers, variables, clock, text_encoding,
 )  # fmt: skip

@@ -1,0 +1,131 @@
+"""The GPUs, and what the installed PyTorch can do with them: tried in another process, which may crash or hang."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import surefit
+from surefit.core import env
+from surefit.core.units import MIB, bytes_text
+from surefit.doctor.probe import Probe
+from surefit.facts.hardware import BF16_CAPABILITY, DetectedGpu, detect_gpus, installed_version, usable_gpus
+
+TRY_SECONDS = 180
+"""Enough to import torch from a slow network disk."""
+SELF_TEST = Path(surefit.__file__).parent / "model" / "self_test.py"
+FLASH_CAPABILITY, FP8_CAPABILITY = (8, 0), (8, 9)
+"""FlashAttention-2 needs Ampere, FP8 multiplication Ada or Hopper: docs.nvidia.com/cuda, "Compute Capabilities"."""
+_REINSTALL = "pip install --force-reinstall 'torch>=2.11,<2.14'"
+_CUDA_BUILD = "install a CUDA build of torch: https://pytorch.org/get-started/locally/"
+_OLD_DRIVER = "update the NVIDIA driver: it is older than this CUDA version needs"
+
+
+def gpu() -> Iterator[Probe]:
+    """GPUs, what they support, and whether the installed PyTorch can use them."""
+    cards = detect_gpus()
+    free = free_memory() if cards else []
+    for number, card in enumerate(cards):
+        yield card_probe(card, free[number] if number < len(free) else None)
+    if not cards:
+        yield Probe("gpu", "none (nvidia-smi is not here, or lists nothing): training runs on the CPU")
+    usable = usable_gpus(cards)
+    if len(usable) < len(cards):
+        yield Probe("gpu", f"CUDA_VISIBLE_DEVICES leaves {len(usable)} of {len(cards)} to use")
+    yield from torch_probes(bool(usable))
+
+
+def card_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
+    """One GPU: its memory, what of it is free, and what its architecture computes natively."""
+    capability = card.compute_capability
+    limits = {"bf16": BF16_CAPABILITY, "fp8": FP8_CAPABILITY, "flash-attention": FLASH_CAPABILITY}
+    able = [name for name, least in limits.items() if capability >= least]
+    memory = bytes_text(card.memory_bytes) if card.memory_bytes else "memory not reported"
+    left = f" ({bytes_text(free_bytes)} free)" if free_bytes is not None else ""
+    fact = (
+        f"{card.name}, {memory}{left}, compute capability {capability[0]}.{capability[1]} "
+        f"({', '.join(able) if able else 'no bf16: float16 only'}), driver {card.driver}"
+    )
+    if free_bytes is not None and card.memory_bytes and 2 * free_bytes < card.memory_bytes:
+        return Probe("gpu", fact, "warn", "another process holds its memory: nvidia-smi names it")
+    return Probe("gpu", fact)
+
+
+def free_memory() -> list[int | None]:
+    """Free bytes of each GPU; empty where nvidia-smi does not say."""
+    with suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(
+            [shutil.which("nvidia-smi") or "nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, errors="replace", timeout=10, check=True,
+        )  # fmt: skip
+        lines = [line.strip() for line in answer.stdout.splitlines()]
+        return [int(line) * MIB if line.isdigit() else None for line in lines if line]
+    return []
+
+
+def torch_probes(gpu_present: bool, interpreter: str = sys.executable) -> Iterator[Probe]:
+    """Whether torch can be imported, what it can use, and which of its attentions and collectives run here."""
+    if installed_version("torch") is None and interpreter == sys.executable:
+        yield Probe("torch works", "not installed", "fail", "pip install 'torch>=2.11,<2.14'", True)
+        return
+    results, ending = _self_test(interpreter)
+    first = results.pop("torch", None)
+    if first is None or not first["ok"]:
+        problem = first["detail"] if first else ending
+        yield Probe("torch works", f"import fails: {env.redact(problem)[:200]}", "fail", _REINSTALL, True)
+        return
+    yield _torch_works(first["detail"], gpu_present)
+    for name, result in results.items():
+        what = name if name in ("gloo", "nccl") else f"attention {name}"
+        yield _attempted(what, result or {"ok": False, "detail": ending}, gpu_present)
+
+
+def _self_test(interpreter: str) -> tuple[dict[str, dict[str, Any] | None], str]:
+    """(attempt → its result, or None for the one that the process died of; how the process ended)."""
+    try:
+        # -P: the folder of the script holds modules of our own, whose names are not to be found before torch's.
+        done = subprocess.run([interpreter, "-P", str(SELF_TEST)], capture_output=True, timeout=TRY_SECONDS)
+        output, error = done.stdout, done.stderr.decode(errors="replace")
+        ending = (error.strip().splitlines() or [""])[-1] if done.returncode == 1 else _exit_text(done.returncode)
+    except subprocess.TimeoutExpired as stopped:
+        output, ending = stopped.stdout or b"", f"no answer in {TRY_SECONDS} s"
+    except OSError as error:
+        output, ending = b"", f"{type(error).__name__}: {error.strerror}"
+    results: dict[str, dict[str, Any] | None] = {}
+    for line in output.decode(errors="replace").splitlines():
+        with suppress(json.JSONDecodeError, AttributeError):
+            record = json.loads(line)
+            results[record.get("try") or record["name"]] = None if "try" in record else record
+    return results, ending
+
+
+def _exit_text(code: int) -> str:
+    return f"crashed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _torch_works(found: dict[str, Any], gpu_present: bool) -> Probe:
+    build = f"built for CUDA {found['cuda']}" if found["cuda"] else "built for the CPU"
+    fact = f"{found['version']}, {build}"
+    if gpu_present and not found["available"]:
+        fix = _OLD_DRIVER if found["cuda"] else _CUDA_BUILD
+        return Probe("torch works", f"{fact}: it cannot use the GPU that is here", "warn", fix)
+    return Probe("torch works", fact + (f", sees {found['gpus']} GPU(s)" if found["available"] else ""))
+
+
+def _attempted(name: str, result: dict[str, Any], gpu_present: bool) -> Probe:
+    detail = env.redact(str(result["detail"]))
+    if result["ok"]:
+        return Probe(name, detail)
+    if name == "attention flash-attn":
+        return Probe(name, detail, "warn", "use sdpa, or install a flash-attn that was built for this torch")
+    if name in ("attention sdpa", "gloo"):
+        return Probe(name, detail, "fail", _REINSTALL, True)
+    # One kernel of several: each has GPUs it was not built for, and sdpa takes the next.
+    need = "use sdpa, which runs" if name.startswith("attention") else "train on one GPU, or reinstall torch"
+    return Probe(name, detail, "warn", need)

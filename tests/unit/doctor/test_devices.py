@@ -1,0 +1,109 @@
+"""GPUs as nvidia-smi lists them, and a PyTorch in every state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from surefit.doctor import devices
+from surefit.doctor.devices import card_probe, torch_probes
+from surefit.doctor.probe import Probe
+from surefit.facts.hardware import DetectedGpu
+
+H200 = DetectedGpu("NVIDIA H200", 143771 * 2**20, (9, 0), "580.65.06")
+
+
+def interpreter(tmp_path: Path, script: str) -> str:
+    """A program that stands for a Python in another state."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def says(name: str, detail: object, ok: bool = True) -> str:
+    """The line of a script that reports one attempt."""
+    records = [{"try": name}, {"name": name, "ok": ok, "detail": detail}]
+    return "\n".join(f"echo '{json.dumps(record)}'" for record in records)
+
+
+def torch_of(cuda: str | None = None, available: bool = False) -> str:
+    return says("torch", {"version": "2.13.0", "cuda": cuda, "available": available, "gpus": int(available)})
+
+
+@pytest.mark.parametrize(
+    ("script", "gpu", "verdict", "fact"),
+    [
+        (torch_of(), False, "ok", "built for the CPU"),
+        (torch_of(), True, "warn", "cannot use the GPU"),
+        (torch_of("13.0", True), True, "ok", "built for CUDA 13.0, sees 1 GPU"),
+        (torch_of("13.0"), True, "warn", "cannot use the GPU"),
+        (says("torch", "ImportError: libcudart.so.13", False), True, "fail", "libcudart"),
+        ("echo 'SyntaxError: in sitecustomize' >&2; exit 1", True, "fail", "sitecustomize"),
+        ("exit 139", False, "fail", "exit code 139"),
+        ("kill -SEGV $$", False, "fail", "crashed by signal 11"),
+        ("printf '\\377' >&2; exit 1", False, "fail", "import fails"),
+    ],
+)
+def test_torch_in_every_state(tmp_path: Path, script: str, gpu: bool, verdict: str, fact: str) -> None:
+    (probe,) = torch_probes(gpu, interpreter(tmp_path, script))
+    assert probe.verdict == verdict
+    assert fact in probe.fact
+    assert (probe.fix is None) == (verdict == "ok")
+
+
+def test_torch_that_hangs_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "TRY_SECONDS", 0.5)
+    (probe,) = torch_probes(False, interpreter(tmp_path, "exec sleep 30"))
+    assert (probe.verdict, probe.fact) == ("fail", "import fails: no answer in 0.5 s")
+    (probe,) = torch_probes(False, str(tmp_path / "no-such-python"))
+    assert probe.verdict == "fail"
+    monkeypatch.setattr(devices, "installed_version", lambda name: None)
+    (probe,) = torch_probes(False)
+    assert probe.fact == "not installed"
+
+
+def test_a_crash_is_known_by_the_attempt_that_it_ended(tmp_path: Path) -> None:
+    script = "\n".join([torch_of("13.0", True), says("sdpa", "runs"), 'echo \'{"try": "varlen"}\'', "kill -ABRT $$"])
+    found = {probe.name: probe for probe in torch_probes(True, interpreter(tmp_path, script))}
+    assert found["attention sdpa"] == Probe("attention sdpa", "runs")
+    assert found["attention varlen"].fact == "crashed by signal 6"
+    assert (found["attention varlen"].verdict, found["attention varlen"].is_command) == ("warn", False)
+
+
+def test_without_any_attention_or_gloo_nothing_trains(tmp_path: Path) -> None:
+    script = torch_of() + "\n" + says("sdpa", "RuntimeError: x", False) + "\n" + says("gloo", "OSError: y", False)
+    found = list(torch_probes(False, interpreter(tmp_path, script)))
+    assert [probe.verdict for probe in found] == ["ok", "fail", "fail"]
+    assert all(probe.is_command for probe in found[1:])
+
+
+def test_what_an_architecture_supports() -> None:
+    assert card_probe(H200, 140 * 2**30) == Probe(
+        "gpu", "NVIDIA H200, 140.40 GiB (140.00 GiB free), compute capability 9.0 (bf16, fp8, flash-attention), "
+        "driver 580.65.06",
+    )  # fmt: skip
+    assert "(no bf16: float16 only)" in card_probe(DetectedGpu("T4", None, (7, 5), "535.1"), None).fact
+    assert "(bf16, flash-attention)" in card_probe(DetectedGpu("A100", None, (8, 0), "535.1"), None).fact
+    assert card_probe(H200, 2**30).verdict == "warn"
+
+
+def test_gpus_are_listed_with_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 143000\necho '[N/A]'\n")
+    smi.chmod(0o755)
+    monkeypatch.setattr(devices.shutil, "which", lambda name: str(smi))
+    assert devices.free_memory() == [143000 * 2**20, None]
+    monkeypatch.setattr(devices, "detect_gpus", lambda: [H200, H200])
+    monkeypatch.setattr(devices, "torch_probes", lambda present: iter([Probe("torch works", str(present))]))
+    first, second, works = devices.gpu()
+    assert "139.65 GiB free" in first.fact
+    assert "free" not in second.fact
+    assert works.fact == "True"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    *_, hidden, works = devices.gpu()
+    assert (hidden.fact, works.fact) == ("CUDA_VISIBLE_DEVICES leaves 0 of 2 to use", "False")
+    smi.write_text("#!/bin/sh\nexit 9\n")
+    assert devices.free_memory() == []
