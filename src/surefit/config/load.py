@@ -25,6 +25,7 @@ from surefit.core.units import KIB, shortened
 MAX_BYTES = 256 * KIB
 MAX_VALUES = 20_000
 """Values in a file after anchors are expanded: a bound against files that expand without end."""
+MAX_DEPTH = 50
 OVERRIDE = "--set"
 _CORE = "tag:yaml.org,2002:"
 _TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
@@ -49,7 +50,25 @@ class Loaded:
 
 
 class _Loader(yaml.SafeLoader):
-    """A composer whose plain scalars follow the YAML 1.2 core schema."""
+    """A composer whose plain scalars follow the YAML 1.2 core schema, and that stops at what is no config any more.
+
+    It is written in Python: 60,000 values would take it more than a second.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.nodes = self.depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.nodes += 1
+        self.depth += 1
+        if self.nodes > MAX_VALUES:
+            raise ConfigError(f"more than {MAX_VALUES:,} keys and values: this is no config file", line=self.line + 1)
+        if self.depth > MAX_DEPTH:
+            raise ConfigError("nested too deeply to be a config", line=self.line + 1)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -64,6 +83,9 @@ for _tag, _pattern, _first in (
     ),
 ):
     _Loader.add_implicit_resolver(_CORE + _tag, re.compile(f"^(?:{_pattern})$"), _first)
+
+PLAIN_PATTERNS: dict[str, list[tuple[str, re.Pattern[str]]]] = _Loader.yaml_implicit_resolvers
+"""First letter → (tag, pattern) of plain text that stands for something else than a text."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Loaded:
@@ -122,7 +144,7 @@ def read_text(path: Path) -> str:
 def parse_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
     """YAML text → (plain Python values, dotted key → line)."""
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        node = compose_yaml(text)
         lines: dict[str, int] = {}
         return (None if node is None else _Builder(path, lines).build(node, "")), lines
     except yaml.MarkedYAMLError as error:
@@ -132,8 +154,17 @@ def parse_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
         raise ConfigError(f"not valid YAML: {problem}", path=path, line=line, help=_yaml_help(text, line)) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML: {error}".replace("\n", " "), path=path) from None
-    except RecursionError:
+    except ConfigError as error:
+        error.path = str(path)
+        raise
+    except RecursionError:  # an anchor inside itself
         raise ConfigError("nested too deeply to be a config", path=path) from None
+
+
+def compose_yaml(text: str) -> yaml.Node | None:
+    """The nodes of a YAML text, with their places in it; `parse_yaml` says what may be wrong with it."""
+    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    return node
 
 
 def _yaml_help(text: str, line: int | None) -> str:

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from surefit import __version__
-from surefit.config.load import OVERRIDE, Loaded, is_overridden
+from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, Loaded, is_overridden
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
@@ -259,7 +259,22 @@ def write_resolved(resolved: Resolved, path: Path) -> None:
     write_atomic(path, "\n".join(lines) + "\n")
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that either the rules of YAML 1.1 or those that SureFit reads by would take for something else."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """A text with line breaks is quoted so that they are escaped."""
+        style = None if text.splitlines() in ([], [text]) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+for _first, _patterns in PLAIN_PATTERNS.items():
+    for _tag, _pattern in _patterns:
+        _Dumper.add_implicit_resolver(_tag, _pattern, [_first])
+
+
 def one_line_yaml(value: Any) -> str:
     """A value as it stands behind its key."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Auto = Literal["auto"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -148,6 +148,21 @@ class EvaluateSection(Section):
         return self
 
 
+class LintSection(Section):
+    """Findings of `surefit check` that are known and accepted."""
+
+    ignore: dict[str, str] = Field(default_factory=dict)
+    """Rule code → why its findings do not matter for this run. The reason must be given, and the report shows it."""
+
+    @field_validator("ignore")
+    @classmethod
+    def _every_code_has_a_reason(cls, ignore: dict[str, str]) -> dict[str, str]:
+        for code, reason in ignore.items():
+            if not reason.strip():
+                raise ValueError(f"{code} is ignored without a reason: write why its findings do not matter here")
+        return ignore
+
+
 class Config(Section):
     """One run."""
 
@@ -167,5 +182,7 @@ class Config(Section):
     """What is saved while training."""
     evaluate: EvaluateSection = EvaluateSection()
     """How base, adapter and merged model are scored."""
+    lint: LintSection = LintSection()
+    """Findings of `surefit check` that are known and accepted."""
     output_dir: str
     """The run directory."""

@@ -93,7 +93,9 @@ def test_missing_sections_and_names_that_cannot_be_folders(tmp_path: Path) -> No
         ("output_dir: !!python/object/apply:os.system ['true']\n", "tag", 1),
         ("output_dir: !!int x\n", "not usable as a whole number", 1),
         (b"output_dir: \xff\n", "not UTF-8", 1),
-        ("a: " + "[" * 5000, "nested too deeply|not valid YAML", None),
+        ("a: " + "[" * 5000, "nested too deeply", 1),
+        ("a: &a [*a]", "nested too deeply", None),
+        (f"a: [{', '.join('1' * 30_000)}]", "more than 20,000 keys and values", 1),
         ("output_dir: " + "9" * 1000, "not usable as a whole number", 1),
         ("x" * 300_000, "larger than 256 KiB", None),
     ],
@@ -158,3 +160,14 @@ def test_any_tree_is_accepted_or_explained(tmp_path: Path, tree: dict[str, objec
     except ConfigError as error:
         caught = problems(error)
     assert all(problem.message and problem.path for problem in caught)
+
+
+@pytest.mark.parametrize("reason", ["''", "'  '", '"\\n"'])
+def test_a_suppression_needs_a_reason(tmp_path: Path, reason: str) -> None:
+    path = tmp_path / "run.yaml"
+    text = "model: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n"
+    path.write_text(f"{text}lint:\n  ignore:\n    SCH001: {reason}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert (caught.value.line, caught.value.field) == (5, "lint.ignore")
+    assert "SCH001 is ignored without a reason" in caught.value.message

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from surefit.config.load import Loaded, load_config
-from surefit.config.resolve import leaves, resolve, total_steps, write_resolved
+from surefit.config.load import Loaded, load_config, parse_yaml
+from surefit.config.resolve import leaves, one_line_yaml, resolve, total_steps, write_resolved
 from surefit.core.errors import ConfigError
 from surefit.core.units import GIB
 
@@ -102,3 +102,34 @@ def test_resolved_yaml_says_where_values_come_from_and_runs_again(tmp_path: Path
     assert "  dtype: bfloat16  # auto: NVIDIA H100 computes bfloat16 natively\n" in text
     assert "    old: rows.jsonl  # --set\n" in text
     assert load_config(path).config == resolved.config
+
+
+def test_resolved_yaml_holds_texts_of_several_lines(tmp_path: Path) -> None:
+    config = loaded(tmp_path, 'lint.ignore={SCH001: "one\\n\\n  two: 3 # four\\n"}')
+    resolved = resolve(config, Model(), Hardware(), 3000)
+    path = tmp_path / "resolved.yaml"
+    write_resolved(resolved, path)
+    again = load_config(path).config
+    assert again.lint.ignore == {"SCH001": "one\n\n  two: 3 # four\n"}
+    assert again == resolved.config
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2e-4", "1e3", "0o17", "0x10", "1_000", "yes", "Off", "null", "~", "", ".inf", "-.5e1", "2026-01-01", "<<", "=",
+        "one\ntwo", "line\n", "a\u2028b", "a # b", "a: b", "it's", "- x", "#", ["2e-4", 2e-4, "one\ntwo", None, True],
+        {"2e-4": ["no", "on"]}, 2e-4, 1e-5, 1e300, 10, -3, True, None, 0.0, 1.0, "plain text", "org/model-3B",
+    ],
+)  # fmt: skip
+def test_a_value_in_one_line_reads_back_as_it_was(value: object) -> None:
+    """The dumper would quote by the rules of YAML 1.1 only; SureFit reads by those of 1.2, where 2e-4 is a number."""
+    line = f"key: {one_line_yaml(value)}"
+    assert "\n" not in line
+    (got,) = parse_yaml(line, Path("value"))[0].values()
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_a_plain_text_stays_plain() -> None:
+    assert one_line_yaml("org/model-3B") == "org/model-3B"

@@ -1,0 +1,197 @@
+"""Changing values in a config file's text, and not another character of it.
+
+A value's own characters are replaced, a key's own line is taken out: comments, order, quotes, spacing and line ends
+stay. (YAML libraries write the whole file anew: ruamel.yaml, for one, indents it its own way and loses the comment
+behind a key that is removed.) Every change is proven by reading the result: it must hold the old values with that one
+changed. So what cannot be changed alone, such as a value that an anchor shares with another key, is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from surefit.config.load import compose_yaml, parse_yaml
+from surefit.config.resolve import one_line_yaml
+from surefit.core.errors import ConfigError, MachineError
+from surefit.core.rundir import write_atomic
+
+SHARED = "the change would reach other values too: an anchor (&, *) shares them; change it by hand"
+
+
+@dataclass
+class Edited:
+    """A config's text after the changes that could be made.
+
+    Attributes:
+        text: the new text.
+        done: the dotted keys that were changed.
+        refused: dotted key → why it was not.
+    """
+
+    text: str
+    done: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class _Step(NamedTuple):
+    """A key on the way to the one that is changed: the mapping it is in, its place there, and its nodes."""
+
+    mapping: yaml.MappingNode
+    number: int
+    key: yaml.Node
+    value: yaml.Node
+
+    @classmethod
+    def of(cls, mapping: yaml.MappingNode, number: int) -> _Step:
+        key, value = mapping.value[number]
+        return cls(mapping, number, key, value)
+
+
+def edit_text(text: str, changes: Mapping[str, Any], path: Path) -> Edited:
+    """Set dotted keys to values; None takes a key out, and a section that is empty then.
+
+    Args:
+        text: the text of a config that `load_config` accepts.
+        changes: dotted key → value.
+        path: the file, for messages.
+    """
+    edited = Edited(text)
+    for dotted, value in changes.items():
+        try:
+            edited.text = _edit(edited.text, dotted.split("."), value, path)
+            edited.done.append(dotted)
+        except ConfigError as error:
+            edited.refused[dotted] = error.message
+    return edited
+
+
+def write_edited(path: Path, text: str) -> None:
+    """Replace a config file's text at once, keeping its byte-order mark and mode; a link stays a link.
+
+    Raises:
+        MachineError: it cannot be written.
+    """
+    path = path.resolve()
+    mark = codecs.BOM_UTF8 if path.read_bytes().startswith(codecs.BOM_UTF8) else b""
+    mode = path.stat().st_mode
+    try:
+        write_atomic(path, mark + text.encode())
+    except MachineError as error:
+        error.help = "make the file and its directory writable; it is as it was"
+        raise
+    with contextlib.suppress(OSError):  # a file system without modes
+        os.chmod(path, mode)
+
+
+def _edit(text: str, keys: list[str], value: Any, path: Path) -> str:
+    tree, _ = parse_yaml(text, path)
+    root = compose_yaml(text)
+    assert isinstance(root, yaml.MappingNode)
+    steps = _find(root, keys)
+    if value is None:
+        while len(steps) > 1 and len(steps[-1].mapping.value) == 1:
+            steps, keys = steps[:-1], keys[:-1]
+        new = _without(text, steps[-1]) if len(steps) == len(keys) else text
+    elif len(steps) == len(keys):
+        new = _replaced(text, steps[-1].value, value)
+    else:
+        new = _added(text, steps[-1].value if steps else root, keys[len(steps) :], value)
+    try:
+        reread, _ = parse_yaml(new, path)
+    except ConfigError:
+        raise ConfigError("it is written in a way that cannot be changed alone; change it by hand") from None
+    if reread != _expected(tree, keys, value):
+        raise ConfigError(SHARED)
+    return new
+
+
+def _find(root: yaml.MappingNode, keys: list[str]) -> list[_Step]:
+    """The keys that are there, from the outermost."""
+    steps: list[_Step] = []
+    here: yaml.Node = root
+    for key in keys:
+        if not isinstance(here, yaml.MappingNode):
+            break
+        index = next((i for i, (node, _) in enumerate(here.value) if node.value == key), None)
+        if index is None:
+            break
+        steps.append(_Step.of(here, index))
+        here = steps[-1].value
+    return steps
+
+
+def _expected(tree: Any, keys: list[str], value: Any) -> Any:
+    """The values that the new text must hold."""
+    tree = copy.deepcopy(tree)
+    here = tree
+    for key in keys[:-1]:
+        here[key] = here.get(key) or {}
+        here = here[key]
+    if value is None:
+        here.pop(keys[-1], None)
+    else:
+        here[keys[-1]] = value
+    return tree
+
+
+def _replaced(text: str, node: yaml.Node, value: Any) -> str:
+    start, end = node.start_mark.index, node.end_mark.index
+    gap = " " if text[start - 1 : start] == ":" else ""  # a key without a value
+    return text[:start] + gap + one_line_yaml(value) + text[end:]
+
+
+def _without(text: str, step: _Step) -> str:
+    entries = step.mapping.value
+    if step.mapping.flow_style:
+        if step.number + 1 < len(entries):
+            start, end = step.key.start_mark.index, entries[step.number + 1][0].start_mark.index
+        else:
+            before = entries[step.number - 1][1].end_mark if step.number else step.mapping.start_mark
+            start, end = before.index + (step.number == 0), step.value.end_mark.index
+        return text[:start] + text[end:]
+    start = text.rfind("\n", 0, step.key.start_mark.index) + 1
+    return text[:start] + text[_line_end(text, step) :]
+
+
+def _added(text: str, node: yaml.Node, keys: list[str], value: Any) -> str:
+    """The text with a key that was not there, as the last of its mapping."""
+    if not isinstance(node, yaml.MappingNode):
+        return _replaced(text, node, _nested(keys, value))
+    first, *inner = keys
+    shown = one_line_yaml(_nested(inner, value) if inner else value)
+    if node.flow_style:
+        at = node.value[-1][1].end_mark.index if node.value else node.start_mark.index + 1
+        return f"{text[:at]}{', ' if node.value else ''}{first}: {shown}{text[at:]}"
+    last = _Step.of(node, len(node.value) - 1)
+    indent = " " * last.key.start_mark.column
+    at = _line_end(text, last)
+    end = "\r\n" if "\r\n" in text else "\n"
+    gap = "" if text[:at].endswith("\n") else end
+    return f"{text[:at]}{gap}{indent}{first}: {shown}{end}{text[at:]}"
+
+
+def _nested(keys: list[str], value: Any) -> Any:
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+def _line_end(text: str, step: _Step) -> int:
+    """Behind the line break that ends an entry of a block mapping."""
+    node = step.value
+    while isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        # A block collection "ends" where the next token starts, behind comments that are not its own.
+        node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
+    end = max(node.end_mark.index, step.key.end_mark.index)
+    if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
+        return end
+    return text.find("\n", end) + 1 or len(text)

@@ -1,0 +1,225 @@
+"""`surefit check`: which rules look, in which format they speak, what is accepted, what is fixed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from tests.cli.conftest import Surefit
+
+from surefit.cli.annotations import github, sarif
+from surefit.core.rundir import read_json
+
+
+@pytest.fixture
+def faulty(config: Path) -> Path:
+    """One error and two warnings: a warmup of 100 in 3 steps, checkpoints that never come, an alpha without LoRA."""
+    text = config.read_text().replace("max_steps: 3,", "max_steps: 3, warmup: 100,")
+    config.write_text(text.replace("every: 1}", "every: 200}  # too wide") + "adapter: {kind: full, alpha: 8}\n")
+    return config
+
+
+def codes(answer: Any) -> list[str]:
+    return [finding["code"] for finding in answer.json["findings"]]
+
+
+def accept(config: Path, code: str = "SCH001", reason: str = "only the speed of three steps is measured") -> None:
+    config.write_text(config.read_text() + f"lint: {{ignore: {{{code}: {reason}}}}}\n")
+
+
+def test_an_error_stops_train_and_run_and_an_accepted_one_does_not(surefit: Surefit, config: Path) -> None:
+    config.write_text(config.read_text().replace("max_steps: 3,", "max_steps: 3, warmup: 100,"))
+    for verb in ("train", "run"):
+        stopped = surefit(verb, config)
+        assert stopped.code == 1, stopped.text
+        assert "error[SCH001]" in stopped.text
+        assert not Path("runs").exists()
+    accept(config)
+    trained = surefit("run", config, "--json")
+    assert trained.code == 0, trained.text
+    check = read_json(Path("runs/one/check.json"))
+    assert [(one["code"], one["reason"]) for one in check["suppressed"]] == [
+        ("SCH001", "only the speed of three steps is measured")
+    ]
+    page = Path("runs/one/report.html").read_text(encoding="utf-8")
+    assert "only the speed of three steps is measured" in page
+    again = surefit("check", "runs/one")
+    assert (again.code, "not counted, by lint.ignore: SCH001 (only the speed" in again.stdout) == (0, True), again.text
+
+
+def test_what_cannot_be_used_cannot_be_accepted(surefit: Surefit, config: Path) -> None:
+    Path("rows.jsonl").unlink()
+    accept(config, "DAT001", "it will come")
+    answer = surefit("check", config, "--json")
+    assert answer.code == 1
+    assert codes(answer) == ["DAT001", "CFG005"]
+    assert surefit("train", config).code in (1, 2)
+    assert not Path("runs").exists()
+
+
+def test_select_and_ignore(surefit: Surefit, faulty: Path) -> None:
+    assert codes(surefit("check", faulty, "--json")) == ["SCH001", "SCH002", "CFG003"]
+    warned = surefit("check", faulty, "--select", "CFG, SCH002", "--json")
+    assert (warned.code, codes(warned)) == (0, ["SCH002", "CFG003"])
+    assert codes(surefit("check", faulty, "--ignore", "sch", "--format", "json")) == ["CFG003"]
+    for option in ("--select", "--ignore"):
+        wrong = surefit("check", faulty, option, "SCHH001")
+        assert wrong.code == 2
+        assert "no rule begins with SCHH001; did you mean 'SCH001'?" in wrong.text
+
+
+def test_formats_that_contradict_each_other(surefit: Surefit, config: Path) -> None:
+    assert surefit("check", config, "--json", "--format", "json").json["findings"] == []
+    assert surefit("check", config, "--json", "--format", "sarif").code == 2
+    assert surefit("check", config, "--format", "xml").code == 2
+    assert surefit("check", config, "--dry-run").code == 2
+
+
+def require(value: Any, *names: str) -> None:
+    """What the SARIF 2.1.0 schema requires of an object."""
+    assert isinstance(value, dict)
+    assert set(names) <= set(value), (names, value)
+
+
+def require_sarif(log: dict[str, Any]) -> list[dict[str, Any]]:
+    """The required members of the objects used here, by the OASIS schema; its results."""
+    require(log, "version", "runs")
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    require(run, "tool")
+    require(run["tool"], "driver")
+    require(run["tool"]["driver"], "name")
+    rules = run["tool"]["driver"]["rules"]
+    for rule in rules:
+        require(rule, "id")
+        require(rule["shortDescription"], "text")
+        require(rule["help"], "text")
+    assert len({rule["id"] for rule in rules}) == len(rules)
+    for result in run["results"]:
+        require(result, "message")
+        require(result["message"], "text")
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("none", "note", "warning", "error")
+        for location in result["locations"]:
+            place = location["physicalLocation"]
+            require(place["artifactLocation"], "uri")
+            assert re.fullmatch(r"[\w.~%/:-]+", place["artifactLocation"]["uri"]), "a URI reference"
+            assert place.get("region", {"startLine": 1})["startLine"] >= 1
+        for suppression in result.get("suppressions", []):
+            require(suppression, "kind")
+            assert suppression["kind"] in ("inSource", "external")
+    return run["results"]
+
+
+def test_sarif(surefit: Surefit, faulty: Path) -> None:
+    accept(faulty, "CFG003", "it will be LoRA again tomorrow")
+    answer = surefit("check", faulty, "--format", "sarif")
+    assert answer.code == 1
+    results = require_sarif(json.loads(answer.stdout))
+    assert [(r["ruleId"], r["level"], "suppressions" in r) for r in results] == [
+        ("SCH001", "error", False), ("SCH002", "warning", False), ("CFG003", "warning", True),
+    ]  # fmt: skip
+    place = results[0]["locations"][0]["physicalLocation"]
+    assert place == {"artifactLocation": {"uri": "run.yaml"}, "region": {"startLine": 4}}
+    assert results[2]["suppressions"][0]["justification"] == "it will be LoRA again tomorrow"
+
+
+def test_github(surefit: Surefit, faulty: Path) -> None:
+    answer = surefit("check", faulty, "--format", "github", "--set", "train.warmup=50")
+    assert answer.code == 1
+    first, *rest = answer.stdout.splitlines()
+    assert first.startswith("::error file=run.yaml,title=SCH001 warmup-never-ends::train.warmup: the warmup takes 50")
+    assert "%0Ahelp: " in first
+    assert rest[0].startswith("::warning file=run.yaml,line=5,title=SCH002 checkpoint-never-comes::")
+
+
+@pytest.mark.parametrize("style", ["sarif", "github"])
+def test_a_config_that_cannot_be_read_is_annotated_too(surefit: Surefit, config: Path, style: str) -> None:
+    config.write_text(config.read_text() + "trian: {}\n")
+    answer = surefit("check", config, "--format", style)
+    assert answer.code == 2
+    if style == "sarif":
+        (result,) = require_sarif(json.loads(answer.stdout))
+        assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 8
+    else:
+        assert answer.stdout.startswith("::error file=run.yaml,line=8,title=CFG004 config-unusable::trian: unknown key")
+
+
+FINDING = {
+    "code": "SCH001", "name": "warmup-never-ends", "severity": "error", "field": None, "help": None, "line": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "uri"),
+    [
+        ("a,b: 100%.json row 7", "file=a%2Cb%3A 100%25.json", "a%2Cb%3A%20100%25.json"),
+        ("/elsewhere/räume.yaml", "file=/elsewhere/räume.yaml", "file:///elsewhere/r%C3%A4ume.yaml"),
+        (None, "file=run.yaml", "run.yaml"),
+        ("--set", "file=run.yaml", "run.yaml"),
+    ],
+)
+def test_places_are_escaped(path: str | None, file: str, uri: str) -> None:
+    report = {"findings": [FINDING | {"path": path, "message": "100 %\r\n::error::no"}]}
+    assert github(report, Path("run.yaml")) == (
+        f"::error {file},title=SCH001 warmup-never-ends::100 %25%0D%0A::error::no"
+    )
+    (result,) = require_sarif(json.loads(sarif(report, Path("run.yaml"))))
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
+    assert unquote(uri)
+
+
+def test_nothing_found_is_an_empty_list(surefit: Surefit, config: Path) -> None:
+    assert surefit("check", config, "--format", "github").stdout == ""
+    assert require_sarif(json.loads(surefit("check", config, "--format", "sarif").stdout)) == []
+
+
+def test_fix_writes_what_has_one_right_answer(surefit: Surefit, faulty: Path) -> None:
+    before = faulty.read_text()
+    tried = surefit("check", faulty, "--fix", "--dry-run")
+    assert (tried.code, faulty.read_text()) == (1, before)
+    for line in ("\n-checkpoint: {every: 200}  # too wide\n", "\n+checkpoint: {every: auto}  # too wide\n"):
+        assert line in tried.stdout
+    for needle in ("would fix SCH001: train.warmup: 0.03", "3 changes, nothing was written", "error[SCH001]"):
+        assert needle in tried.stdout
+    answer = surefit("check", faulty, "--fix")
+    assert answer.code == 0, answer.text
+    for needle in ("fixed SCH001: train.warmup: 0.03", "fixed CFG003: adapter.alpha: removed", "no problem found"):
+        assert needle in answer.stdout
+    assert faulty.read_text() == (
+        before.replace("warmup: 100", "warmup: 0.03").replace("200", "auto").replace(", alpha: 8", "")
+    )
+    assert "nothing to fix" in surefit("check", faulty, "--fix").stdout
+
+
+def test_fix_leaves_the_command_line_and_shared_values_alone(surefit: Surefit, faulty: Path) -> None:
+    text = faulty.read_text().replace("warmup: 100", "warmup: &w 100").replace("tokens: 24", "tokens: *w")
+    faulty.write_text(text)
+    answer = surefit("check", faulty, "--fix", "--set", "checkpoint.every=300", "--json")
+    assert answer.code == 1
+    assert [each["field"] for each in answer.json["fixed"]] == ["adapter.alpha"]
+    reasons = {each["field"]: each["reason"] for each in answer.json["not_fixed"]}
+    assert "by hand" in reasons["train.warmup"]
+    assert "command line" in reasons["checkpoint.every"]
+    assert codes(answer) == ["SCH001", "SCH002"], "what remains after the fix"
+    assert faulty.read_text() == text.replace(", alpha: 8", "")
+
+
+def test_fix_takes_out_a_suppression_without_effect(surefit: Surefit, config: Path) -> None:
+    before = config.read_text()
+    accept(config)
+    assert codes(surefit("check", config, "--json")) == ["CFG005"]
+    assert surefit("check", config, "--fix").code == 0
+    assert config.read_text() == before
+
+
+def test_fix_does_not_touch_the_record_of_a_run(surefit: Surefit, config: Path) -> None:
+    Path("runs/one").mkdir(parents=True)
+    config.rename("runs/one/resolved.yaml")
+    Path("runs/one/events.jsonl").write_text("")
+    answer = surefit("check", "runs/one", "--fix")
+    assert (answer.code, "the record of a run" in answer.text) == (2, True)
