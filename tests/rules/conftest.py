@@ -9,21 +9,32 @@ from typing import Any
 import pytest
 import yaml
 
-from surefit import recipes
+from surefit import foreign, recipes
+from surefit.cli.auditing import config_question, scored_rows
+from surefit.cli.foreign import context_of
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve
+from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
 from surefit.core.units import GIB
-from surefit.data.load import is_local, load_rows
+from surefit.data.audit.sample import sample_audit
+from surefit.data.audit.whole import audit
+from surefit.data.formats import to_examples
+from surefit.data.load import Rows, is_local, load_rows
+from surefit.data.sampled import example_facts
 from surefit.facts import hardware as hardware_module
+from surefit.facts.audit import AuditFacts, Observation
+from surefit.facts.batch import BatchFacts
 from surefit.facts.dataset import dataset_facts
 from surefit.facts.environment import EnvironmentFacts
+from surefit.facts.examples import ExampleFacts
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.setup import setup_of
 from surefit.facts.stack import StackFacts
-from surefit.facts.tokenizer import TokenizerFacts
+from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.lint.rule import LintContext
+from surefit.task import TaskRecipe
 
 MACHINE = {"name": "a CPU", "memory_bytes": 64 * GIB, "ram_bytes": 64 * GIB, "disk_free_bytes": 1000 * GIB}
 
@@ -32,6 +43,54 @@ def stated_facts(path: Path) -> dict[str, Any]:
     """The mapping behind `# facts:` in a config's first lines: facts that differ from this machine's."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# facts:")]
     return yaml.safe_load(lines[0].removeprefix("# facts:")) if lines else {}
+
+
+def fixture(code: str, kind: str) -> Path:
+    """The one file `bad.*` or `good.*` of a rule: SureFit's own config, or another tool's."""
+    (path,) = (Path(__file__).parent / code).glob(f"{kind}.*")
+    return path
+
+
+def batch_facts(stated: dict[str, Any]) -> BatchFacts:
+    """What a batch audit saw, by its counts: `{dead: {rows: 1, of: 8}}`."""
+    seen = {name: Observation(**each) for name, each in stated.items()}
+    return BatchFacts(micro_batches=5, examples=40, tokens=2_000, supervised_tokens=400, longest=90, observations=seen)
+
+
+def sampled(rows: Rows, recipe: TaskRecipe, config: Config, tokenizer: TokenizerFacts | None) -> ExampleFacts | None:
+    """What the rows become; None where one of them cannot be used."""
+    try:
+        examples = to_examples(rows.sample(500), recipe, config.data.format, config.data.bad_rows)
+    except SureFitError:
+        return None
+    return example_facts(examples, tokenizer, config.data.max_length)
+
+
+def foreign_context(path: Path, stated: dict[str, Any]) -> LintContext:
+    """The context of another tool's file, with the facts that the fixture states."""
+    found = foreign.read(path)
+    context, _ = context_of(found)
+    device = hardware_facts("auto")
+    hardware = replace(device, **{**MACHINE, **stated["hardware"]}) if "hardware" in stated else context.hardware
+    return replace(
+        context,
+        hardware=hardware,
+        setup=replace(context.setup or found.setup, **stated.get("setup", {})),
+        model=replace(context.model, **stated.get("model", {})) if context.model else None,
+        stack=StackFacts(**stated["stack"]) if "stack" in stated else None,
+        tokenizer=TokenizerFacts(**stated["tokenizer"]) if "tokenizer" in stated else context.tokenizer,
+        environment=EnvironmentFacts(**stated.get("environment", {"hub_token": True})),
+    )
+
+
+def audit_facts(config: Config, columns: tuple[str, ...], rows: Rows, stated: Any) -> AuditFacts:
+    """What the audit of a check finds; with `audit: full` that of `surefit audit`; observations may be stated."""
+    if stated == "full":
+        question, scored = config_question(config), scored_rows(config, rows, [])
+        return audit(rows, question, scored=scored, expected=columns).facts
+    facts = sample_audit(rows, config.recipe)
+    more = {name: Observation(**seen) for name, seen in (stated or {}).items()}
+    return replace(facts, observations={**facts.observations, **more})
 
 
 @pytest.fixture
@@ -51,6 +110,8 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def build(path: Path, directory: Path | None = None) -> LintContext:
         monkeypatch.chdir(directory or path.parent)
         stated, problems = stated_facts(path), []
+        if foreign.detect(path) != "surefit":
+            return foreign_context(path, stated)
         loaded = load_config(path)
         config = loaded.config
         recipe = attempt(problems, lambda: recipes.get(config.recipe))
@@ -66,13 +127,16 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         columns = recipe.columns if recipe else ()
         setup = replace(setup_of(config, resolved), **stated.get("setup", {}))
         stack = StackFacts(**stated["stack"]) if "stack" in stated else None
-        tokenizer = TokenizerFacts(**stated["tokenizer"]) if "tokenizer" in stated else None
+        found = attempt(problems, lambda: tokenizer_facts(model.path)) if model and model.path else None
+        tokenizer = replace(found or TokenizerFacts(), **stated["tokenizer"]) if "tokenizer" in stated else found
         return LintContext(
             config=config,
             path=loaded.path,
             lines=loaded.lines,
             setup=setup,
             tokenizer=tokenizer,
+            examples=sampled(rows, recipe, config, tokenizer) if rows and recipe else None,
+            batch=batch_facts(stated["batch"]) if "batch" in stated else None,
             stack=stack,
             resolved=resolved,
             model=model,
@@ -80,6 +144,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             dataset=dataset_facts(rows.source, rows, rows.where, expected=columns) if rows else None,
             environment=EnvironmentFacts(**stated.get("environment", {"hub_token": True})),
             columns=columns,
+            audit=audit_facts(config, columns, rows, stated.get("audit")) if rows and recipe else None,
             problems=tuple(problems),
         )
 

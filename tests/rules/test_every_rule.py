@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.rules.conftest import fixture
 
 from surefit.lint.engine import all_rules, explain, run_rules
 from surefit.lint.rule import SECTIONS, Rule
@@ -24,7 +25,7 @@ def by_code(rule: Rule) -> str:
 
 @pytest.mark.parametrize("rule", RULES, ids=by_code)
 def test_the_bad_config_triggers_exactly_this_rule(rule: Rule, gather) -> None:
-    findings = run_rules(gather(HERE / rule.code / "bad.yaml")).findings
+    findings = run_rules(gather(fixture(rule.code, "bad"))).findings
     assert {finding.code for finding in findings} == {rule.code}, findings
     for finding in findings:
         assert finding.message
@@ -35,7 +36,7 @@ def test_the_bad_config_triggers_exactly_this_rule(rule: Rule, gather) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=by_code)
 def test_the_good_config_triggers_none(rule: Rule, gather) -> None:
-    assert run_rules(gather(HERE / rule.code / "good.yaml")).findings == []
+    assert run_rules(gather(fixture(rule.code, "good"))).findings == []
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=by_code)

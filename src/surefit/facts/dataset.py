@@ -40,6 +40,7 @@ class DatasetFacts:
         target_blank: sampled rows whose target is empty.
         target_distinct: different targets in the sample, null included.
         target_example: the most frequent target, shortened.
+        target_lengths: characters of each sampled target that is text or JSON, runs of white space counted as one.
         first_bad: where the first row with a null or blank target is, as file:line where that is known.
         duplicates: sampled rows that repeat an earlier sampled row.
     """
@@ -55,6 +56,7 @@ class DatasetFacts:
     target_example: str
     first_bad: str | None
     duplicates: int
+    target_lengths: tuple[int, ...] = ()
 
 
 def dataset_facts(
@@ -76,22 +78,23 @@ def dataset_facts(
     count = len(rows)
     numbers = evenly(count, limit)
     sample = [rows[n] for n in numbers]
-    target = _target_column(sample, expected)
-    answers = [_answer(row, target) for row in sample] if target else []
+    target = target_column(sample, expected)
+    answers = [answer_of(row, target) for row in sample] if target else []
     texts = Counter(_text(answer) for answer in answers)
-    bad = [n for n, answer in zip(numbers, answers, strict=False) if _is_null(answer) or _is_blank(answer)]
+    bad = [n for n, answer in zip(numbers, answers, strict=False) if is_null(answer) or is_blank(answer)]
     return DatasetFacts(
         source=source,
         rows=count,
         sample=len(sample),
         columns=_columns(sample),
         target=target,
-        target_null=sum(_is_null(answer) for answer in answers),
-        target_blank=sum(_is_blank(answer) for answer in answers),
+        target_null=sum(is_null(answer) for answer in answers),
+        target_blank=sum(is_blank(answer) for answer in answers),
         target_distinct=len(texts),
         target_example=shortened(texts.most_common(1)[0][0]) if texts else "",
         first_bad=(where(bad[0]) if where else f"row {bad[0] + 1}") if bad else None,
         duplicates=len(sample) - len({_text(row) for row in sample}),
+        target_lengths=tuple(len(" ".join(_text(answer).split())) for answer in answers if not is_null(answer)),
     )
 
 
@@ -102,12 +105,13 @@ def _columns(sample: Sequence[Mapping[str, Any]]) -> dict[str, ColumnFacts]:
     for row in sample:
         for name, value in row.items():
             present[name] += 1
-            null[name] += _is_null(value)
-            blank[name] += _is_blank(value)
+            null[name] += is_null(value)
+            blank[name] += is_blank(value)
     return {name: ColumnFacts(n, null[name], blank[name]) for name, n in present.most_common()}
 
 
-def _target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> str | None:
+def target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> str | None:
+    """The column that holds the answers, looked for among `expected` first; None where none is known to."""
     seen = {name for row in sample for name in row}
     for name in ("messages", "conversations"):
         if name in seen and not expected:
@@ -116,7 +120,7 @@ def _target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str])
     return next((name for name in candidates if name in seen), None)
 
 
-def _answer(row: Mapping[str, Any], target: str) -> Any:
+def answer_of(row: Mapping[str, Any], target: str) -> Any:
     """What the row answers: the target column, or what the conversation's last assistant turn says or calls."""
     value = row.get(target)
     if target not in ("messages", "conversations") or not isinstance(value, list):
@@ -127,12 +131,12 @@ def _answer(row: Mapping[str, Any], target: str) -> Any:
     return None
 
 
-def _is_null(value: Any) -> bool:
+def is_null(value: Any) -> bool:
     """Null, or the text that null becomes when it is written into a prompt."""
     return value is None or (isinstance(value, str) and value.strip() in ("null", "None"))
 
 
-def _is_blank(value: Any) -> bool:
+def is_blank(value: Any) -> bool:
     """An empty list is an answer: "no tool fits". An empty text, or text of spaces, is not."""
     return isinstance(value, str) and not value.strip()
 

@@ -14,12 +14,16 @@ class EnvironmentFacts:
     Attributes:
         hub_token: a Hugging Face token is set or was saved by a login.
         offline: the user asked Hugging Face's libraries not to use the network.
+        wandb: W&B has a key, or was told a mode in which it asks for none.
     """
 
     hub_token: bool = False
     offline: bool = False
+    wandb: bool = False
 
 
 def environment_facts() -> EnvironmentFacts:
     """The environment of this process."""
-    return EnvironmentFacts(hub_token=env.hub_token() is not None, offline=env.offline())
+    return EnvironmentFacts(
+        hub_token=env.hub_token() is not None, offline=env.offline(), wandb=env.trackers_configured()["wandb"]
+    )

@@ -31,11 +31,13 @@ class Setup:
         tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft or slurm.
         places: attribute → where it is set; `name` is how messages must call it.
         gone: keys the tool no longer takes → what to write instead; each has its place.
-        unknown: keys the tool does not know, each with its place.
+        unknown: keys the tool does not know, each with its place; meant: such a key → the one it probably stands for.
         ignored: keys that have no effect → why; each has its place.
 
         dtype: what the model is computed in: float32, bfloat16 or float16.
         bf16, fp16: the tool's two switches.
+        weights_dtype: the type the base's weights are loaded and held in, where the tool sets that apart from `dtype`.
+        float32_masters: weights trained in 16 bits have float32 copies that the optimizer updates.
         attention: eager, sdpa, flash_attention_2, flash_attention_3, flex_attention, xformers.
         device_map: as from_pretrained takes it: auto, balanced…
         cpu_offload: weights or optimizer are kept in RAM.
@@ -48,15 +50,18 @@ class Setup:
         adapter_dtype: the type of the adapter's weights.
         lora_r, lora_alpha, lora_dropout, rslora, target_modules, modules_to_save: as PEFT names them.
         new_tokens: tokens are added to the vocabulary.
+        trainable_tokens: PEFT's trainable_token_indices are given: single rows of the embedding are trained.
         base_model, base_revision: what the adapter belongs to.
         merge_into: the base the adapter will be merged into: original, dequantized or quantized; None: no merge ahead.
 
         max_length: tokens per example; length_unit: "characters" where rows are filtered by those.
-        packing; packing_strategy: bfd, bfd_split, wrapped…
+        packing; packing_strategy: bfd, bfd_split, wrapped…; joined: examples are whole and read those before them.
         loss_on: completion, assistant (all assistant turns) or all (the prompt too).
         conversations: the rows are messages.
         collator: the data collator's class.
         truncation_side: left or right, where rows over max_length are cut.
+        chat_template: what the tool uses instead of the tokenizer's own chat template: a name, a file or its text.
+        eos_token: the token that the tool is told to end answers with.
         dataloader_workers: processes that load data, per rank.
 
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
@@ -66,6 +71,7 @@ class Setup:
         eval_micro_batch: examples per forward pass when the held-out rows are measured.
         eval_strategy, save_strategy: no, steps or epoch; eval_steps, save_steps: optimizer steps between two.
         save_total_limit: checkpoints kept; save_only_model: without optimizer state.
+        eval_rows: held-out rows are given.
         best_model: the best checkpoint is loaded at the end; best_metric: by this metric.
         gradient_checkpointing; reentrant: its old implementation.
         resume, overwrite: the run is resumed; the output directory is overwritten.
@@ -86,11 +92,14 @@ class Setup:
     places: Mapping[str, Place] = field(default_factory=dict)
     gone: Mapping[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    meant: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
 
     dtype: str | None = None
     bf16: bool | None = None
     fp16: bool | None = None
+    weights_dtype: str | None = None
+    float32_masters: bool | None = None
     attention: str | None = None
     device_map: str | None = None
     cpu_offload: bool | None = None
@@ -110,6 +119,7 @@ class Setup:
     target_modules: tuple[str, ...] | None = None
     modules_to_save: tuple[str, ...] | None = None
     new_tokens: bool | None = None
+    trainable_tokens: bool | None = None
     base_model: str | None = None
     base_revision: str | None = None
     merge_into: str | None = None
@@ -122,6 +132,8 @@ class Setup:
     conversations: bool | None = None
     collator: str | None = None
     truncation_side: str | None = None
+    chat_template: str | None = None
+    eos_token: str | None = None
     dataloader_workers: int | None = None
 
     epochs: float | None = None
@@ -137,6 +149,7 @@ class Setup:
     eval_micro_batch: int | None = None
     eval_strategy: str | None = None
     eval_steps: int | None = None
+    eval_rows: bool | None = None
     save_strategy: str | None = None
     save_steps: int | None = None
     save_total_limit: int | None = None
@@ -199,6 +212,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         tool="surefit",
         places={attribute: Place(key) for attribute, key in _KEYS.items()},
         dtype=None if dtype == "auto" else dtype,
+        float32_masters=True,
         attention="sdpa",
         use_cache=False,
         quantization="none",
@@ -227,6 +241,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         eval_steps=None if every == "auto" else every,
         save_total_limit=decided.checkpoint.save_total_limit,
         gradient_checkpointing=None if recompute == "auto" else recompute,
+        generates_in_loop=False,
         do_sample=False,
         parallel="none",
         processes=1,

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, did_you_mean
-from surefit.lint.rule import Finding, LintContext, Rule
+from surefit.facts.environment import EnvironmentFacts
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.stack import StackFacts
+from surefit.lint.rule import Finding, Fix, LintContext, Rule
 from surefit.lint.rules import FAMILIES
 
 ORDER = {"error": 0, "warning": 1, "info": 2}
+MACHINE = {EnvironmentFacts, HardwareFacts, StackFacts}
+"""Facts that are others on the next machine: what needs them may find nothing here and something there."""
+
+
+@dataclass(frozen=True)
+class Suppressed:
+    """A finding that the config accepts (`lint.ignore`), and why."""
+
+    finding: Finding
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same, for check.json."""
+        return self.finding.as_dict() | {"reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -24,11 +41,13 @@ class LintResult:
         findings: errors first, then warnings, then infos; in the order of the config within each.
         rules: how many rules looked.
         skipped: code → the facts that rule lacked.
+        suppressed: what the config accepts; in the same order.
     """
 
     findings: list[Finding]
     rules: int
     skipped: dict[str, list[str]]
+    suppressed: list[Suppressed] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Finding]:
@@ -39,6 +58,7 @@ class LintResult:
         """The rules' part of check.json."""
         return {
             "findings": [finding.as_dict() for finding in self.findings],
+            "suppressed": [one.as_dict() for one in self.suppressed],
             "rules": self.rules,
             "skipped": self.skipped,
         }
@@ -53,15 +73,46 @@ def run_rules(context: LintContext, rules: Sequence[Rule] | None = None) -> Lint
     """
     findings: list[Finding] = []
     skipped: dict[str, list[str]] = {}
-    chosen = all_rules() if rules is None else rules
-    for rule in chosen:
+    ran: dict[str, Rule] = {}
+    for rule in all_rules() if rules is None else rules:
         missing = [kind.__name__ for kind in rule.needs if context.facts(kind) is None]
         if missing:
             skipped[rule.code] = missing
         else:
+            ran[rule.code] = rule
             findings += _run(rule, context)
-    findings.sort(key=lambda finding: (ORDER[finding.severity], finding.line or 0, finding.code))
-    return LintResult(findings, len(chosen) - len(skipped), skipped)
+    reasons = context.config.lint.ignore if context.config else {}
+    accepted = {code: reasons[code] for code, rule in ran.items() if code in reasons and rule.suppressible}
+    suppressed = [Suppressed(each, accepted[each.code]) for each in findings if each.code in accepted]
+    findings = [each for each in findings if each.code not in accepted]
+    if "CFG005" in ran:
+        useless = _without_effect(ran, reasons, {one.finding.code for one in suppressed})
+        findings += [_stamp(each, ran["CFG005"], context) for each in useless]
+    return LintResult(
+        sorted(findings, key=_position),
+        len(ran),
+        skipped,
+        sorted(suppressed, key=lambda one: _position(one.finding)),
+    )
+
+
+def _position(finding: Finding) -> tuple[int, int, str]:
+    return ORDER[finding.severity], finding.line or 0, finding.code
+
+
+def _without_effect(ran: Mapping[str, Rule], reasons: Iterable[str], used: Container[str]) -> Iterator[Finding]:
+    """What CFG005 reports: only after all rules have run is it known."""
+    for code in reasons:
+        rule = ran.get(code)
+        if rule is None or code in used or (rule.suppressible and MACHINE.intersection(rule.needs)):
+            continue
+        what = f"{code} ({rule.name})"
+        if rule.suppressible:
+            message, help_text = f"{what} is ignored, and finds nothing here", f"remove {code} from lint.ignore"
+        else:
+            message = f"{what} cannot be ignored: what it finds stops the run all the same"
+            help_text = f"mend what {code} finds, and remove it from lint.ignore"
+        yield Finding(f"lint.ignore.{code}", message, help_text, fix=Fix(f"lint.ignore.{code}", None))
 
 
 def _run(rule: Rule, context: LintContext) -> list[Finding]:
@@ -98,6 +149,38 @@ def all_rules() -> tuple[Rule, ...]:
     return tuple(sorted((r for family in FAMILIES for r in _family(family)), key=lambda rule: rule.code))
 
 
+def choose_rules(select: str | None = None, ignore: str | None = None) -> tuple[Rule, ...]:
+    """The rules that `select` names, without those that `ignore` names; all where neither says anything.
+
+    Args:
+        select: codes or their beginnings, separated by commas: `MEM,SCH001`.
+        ignore: the same.
+
+    Raises:
+        ConfigError: a word in them begins no code, or no rule is left.
+    """
+    rules = [rule for rule in all_rules() if select is None or rule.code.startswith(_codes("--select", select))]
+    if ignore is not None:
+        rules = [rule for rule in rules if not rule.code.startswith(_codes("--ignore", ignore))]
+    if not rules:
+        raise ConfigError("--select and --ignore leave no rule", help="`surefit explain --all` lists the rules")
+    return tuple(rules)
+
+
+def _codes(option: str, text: str) -> tuple[str, ...]:
+    """The codes, or their beginnings, in an option's value."""
+    words = tuple(word.strip().upper() for word in text.split(",") if word.strip())
+    known = [rule.code for rule in all_rules()]
+    unknown = next((word for word in words if not any(code.startswith(word) for code in known)), None)
+    if unknown or not words:
+        hint = did_you_mean(unknown, [*known, *FAMILIES]) if unknown else ""
+        raise ConfigError(
+            f"{option} {text}: {f'no rule begins with {unknown}' if unknown else 'names no rule'}{hint}",
+            help=f"codes or their beginnings, separated by commas, for example {option} MEM,SCH001",
+        )
+    return words
+
+
 def find_rule(code: str) -> Rule:
     """One rule; only its own module is imported.
 
@@ -115,8 +198,8 @@ def find_rule(code: str) -> Rule:
 
 
 def _family(prefix: str) -> list[Rule]:
-    module = FAMILIES.get(prefix)
-    found = vars(import_module(f"surefit.lint.rules.{module}")).values() if module else ()
+    modules = (import_module(f"surefit.lint.rules.{name}") for name in FAMILIES.get(prefix, "").split())
+    found = [value for module in modules for value in vars(module).values()]
     return [value for value in found if isinstance(value, Rule) and value.code.startswith(prefix)]
 
 

@@ -28,6 +28,7 @@ from surefit.facts.audit import AuditFacts
 from surefit.facts.batch import BatchFacts
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.environment import EnvironmentFacts
+from surefit.facts.examples import ExampleFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.job_script import JobScript
 from surefit.facts.model import ModelFacts
@@ -111,6 +112,7 @@ class LintContext:
     tokenizer: TokenizerFacts | None = None
     hardware: HardwareFacts | None = None
     dataset: DatasetFacts | None = None
+    examples: ExampleFacts | None = None
     audit: AuditFacts | None = None
     batch: BatchFacts | None = None
     environment: EnvironmentFacts | None = None
@@ -129,12 +131,12 @@ class LintContext:
 
     def place(self, dotted: str | None) -> tuple[str, int | None]:
         """(file, line) of a config key or an attribute of `Setup`, or of the nearest section above it in the file."""
-        if dotted and is_overridden(dotted, self.overridden):
-            return OVERRIDE, None
         stated = self.setup.places.get(dotted) if self.setup and dotted else None
         if stated and (stated.path or stated.line):
             return stated.path or str(self.path), stated.line
         dotted = stated.name if stated else dotted
+        if dotted and is_overridden(dotted, self.overridden):
+            return OVERRIDE, None
         while dotted and dotted not in self.lines:
             dotted = dotted.rpartition(".")[0]
         return str(self.path), self.lines.get(dotted) if dotted else None
@@ -151,13 +153,18 @@ Check = Callable[..., Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: its code (never reused), its name, how bad a finding is, the facts it needs, and the function."""
+    """A rule: its code (never reused), its name, how bad a finding is, the facts it needs, and the function.
+
+    `suppressible`: a config may accept its findings (`lint.ignore`). Not where they stand for an input that no stage
+    can use: the run would stop all the same, later.
+    """
 
     code: str
     name: str
     severity: Severity
     needs: tuple[type, ...]
     check: Check
+    suppressible: bool = True
 
     @property
     def doc(self) -> str:
@@ -175,10 +182,12 @@ class Rule:
         return found[1].strip() if found else ""
 
 
-def rule(code: str, name: str, severity: Severity, needs: tuple[type, ...] = ()) -> Callable[[Check], Rule]:
+def rule(
+    code: str, name: str, severity: Severity, needs: tuple[type, ...] = (), suppressible: bool = True
+) -> Callable[[Check], Rule]:
     """Make a function a rule. `needs` are the types of the facts it takes after the context."""
 
     def wrap(check: Check) -> Rule:
-        return Rule(code, name, severity, needs, check)
+        return Rule(code, name, severity, needs, check, suppressible)
 
     return wrap

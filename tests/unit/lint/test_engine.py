@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from surefit.config.load import Loaded
-from surefit.config.resolve import resolve
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, DataError, MachineError, ModelError
 from surefit.facts.dataset import DatasetFacts, dataset_facts
-from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.lint.engine import all_rules, explain, find_rule, run_rules
-from surefit.lint.rule import Finding, LintContext, Rule, rule
+from surefit.lint.engine import all_rules, choose_rules, explain, find_rule, run_rules
+from surefit.lint.rule import Finding, Fix, LintContext, Rule, rule
 
 CONFIG = Config.model_validate(
     {"model": {"name_or_path": "surefit/nano"}, "data": {"train": "rows.jsonl"}, "output_dir": "runs/x"}
@@ -130,6 +125,72 @@ def test_find_and_explain() -> None:
         find_rule("SCH01")
 
 
+def ignoring(*codes: str) -> Config:
+    return CONFIG.model_validate({**CONFIG.model_dump(), "lint": {"ignore": dict.fromkeys(codes, "it is meant")}})
+
+
+def test_a_suppressed_finding_is_kept_apart_with_its_reason() -> None:
+    result = run_rules(replace(CONTEXT, config=ignoring("TST001")), [always_two, elsewhere])
+    assert [finding.code for finding in result.findings] == ["TST004"]
+    assert [(one.finding.message, one.reason) for one in result.suppressed] == [
+        ("first", "it is meant"), ("second", "it is meant"),
+    ]  # fmt: skip
+    assert [one["reason"] for one in result.as_dict()["suppressed"]] == ["it is meant"] * 2
+
+
+@rule("TST005", "unusable", severity="error", suppressible=False)
+def unusable(context: LintContext) -> Iterator[Finding]:
+    """Stands for an input that no stage can use."""
+    yield Finding("data.train", "broken", "help")
+
+
+def test_an_unusable_input_is_never_suppressed() -> None:
+    result = run_rules(replace(CONTEXT, config=ignoring("TST005")), [unusable, find_rule("CFG005")])
+    assert [finding.code for finding in result.errors] == ["TST005"]
+    (useless,) = [finding for finding in result.findings if finding.code == "CFG005"]
+    assert "cannot be ignored" in useless.message
+    for code in ("DAT001", "MOD001", "CFG004", "INT001", "BAT001", "CFG005", "CFG006"):
+        assert not find_rule(code).suppressible
+
+
+@rule("TST006", "finds-nothing-here", severity="error", needs=(HardwareFacts,))
+def finds_nothing_here(context: LintContext, hardware: HardwareFacts) -> Iterator[Finding]:
+    """Another machine may have what it looks for."""
+    yield from ()
+
+
+@rule("TST007", "finds-nothing", severity="error")
+def finds_nothing(context: LintContext) -> Iterator[Finding]:
+    """Nothing at all."""
+    yield from ()
+
+
+def test_a_suppression_is_only_judged_where_its_rule_could_look() -> None:
+    context = replace(CONTEXT, config=ignoring("TST003", "TST006", "TST007"), hardware=hardware_facts("cpu"))
+    judge = find_rule("CFG005")
+    (useless,) = run_rules(context, [needs_a_model, finds_nothing_here, finds_nothing, judge]).findings
+    assert useless.message.startswith("TST007")
+    assert useless.fix == Fix("lint.ignore.TST007", None)
+    assert run_rules(context, [finds_nothing]).findings == [], "CFG005 was not chosen"
+
+
+def test_rules_are_chosen_by_code_or_beginning() -> None:
+    assert choose_rules() == all_rules()
+    chosen = [rule.code for rule in choose_rules("mem, SCH001", "MEM002")]
+    assert {"MEM001", "SCH001"} <= set(chosen)
+    assert {code[:3] for code in chosen} == {"MEM", "SCH"}
+    assert "MEM002" not in chosen
+    assert not [rule for rule in choose_rules(ignore="SCH,DAT0") if rule.code.startswith(("SCH", "DAT0"))]
+    for select, ignore, needle in (
+        ("SHC", None, "no rule begins with SHC"),
+        (None, "SCH01", "did you mean 'SCH001'"),
+        (",", None, "names no rule"),
+        ("SCH", "SCH", "leave no rule"),
+    ):
+        with pytest.raises(ConfigError, match=needle):
+            choose_rules(select, ignore)
+
+
 def test_nothing_heavy_is_imported() -> None:
     code = (
         "import sys; from surefit.lint.engine import all_rules; all_rules(); import surefit.plan.static, "
@@ -138,76 +199,6 @@ def test_nothing_heavy_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-NANO, CPU = model_facts("surefit/nano"), hardware_facts("cpu")
-SECTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    "model": st.fixed_dictionaries(
-        {"name_or_path": st.sampled_from(["surefit/nano", "a/b", ".", "x" * 300])},
-        optional={
-            "dtype": st.sampled_from(["auto", "float16", "bfloat16", "float32"]),
-            "trust_remote_code": st.booleans(),
-        },
-    ),
-    "adapter": st.fixed_dictionaries(
-        {},
-        optional={
-            "kind": st.sampled_from(["lora", "full"]),
-            "r": st.integers(1, 10**9),
-            "target_modules": st.just("all-linear") | st.lists(st.text(max_size=8), max_size=3),
-        },
-    ),
-    "data": st.fixed_dictionaries(
-        {"train": st.text(max_size=20)},
-        optional={
-            "eval": st.floats(0, 1, exclude_min=True, exclude_max=True) | st.text(max_size=5),
-            "max_length": st.integers(8, 10**12),
-            "format": st.sampled_from(["auto", "messages", "text"]),
-        },
-    ),
-    "train": st.fixed_dictionaries(
-        {},
-        optional={
-            "epochs": st.floats(0, 1e6, exclude_min=True),
-            "max_steps": st.integers(1, 10**9),
-            "learning_rate": st.floats(0, 10, exclude_min=True, exclude_max=True),
-            "global_batch_size": st.integers(1, 4096),
-            "per_device_train_batch_size": st.just("auto") | st.integers(1, 4096),
-            "warmup": st.floats(0, 1e9),
-        },
-    ),
-    "checkpoint": st.fixed_dictionaries({}, optional={"every": st.just("auto") | st.integers(1, 10**9)}),
-}
-ROWS = st.lists(
-    st.dictionaries(
-        st.sampled_from(["answers", "messages", "text", "output", "query"]),
-        st.none() | st.text(max_size=5) | st.integers() | st.lists(st.none() | st.text(max_size=3), max_size=3),
-        max_size=4,
-    ),
-    max_size=30,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    sections=st.fixed_dictionaries(SECTIONS), output=st.text(min_size=1, max_size=20), rows=ROWS, known=st.booleans()
-)
-def test_any_valid_config_is_judged_without_an_error_of_our_own(
-    sections: dict[str, Any], output: str, rows: list[dict[str, Any]], known: bool
-) -> None:
-    config = Config.model_validate({**sections, "output_dir": output})
-    try:
-        resolved = resolve(Loaded(config, Path("c.yaml"), {}, frozenset()), NANO, CPU, len(rows))
-    except ConfigError:
-        resolved = None
-    context = LintContext(
-        config, Path("c.yaml"), resolved=resolved, dataset=dataset_facts("d", rows), columns=("query", "answers")
-    )
-    if known:
-        context = replace(context, model=NANO, hardware=CPU, environment=EnvironmentFacts())
-    result = run_rules(context)
-    assert "INT001" not in {finding.code for finding in result.findings}, result.findings
-    assert result.rules + len(result.skipped) == len(all_rules())
 
 
 def findings(code: str, facts: DatasetFacts, **changes: Any) -> list[Finding]:

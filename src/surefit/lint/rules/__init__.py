@@ -3,7 +3,7 @@
 FAMILIES = {
     "ADP": "adapter",
     "ARG": "arguments",
-    "AUD": "audit",
+    "AUD": "audit audit_texts audit_tasks",
     "BAT": "schedule",
     "CFG": "config",
     "CKP": "checkpoint",
@@ -26,4 +26,4 @@ FAMILIES = {
     "TPL": "template",
     "TRK": "tracker",
 }
-"""A code's first three letters → the module that defines it."""
+"""A code's first three letters → the modules that define its rules."""

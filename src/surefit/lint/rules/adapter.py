@@ -1,1 +1,176 @@
 """ADP: what is trained beside the frozen weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from surefit.core.units import bytes_text, count_text
+from surefit.facts.budget import MOMENTS, OUTPUT_HEADS
+from surefit.facts.model import ModelFacts
+from surefit.facts.setup import Setup
+from surefit.lint.rule import Finding, LintContext, rule
+
+SCALES = (1 / 64, 32)
+"""alpha / r of settings that are known to train: PEFT's default alpha of 8 at rank 512, and alpha 32 at rank 1."""
+FROZEN_STORAGE = ("nf4", "fp4", "int8", "gptq", "awq")
+"""Ways to store weights in which no gradient step can be expressed."""
+STORED_QUANTIZED = ("bitsandbytes", "gptq", "awq")
+"""The same, as a model's config.json names them."""
+ABSURD = 2**31
+"""Numbers from here on are typing errors that every tool refuses by itself; dividing them could overflow."""
+
+
+@rule("ADP001", "alpha-extreme", severity="warning", needs=(Setup,))
+def alpha_extreme(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The adapter's scale, alpha over rank, is far from any that is known to work.
+
+    ## What it does
+    Divides alpha by the rank (by its square root with rank-stabilised LoRA) and speaks up above 32 and below 1/64.
+
+    ## Why it is bad
+    The adapter's output is multiplied by it. Far above, the first steps push the model out of what it knows; far below,
+    the adapter has no effect at any usual learning rate.
+
+    ## Example
+    `r: 8` with `alpha: 512`, or an alpha of 1 that was kept when the rank was raised to 256.
+
+    ## Fix
+    Start at alpha = 2 × r; with rank-stabilised LoRA at alpha = 16, whatever the rank.
+
+    ## Evidence
+    Published settings lie between 0.06 and 32: alpha 32 at ranks from 512 down to 1 ("LoRA Without Regret", Schulman et
+    al. 2025). Blaizzy/mlx-vlm#841: a scale eight times too large made the default settings' adapters unusable.
+    """
+    rank, alpha = setup.lora_r, setup.lora_alpha
+    if setup.adapter == "full" or rank is None or alpha is None or not (0 < rank < ABSURD and abs(alpha) < ABSURD):
+        return
+    scale = alpha / (math.sqrt(rank) if setup.rslora else rank)
+    if scale > SCALES[1] or scale < SCALES[0]:
+        over = f"the square root of rank {rank}" if setup.rslora else f"rank {rank}"
+        yield Finding(
+            field="lora_alpha",
+            message=f"alpha {alpha:g} over {over} multiplies the adapter by {scale:.3g}; "
+            "settings that are known to train lie between 0.06 and 32",
+            help="write 16" if setup.rslora else f"start at twice the rank, {2 * rank}",
+        )
+
+
+@rule("ADP002", "new-tokens-not-trained", severity="warning", needs=(Setup,))
+def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Tokens are added to the vocabulary, and what they mean is not trained.
+
+    ## What it does
+    With an adapter and added tokens, looks for the embedding in `modules_to_save` and `target_modules`, for the output
+    head too where the model does not share it with the embedding, and for PEFT's `trainable_token_indices`.
+
+    ## Why it is bad
+    The new rows keep the values they were made with. The model cannot tell the new tokens apart, and without the head
+    it cannot learn to write them.
+
+    ## Example
+    `tokens: [<tool_call>]` with LoRA on the attention only.
+
+    ## Fix
+    Add the embedding and the head to `modules_to_save`, or use `trainable_token_indices`, which trains only the new
+    rows.
+
+    ## Evidence
+    axolotl refuses such a config ("`lora_modules_to_save` not properly set when adding new tokens"), and LLaMA-Factory
+    adds the modules itself, with a warning. In PEFT alone nothing happens.
+    """
+    if not setup.new_tokens or setup.adapter in (None, "full") or setup.trainable_tokens:
+        return
+    if setup.tool == "llamafactory" and setup.modules_to_save is None:
+        return
+    model = context.model
+    trained = [name.rpartition(".")[2] for name in (*(setup.modules_to_save or ()), *(setup.target_modules or ()))]
+    missing = [] if _has_embedding(trained) else ["the embedding"]
+    if model is not None and not model.tied_embeddings and not set(OUTPUT_HEADS) & set(trained):
+        missing.append("the output head")
+    if missing:
+        yield Finding(
+            field="new_tokens",
+            message=f"tokens are added, and their rows in {' and '.join(missing)} are not trained",
+            help=f"add {' and '.join(missing)} to {setup.name('modules_to_save')}, "
+            "or set PEFT's trainable_token_indices",
+        )
+
+
+def _has_embedding(names: Sequence[str]) -> bool:
+    return any(("embed" in name or name == "wte") and name not in OUTPUT_HEADS for name in names)
+
+
+@rule("ADP003", "quantised-and-full", severity="error", needs=(Setup,))
+def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """All weights are to be trained, and they are stored in 4 or 8 bits.
+
+    ## What it does
+    With full training, looks at the quantisation the config asks for and at the one in the model's own config.json.
+
+    ## Why it is bad
+    A step is far smaller than the distance between two of the 16 or 256 values a weight can take, and the stored
+    integers have no gradient. Libraries refuse; code that gets past them trains the norms and the embedding only.
+
+    ## Example
+    `load_in_4bit: true` without an adapter, or full training of a model whose name ends in `-bnb-4bit`.
+
+    ## Fix
+    Train an adapter on the quantised base, or load the base in 16 bits.
+
+    ## Evidence
+    transformers: "You cannot perform fine-tuning on purely quantized models"; people meet it in unslothai/unsloth#1110
+    and bitsandbytes-foundation/bitsandbytes#737.
+    """
+    if setup.adapter != "full" or setup.unsloth:  # Unsloth drops the quantisation itself
+        return
+    stored = context.model.quantization if context.model else None
+    if setup.quantization in FROZEN_STORAGE:
+        field, how = "quantization", f"are loaded as {setup.quantization}"
+    elif stored in STORED_QUANTIZED:
+        field, how = "base_model", f"of {setup.base_model or 'this base'} are stored quantised ({stored})"
+    else:
+        return
+    yield Finding(
+        field=field,
+        message=f"all weights are to be trained, and they {how}: integers have no gradient",
+        help="train an adapter, or take the base in 16 bits",
+    )
+
+
+@rule("ADP004", "whole-embeddings-trained", severity="info", needs=(Setup, ModelFacts))
+def whole_embeddings_trained(context: LintContext, setup: Setup, model: ModelFacts) -> Iterator[Finding]:
+    """The adapter holds full copies of the embedding or the head, and no token is added.
+
+    ## What it does
+    Counts the parameters that `modules_to_save` adds with the vocabulary's matrices.
+
+    ## Why it is bad
+    It is not, where the text is of a kind the model hardly knows, such as another language. Else they are most of the
+    trained parameters, of the optimizer and of the adapter file, for nothing.
+
+    ## Example
+    `modules_to_save: [embed_tokens, lm_head]` from a config that added tokens, for one that adds none.
+
+    ## Fix
+    Remove them from `modules_to_save`, or keep them if the embeddings are what should change.
+
+    ## Evidence
+    ymcui/Chinese-LLaMA-Alpaca#456: an adapter many times the usual 17 MB, because a copied config saved the embedding
+    and the head.
+    """
+    matrices = [name for name in setup.modules_to_save or () if _is_vocabulary_matrix(name)]
+    if setup.adapter in (None, "full") or setup.new_tokens or not matrices:
+        return
+    parameters = len(matrices) * model.vocab_size * model.hidden_size
+    yield Finding(
+        field="modules_to_save",
+        message=f"{' and '.join(matrices)} add {count_text(parameters)} trained parameters, and no token is added; "
+        f"AdamW's moments of them alone take {bytes_text(MOMENTS * parameters)}",
+        help="remove them, unless the embeddings are what should change",
+    )
+
+
+def _is_vocabulary_matrix(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last in OUTPUT_HEADS or _has_embedding([last])

@@ -1,1 +1,99 @@
 """ARG: keys of other tools that are gone, unknown or without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.facts.setup import Setup
+from surefit.lint.rule import Finding, LintContext, rule
+
+
+@rule("ARG001", "argument-gone", severity="error", needs=(Setup,))
+def argument_gone(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """A key that current releases of the tool no longer take.
+
+    ## What it does
+    Compares the keys of another tool's config with those that it has dropped or renamed.
+
+    ## Why it is bad
+    The tool stops with "unexpected keyword argument", often only after the model has been downloaded; tools that pass
+    over unknown keys train without the setting.
+
+    ## Example
+    `evaluation_strategy: steps`, `warmup_ratio: 0.1` or `group_by_length: true` with transformers 5; `max_seq_length`
+    in TRL's SFTConfig.
+
+    ## Fix
+    Write what the finding says.
+
+    ## Evidence
+    transformers 5 has dropped `warmup_ratio`, `group_by_length`, `overwrite_output_dir` and `logging_dir`. Published
+    reports on function calling, on recommendation and on legal summaries each lost runs to renamed arguments.
+    """
+    for key, instead in setup.gone.items():
+        yield Finding(
+            field=key,
+            message=f"{setup.name(key)} is no longer taken by {_tool(setup)}",
+            help=instead,
+        )
+
+
+@rule("ARG002", "argument-unknown", severity="error", needs=(Setup,))
+def argument_unknown(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """A key that the tool does not know.
+
+    ## What it does
+    Compares the keys of another tool's config with all that it takes.
+
+    ## Why it is bad
+    The tool stops with "unexpected keyword argument", or passes over the key and trains with its default.
+
+    ## Example
+    `dropout` in an adapter's config: PEFT's `LoraConfig` calls it `lora_dropout`.
+
+    ## Fix
+    Correct the name, or take the key out.
+
+    ## Evidence
+    A published report on summarising legal documents passed `dropout` to `LoraConfig` and `dataset_text_field` and
+    `max_seq_length` to a `Trainer` that has neither.
+    """
+    for key in setup.unknown:
+        meant = setup.meant.get(key)
+        yield Finding(
+            field=key,
+            message=f"{_tool(setup)} knows no {setup.name(key)}{f'; did you mean {meant!r}?' if meant else ''}",
+            help=f"write {meant}" if meant else "correct the name, or take the key out",
+        )
+
+
+@rule("ARG003", "argument-without-effect", severity="warning", needs=(Setup,))
+def argument_without_effect(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """A key that is accepted and changes nothing.
+
+    ## What it does
+    Looks for keys of another tool's config that something else in it overrides or switches off.
+
+    ## Why it is bad
+    Whoever reads the config believes that the setting holds, and whoever tunes it compares equal runs.
+
+    ## Example
+    `save_steps: 100` beside `save_strategy: epoch`.
+
+    ## Fix
+    Take the key out, or make the setting hold as the finding says.
+
+    ## Evidence
+    A published function-calling project documented ports for its metrics that no parser of it defined.
+    """
+    for key, why in setup.ignored.items():
+        yield Finding(
+            field=key,
+            message=f"{setup.name(key)} has no effect: {why}",
+            help="take it out, or change what overrides it",
+        )
+
+
+def _tool(setup: Setup) -> str:
+    names = {"axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "accelerate"}
+    return (names | {"deepspeed": "DeepSpeed", "peft": "PEFT"}).get(setup.tool, setup.tool)

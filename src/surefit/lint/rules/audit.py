@@ -1,1 +1,253 @@
 """AUD: what an audit of the rows found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.facts.audit import AuditFacts, Observation
+from surefit.lint.rule import Finding, LintContext, rule
+
+LEAKED_SHARE = 0.01
+NEAR_SHARE = 0.2
+LONG_SHARE = 0.01
+FEW_SHARE = 0.01
+FEW_AUDITED = 20
+"""Rows below which shares say nothing."""
+
+
+def _first(seen: Observation) -> str:
+    return f"; the first is {seen.examples[0]}" if seen.examples else ""
+
+
+@rule("AUD001", "train-test-leakage", severity="error", needs=(AuditFacts,))
+def train_test_leakage(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Rows that the model is scored on have their prompt in the training rows.
+
+    ## What it does
+    Compares every prompt of `data.eval` (where it names rows) and of `evaluate.also` with every prompt of the training
+    rows: messages and tools, byte for byte. It speaks up from 1 % of the scored rows; AUD007 has those below.
+
+    ## Why it is bad
+    The score measures memory. The more epochs, the better it looks, and nothing of it is there on new prompts.
+
+    ## Example
+    An evaluation file drawn from the same dump as the training file, without taking its rows out of the latter.
+
+    ## Fix
+    Take those rows out of the training file, or set aside a share with `data.eval: 0.02`: equal prompts then stay on
+    one side.
+
+    ## Evidence
+    Lee et al. 2022 (arXiv 2107.06499): over 4 % of the validation sets of common corpora overlap with their training
+    sets, and models score better on that part.
+    """
+    seen = audit.seen("leak_exact")
+    if seen and seen.share >= LEAKED_SHARE:
+        yield Finding(
+            field="data.eval",
+            message=f"{seen.rows:,} of {seen.of:,} scored rows ({seen.share:.1%}) have their prompt in the training "
+            f"rows{_first(seen)}",
+            help="take those rows out of the training data, or set data.eval to a share such as 0.02",
+            evidence=seen.detail,
+        )
+
+
+@rule("AUD002", "near-duplicate-rows", severity="warning", needs=(AuditFacts,))
+def near_duplicate_rows(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """A large share of the rows nearly repeat an earlier one.
+
+    ## What it does
+    Compares what users and assistant say, as runs of three words, and counts the rows with a Jaccard index of 0.8 or
+    more to an earlier row. System messages and tools are left out, exact repetitions too (DAT005). It speaks up above
+    20 %.
+
+    ## Why it is bad
+    The set is smaller than its rows say: variations of one row weigh as much as many. Where a share is held out
+    (`data.eval: 0.02`), the twins of held-out rows stay in training, and the score measures memory.
+
+    ## Example
+    A file of templates filled in with other names; two dumps of the same source, one of them with the spaces repaired.
+
+    ## Fix
+    Keep one row of each group, and take evaluation rows from another source.
+
+    ## Evidence
+    Lee et al. 2022 (arXiv 2107.06499): near-duplicates (there by MinHash and edit distance) make up 3 % to 14 % of
+    common corpora; without them models emit memorised text ten times less often.
+    """
+    seen = audit.seen("near_duplicate")
+    if seen and seen.of >= FEW_AUDITED and seen.share > NEAR_SHARE:
+        yield Finding(
+            field="data.train",
+            message=f"{seen.rows:,} of {seen.of:,} rows ({seen.share:.0%}) nearly repeat an earlier one{_first(seen)}",
+            help="keep one row of each group, and score on rows from elsewhere",
+        )
+
+
+@rule("AUD003", "answers-over-max-length", severity="warning", needs=(AuditFacts,))
+def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """More than one row in a hundred is longer than `max_length`.
+
+    ## What it does
+    Tokenises every row as training will and counts those over `data.max_length`. LAB003 is its estimate within a
+    check, from a sample, which speaks up from one in twenty.
+
+    ## Why it is bad
+    SureFit never cuts a row, because the cut would take away the end of its answer: it leaves the row out
+    (`too_long: drop`) or stops (`too_long: error`). What is left out are the longest rows, which are not a random part
+    of the data: often the hardest, or all of one kind.
+
+    ## Example
+    `max_length: 512` for rows whose 95th percentile is 600 tokens.
+
+    ## Fix
+    Raise `data.max_length` as far as the model's context and the memory allow (`surefit plan`), or shorten the rows.
+
+    ## Evidence
+    A published report on summaries of long legal documents: right-truncation cut the summary off, so that the loss fell
+    on the document.
+    """
+    seen = audit.seen("over_max_length")
+    if not seen or audit.max_length is None or (seen.share <= LONG_SHARE and not _stops(context)):
+        return
+    fate = "training stops at them" if _stops(context) else "they are left out"
+    yield Finding(
+        field="data.max_length",
+        message=f"{seen.rows:,} of {seen.of:,} rows ({seen.share:.1%}) are longer than {audit.max_length:,} tokens: "
+        f"{fate}{_first(seen)}",
+        help="raise data.max_length as far as the model's context and `surefit plan` allow, or shorten those rows",
+        evidence=seen.detail or None,
+    )
+
+
+def _stops(context: LintContext) -> bool:
+    return context.config is not None and context.config.data.too_long == "error"
+
+
+@rule("AUD004", "few-supervised-tokens", severity="warning", needs=(AuditFacts,))
+def few_supervised_tokens(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Rows in which the loss falls on one token or none.
+
+    ## What it does
+    Counts the learnt tokens of every row, the end-of-turn mark included, and speaks up where more than one row in a
+    hundred has fewer than two.
+
+    ## Why it is bad
+    An answer and its end are two tokens at least. With one, the model learns either to end at once or never to end;
+    with none the row is left out.
+
+    ## Example
+    A chat template that writes no end-of-turn mark, with answers of one letter; a plain-text row of one word.
+
+    ## Fix
+    Look at such a row with `surefit check CONFIG --show 3`: the marked text is what is learnt.
+
+    ## Evidence
+    A published report on AMR parsing trained with label masks that left nothing to learn in part of its rows.
+    """
+    counted = [each for name in ("no_supervised_token", "few_supervised_tokens") if (each := audit.seen(name))]
+    if counted and sum(each.rows for each in counted) > FEW_SHARE * counted[0].of:
+        rows, of = sum(each.rows for each in counted), counted[0].of
+        yield Finding(
+            field="data.train",
+            message=f"{rows:,} of {of:,} rows have fewer than two tokens to learn{_first(counted[0])}",
+            help="`surefit check CONFIG --show 3` marks what is learnt; give the answers text, or mend the template",
+        )
+
+
+@rule("AUD005", "mask-inside-the-prompt", severity="error", needs=(AuditFacts,))
+def mask_inside_the_prompt(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """The loss sets in before the answer does.
+
+    ## What it does
+    Reads some rows back from their tokens and compares where the first learnt token stands with where the chat
+    template ends the prompt.
+
+    ## Why it is bad
+    The model is trained to write the user's words, or the mark of its own turn, which at evaluation it is given.
+
+    ## Example
+    A tokenizer that joins the last letters of the prompt and the first of the answer into one token.
+
+    ## Fix
+    SureFit tokenises prompt and answer apart, so that this cannot happen with its own code: please report it, with the
+    tokenizer's name.
+
+    ## Evidence
+    huggingface/trl#622: Llama 2's tokenizer writes the mark before the answer in other tokens where text stands before
+    it, so that a mask which looks for those tokens is not where it should be.
+    """
+    seen = audit.seen("mask_inside_prompt")
+    if seen:
+        yield Finding(
+            field="model.name_or_path",
+            message=f"in {seen.rows:,} of {seen.of:,} rows the loss falls on part of the prompt{_first(seen)}",
+            help="report it with the tokenizer's name, and train with another one until then",
+        )
+
+
+@rule("AUD006", "template-does-not-round-trip", severity="warning", needs=(AuditFacts,))
+def template_does_not_round_trip(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """The tokens do not say what the rendered conversation says.
+
+    ## What it does
+    Renders some rows with the chat template, tokenises them as training will, decodes the tokens and compares;
+    whitespace at the very start apart.
+
+    ## Why it is bad
+    What the tokenizer drops the model never sees: with its line breaks and indents gone, code cannot be learnt; with
+    letters it has no token for, names and formulas become the unknown token.
+
+    ## Example
+    Python answers with a tokenizer whose normaliser makes one space of many; Vietnamese with a lower-casing one.
+
+    ## Fix
+    Choose a base model whose tokenizer is byte-level or has byte fallback, as all current chat models' have.
+
+    ## Evidence
+    measured: with a tokenizer that replaces runs of whitespace, every row with an indented answer came back changed
+    (tests/rules/AUD006).
+    """
+    seen = audit.seen("template_round_trip")
+    if seen:
+        yield Finding(
+            field="model.name_or_path",
+            message=f"{seen.rows:,} of {seen.of:,} rows are not what their tokens decode to{_first(seen)}",
+            help="choose a model whose tokenizer keeps all text, or take out of the rows what it cannot keep",
+        )
+
+
+@rule("AUD007", "some-scored-rows-leak", severity="warning", needs=(AuditFacts,))
+def some_scored_rows_leak(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Some scored rows are, or nearly are, in the training rows.
+
+    ## What it does
+    Counts the scored rows whose prompt is in the training rows word for word, below the 1 % at which AUD001 stops the
+    run, and those in which what the user says has a Jaccard index of 0.8 or more (runs of three words) with a training
+    row.
+
+    ## Why it is bad
+    Each of them lifts the score a little for the wrong reason: with 1 % of the rows leaked, a rise by one point may be
+    nothing else.
+
+    ## Example
+    The question "How many litres does the tank hold?" in training, "How many litres does the tank hold ?" in the test.
+
+    ## Fix
+    Take the training rows that are named out of the training file.
+
+    ## Evidence
+    Yang et al. 2023 (arXiv 2311.04850): rephrased test questions in the training data lift a 13B model to GPT-4's score
+    on MMLU, GSM8K and HumanEval, and exact comparison does not see them.
+    """
+    exact, near = audit.seen("leak_exact"), audit.seen("leak_near")
+    few = exact if exact and exact.share < LEAKED_SHARE else None
+    parts = [(few, "are in the training rows"), (near, "are nearly in the training rows")]
+    for seen, what in parts:
+        if seen:
+            yield Finding(
+                field="data.eval",
+                message=f"the prompts of {seen.rows:,} of {seen.of:,} scored rows {what}{_first(seen)}",
+                help="take those rows out of the training data",
+                evidence=seen.detail,
+            )

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 
 from surefit.config.schema import Config
-from surefit.core.errors import DataError, MachineError, ModelError
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.core.errors import DataError, MachineError, ModelError, did_you_mean
+from surefit.lint.engine import all_rules
+from surefit.lint.rule import Finding, Fix, LintContext, rule
 
 
 @rule("CFG001", "output-is-input", severity="error", needs=(Config,))
@@ -99,18 +100,17 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
     """
     if config.adapter.kind != "full":
         return
-    names = ("r", "alpha", "dropout", "target_modules")
-    given = [name for name in names if context.is_set(f"adapter.{name}")]
-    if given:
-        yield Finding(
-            field=f"adapter.{given[0]}",
-            message=f"{', '.join(given)} have no effect: adapter.kind is full" if len(given) > 1
-            else f"{given[0]} has no effect: adapter.kind is full",
-            help="remove it, or write kind: lora",
-        )  # fmt: skip
+    for name in ("r", "alpha", "dropout", "target_modules"):
+        if context.is_set(f"adapter.{name}"):
+            yield Finding(
+                field=f"adapter.{name}",
+                message=f"{name} has no effect: adapter.kind is full",
+                help="remove it, or write kind: lora",
+                fix=Fix(f"adapter.{name}", None),
+            )
 
 
-@rule("CFG004", "config-unusable", severity="error")
+@rule("CFG004", "config-unusable", severity="error", suppressible=False)
 def config_unusable(context: LintContext) -> Iterator[Finding]:
     """A value in the config names something that does not exist.
 
@@ -134,3 +134,60 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
         # Resolving stops at a micro batch that does not divide; BAT001 says the same with a number that does.
         if not elsewhere and problem.field != "train.per_device_train_batch_size":
             yield Finding.of(problem)
+
+
+@rule("CFG005", "suppression-without-effect", severity="warning", needs=(Config,), suppressible=False)
+def suppression_without_effect(context: LintContext, config: Config) -> Iterator[Finding]:
+    """`lint.ignore` names a rule that finds nothing, or one that cannot be ignored.
+
+    ## What it does
+    Compares `lint.ignore` with what the rules found. Rules that could not look are left out, and so are those that
+    judge the machine: they may find nothing here and something there. The engine fills this rule in, for it has to
+    come after all others.
+
+    ## Why it is bad
+    A suppression that is left over hides the next finding of that rule, which may be about something else. And one of
+    a rule that stands for an unusable input (DAT001, MOD001, BAT001 …) promises a run that cannot start.
+
+    ## Example
+    `lint: {ignore: {SCH001: "the warmup is meant"}}` beside `warmup: 0.03`.
+
+    ## Fix
+    Remove the code from `lint.ignore`; `surefit check --fix` does.
+
+    ## Evidence
+    Linters came to report unused suppressions for this reason: ruff as RUF100
+    (https://docs.astral.sh/ruff/rules/unused-noqa/), ESLint as `--report-unused-disable-directives`.
+    """
+    yield from ()
+
+
+@rule("CFG006", "suppression-unknown", severity="error", needs=(Config,), suppressible=False)
+def suppression_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
+    """`lint.ignore` names a rule that does not exist.
+
+    ## What it does
+    Compares the codes in `lint.ignore` with those of the rules.
+
+    ## Why it is bad
+    The finding that was meant to be accepted still stops the run, and the reason beside the misspelt code reads as if
+    somebody had dealt with it.
+
+    ## Example
+    `lint: {ignore: {SHC001: "the warmup is meant"}}`.
+
+    ## Fix
+    Write the code as `surefit check` prints it, such as SCH001.
+
+    ## Evidence
+    A misspelt name that is silently taken for nothing is a setting without effect, one of the traps found in existing
+    training tools while SureFit was designed.
+    """
+    known = [rule.code for rule in all_rules()]
+    for code in config.lint.ignore:
+        if code not in known:
+            yield Finding(
+                field=f"lint.ignore.{code}",
+                message=f"there is no rule {code!r}{did_you_mean(code.upper(), known)}",
+                help="write the code as `surefit check` prints it; `surefit explain --all` lists all",
+            )

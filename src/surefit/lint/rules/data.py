@@ -15,7 +15,7 @@ DUPLICATE_SHARE = 0.2
 SMALL_EVALUATION = 10
 
 
-@rule("DAT001", "data-unusable", severity="error")
+@rule("DAT001", "data-unusable", severity="error", suppressible=False)
 def data_unusable(context: LintContext) -> Iterator[Finding]:
     """The data cannot be read, or a row of it cannot be used.
 
@@ -47,10 +47,8 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     "DAT002",
     "column-missing",
     severity="error",
-    needs=(
-        Config,
-        DatasetFacts,
-    ),
+    needs=(Config, DatasetFacts),
+    suppressible=False,
 )
 def column_missing(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """A column that the recipe reads is not in the data.
@@ -228,6 +226,8 @@ def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFac
     The binomial interval: 6 of 9 correct is anything from 30 % to 93 %.
     """
     share = config.data.eval
+    if context.setup and context.setup.tool != "surefit" and "data.eval" not in context.lines:
+        return  # the share is SureFit's default, and no part of another tool's run
     if isinstance(share, float) and dataset.rows and round(share * dataset.rows) < SMALL_EVALUATION:
         larger = min(0.5, 50 / dataset.rows)
         enough = larger * dataset.rows >= SMALL_EVALUATION

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from surefit.config.resolve import Resolved
 from surefit.core.units import bytes_text
-from surefit.facts.budget import disk_terms
+from surefit.facts.disk import disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.lint.rule import Finding, LintContext, rule

@@ -9,7 +9,26 @@ from surefit.core.errors import MachineError
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
+from surefit.facts.setup import Setup
+from surefit.facts.stack import StackFacts
 from surefit.lint.rule import Finding, LintContext, rule
+
+WORTH_THREADS = 20_000_000
+"""Parameters below which a CPU's further threads do not help: the operations are too small to share out."""
+MANY_CORES = 4
+NO_P2P = "RTX 40"
+"""GPUs whose driver may not allow peer-to-peer copies: accelerate itself switches it off for them."""
+DEBUGGING = {
+    "CUDA_LAUNCH_BLOCKING": ({"1"}, "every kernel waits for the one before"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ({"1"}, "every tensor is allocated and freed by the driver"),
+}
+DEBUGGING_SEVERAL = {
+    "NCCL_DEBUG": ({"TRACE"}, "NCCL logs every call"),
+    "TORCH_DISTRIBUTED_DEBUG": ({"DETAIL"}, "every collective is checked for shapes on all ranks first"),
+    "NCCL_BLOCKING_WAIT": ({"1"}, "every collective blocks the process"),
+    "TORCH_NCCL_BLOCKING_WAIT": ({"1"}, "every collective blocks the process"),
+}
+"""Variable → the values that make it one for debugging, and what it costs; the second matter to several processes."""
 
 
 @rule("ENV001", "offline-without-weights", severity="error", needs=(ModelFacts, HardwareFacts, EnvironmentFacts))
@@ -101,3 +120,124 @@ def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
     for problem in context.problems:
         if isinstance(problem, MachineError):
             yield Finding.of(problem)
+
+
+@rule("ENV004", "threads-against-cores", severity="warning", needs=(Setup, HardwareFacts, StackFacts))
+def threads_against_cores(
+    context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
+) -> Iterator[Finding]:
+    """OMP_NUM_THREADS asks for more threads than there are cores, or leaves all but one idle.
+
+    ## What it does
+    Multiplies `OMP_NUM_THREADS` by the processes on this machine. Flags more than the cores, and a single thread where
+    a model of over 20 million parameters is trained on a CPU with at least four cores.
+
+    ## Why it is bad
+    Too many threads wait for each other and for the caches. Too few leave the machine idle: on a CPU, threads are the
+    training speed.
+
+    ## Example
+    `OMP_NUM_THREADS=32` in a profile script, and eight processes on 32 cores.
+
+    ## Fix
+    `export OMP_NUM_THREADS=` cores divided by processes.
+
+    ## Evidence
+    pytorch/pytorch#22260: on a machine with many GPUs, speed fell beyond four processes until the variable was set.
+    torchrun sets it to 1 where it is not set.
+    """
+    text, cores = stack.variables.get("OMP_NUM_THREADS", ""), hardware.cpu_count
+    if not text.isdecimal() or hardware.source != "detected":
+        return
+    threads, processes = int(text), _processes_here(setup)
+    big = context.model is not None and (context.model.parameters or 0) >= WORTH_THREADS
+    if threads * processes > cores:
+        product = f"{processes} processes × {threads} threads" if processes > 1 else f"{threads} threads"
+        message = f"OMP_NUM_THREADS={threads}: {product} on {cores} cores"
+    elif threads * processes == 1 and hardware.kind == "cpu" and cores >= MANY_CORES and big:
+        message = f"OMP_NUM_THREADS=1: one of {cores} cores would train"
+    else:
+        return
+    yield Finding(message=message, help=f"export OMP_NUM_THREADS={max(1, cores // processes)}")
+
+
+def _processes_here(setup: Setup) -> int:
+    """Processes that train on one machine."""
+    whole = (setup.processes or 1) // max(1, setup.machines or 1)
+    return max(1, setup.processes_per_machine or whole)
+
+
+@rule("ENV005", "nccl-settings-left-on", severity="warning", needs=(Setup, HardwareFacts, StackFacts))
+def nccl_settings_left_on(
+    context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
+) -> Iterator[Finding]:
+    """A variable keeps the GPUs of this run from talking to each other the fast way, or at all.
+
+    ## What it does
+    Looks, in a run on several GPUs, for `NCCL_P2P_DISABLE=1` (not with RTX 40 cards, which need it),
+    `NCCL_IB_DISABLE=1` over several machines with InfiniBand, and for the loopback interface over several machines.
+
+    ## Why it is bad
+    The first two send gradients through the processor's memory or over TCP: the run works, several times slower. The
+    third lets each machine wait for the others at its own address until the timeout.
+
+    ## Example
+    `export NCCL_P2P_DISABLE=1`, once set to get past a hang on another machine.
+
+    ## Fix
+    Unset the variable. Where it hides a hang, look for the cause: a container without enough /dev/shm, or ACS in the
+    BIOS.
+
+    ## Evidence
+    NVIDIA/nccl#286: "lo is loopback so you won't be able to use it between two nodes". accelerate sets the first two
+    itself, for RTX 40 cards with an old driver.
+    """
+    several = max(setup.processes or 1, setup.gpus or 1) > 1
+    machines = setup.machines or 1
+    if not several or setup.on_cpu or hardware.source != "detected":
+        return
+    told, on_gpu = stack.variables, hardware.kind == "cuda"
+    if told.get("NCCL_P2P_DISABLE") == "1" and on_gpu and NO_P2P not in hardware.name:
+        yield _unset("NCCL_P2P_DISABLE=1: the GPUs of one machine exchange data through its RAM")
+    if told.get("NCCL_IB_DISABLE") == "1" and machines > 1 and stack.infiniband and on_gpu:
+        yield _unset(f"NCCL_IB_DISABLE=1: {machines} machines talk over TCP, and this one has InfiniBand")
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        if told.get(name, "").lstrip("=") == "lo" and machines > 1:
+            yield _unset(f"{name}={told[name]}: {machines} machines cannot meet on the loopback interface")
+
+
+def _unset(message: str) -> Finding:
+    return Finding(message=message, help=f"unset {message.partition('=')[0]}")
+
+
+@rule("ENV006", "debugging-switch-left-on", severity="warning", needs=(Setup, HardwareFacts, StackFacts))
+def debugging_switch_left_on(
+    context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
+) -> Iterator[Finding]:
+    """A variable for debugging is set, and slows the run down.
+
+    ## What it does
+    Looks, in a run on a GPU, for `CUDA_LAUNCH_BLOCKING=1` and `PYTORCH_NO_CUDA_MEMORY_CACHING=1`; in one of several
+    processes also for `NCCL_DEBUG=TRACE`, `TORCH_DISTRIBUTED_DEBUG=DETAIL` and blocking waits.
+
+    ## Why it is bad
+    The processor waits for the GPU after each kernel, or the log grows by gigabytes. The result is right, so nobody
+    looks.
+
+    ## Example
+    `CUDA_LAUNCH_BLOCKING=1` in a job script since the last device-side assert.
+
+    ## Fix
+    Unset the variable, and set it again for a run of ten steps when it is needed.
+
+    ## Evidence
+    https://discuss.pytorch.org/t/cuda-launch-blocking-1-reduces-the-training-speed/160924; pytorch/pytorch#50820 on
+    blocking waits; NCCL's documentation calls TRACE a level for deep debugging.
+    """
+    if hardware.kind != "cuda" or hardware.source != "detected" or setup.on_cpu:
+        return
+    several = max(setup.processes or 1, setup.gpus or 1) > 1
+    for name, (values, cost) in (DEBUGGING | (DEBUGGING_SEVERAL if several else {})).items():
+        value = stack.variables.get(name, "")
+        if value.upper() in values:
+            yield _unset(f"{name}={value}: {cost}")

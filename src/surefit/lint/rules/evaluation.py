@@ -1,1 +1,168 @@
 """EVL: how a model is scored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from surefit.config.schema import Config
+from surefit.core.units import shortened
+from surefit.facts.dataset import DatasetFacts
+from surefit.facts.setup import Setup
+from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rules.data import SMALL_EVALUATION
+
+GENEROUS = 8
+"""Characters that a token stands for at most, on average over an answer. In English prose it is four to five with any
+current vocabulary, in JSON and code less."""
+TRUNCATED_SHARE = 0.05
+
+
+@rule("EVL001", "sampled-scores", severity="warning", needs=(Setup,))
+def sampled_scores(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The answers that are scored are drawn at random.
+
+    ## What it does
+    Looks at `do_sample` and `temperature` of the generation that is scored. A temperature without `do_sample: true` is
+    not meant where `do_sample` is said to be off.
+
+    ## Why it is bad
+    The same model scores differently each time, by more than two checkpoints usually differ, and on average lower than
+    it could.
+
+    ## Example
+    `temperature: 0.7` for ROUGE.
+
+    ## Fix
+    Write `do_sample: false`, or a temperature of 0. Where sampling is part of the measure (pass@k), average many draws.
+
+    ## Evidence
+    A published report on summarising legal documents compared checkpoints by ROUGE at temperature 0.7.
+    kubeedge/ianvs#990: four runs of one model scored 0.6, 0.7, 0.8 and 0.9 because its generation_config.json samples
+    at 0.7.
+    """
+    sampled = setup.do_sample is True and setup.temperature != 0
+    if not sampled and not (setup.do_sample is None and setup.temperature):
+        return
+    at = f" at temperature {shortened(str(setup.temperature))}" if setup.temperature else ""
+    yield Finding(
+        field="do_sample" if setup.do_sample else "temperature",
+        message=f"the scored answers are drawn at random{at}: the same model scores differently each time",
+        help="write do_sample: false, or a temperature of 0",
+    )
+
+
+@rule("EVL002", "answers-longer-than-limit", severity="warning", needs=(Config, DatasetFacts))
+def answers_longer_than_limit(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
+    """The right answers are longer than what the model may write when it is scored.
+
+    ## What it does
+    Where the held-out rows are a share of the training rows, compares the characters of their answers with
+    `evaluate.max_new_tokens`. A token is taken for eight characters, which no vocabulary reaches on ordinary text, so
+    what is reported is surely too long; more rows may be. It speaks up from one row in twenty.
+
+    ## Why it is bad
+    The answer is cut off, counted as truncated and scored as wrong, however good the model is.
+
+    ## Example
+    Summaries of 6,000 characters with `max_new_tokens: 256`.
+
+    ## Fix
+    Raise `evaluate.max_new_tokens` above the longest answer.
+
+    ## Evidence
+    EleutherAI/lm-evaluation-harness#2798: the default of 256 tokens is far too short for several of its tasks, and the
+    scores look like those of a weak model.
+    """
+    limit = config.evaluate.max_new_tokens
+    if not isinstance(config.data.eval, float) or not dataset.target_lengths:
+        return
+    too_long = sum(length > GENEROUS * limit for length in dataset.target_lengths)
+    if too_long >= TRUNCATED_SHARE * len(dataset.target_lengths):
+        longest = max(dataset.target_lengths)
+        yield Finding(
+            field="evaluate.max_new_tokens",
+            message=f"{too_long} of {len(dataset.target_lengths)} sampled answers do not fit into {limit:,} tokens; "
+            f"the longest has {longest:,} characters",
+            help=f"raise max_new_tokens, to about {longest // 3:,} for ordinary text",
+        )
+
+
+@rule("EVL003", "scored-on-training-rows", severity="error", needs=(Config,))
+def scored_on_training_rows(context: LintContext, config: Config) -> Iterator[Finding]:
+    """The held-out rows are among the training rows.
+
+    ## What it does
+    Looks for a `data.eval` file that lies in the directory of `data.train`, and for the same hub data set and split in
+    both. (Two local files with the same content are refused when they are read: DAT001.)
+
+    ## Why it is bad
+    The model has seen the answers. Scores, the held-out loss and the gate measure memory.
+
+    ## Example
+    `train: data` with `eval: data/heldout.jsonl`: all .jsonl files of a directory are read.
+
+    ## Fix
+    Move the file out of the directory, or name the training file; with a hub data set, name another split
+    (`owner/name@test`) or hold out a share.
+
+    ## Evidence
+    A test shows that SureFit's own loader reads such a file as training rows. Kapoor & Narayanan 2023 (arXiv
+    2207.07048) collected published results from 17 fields that leakage had made too good.
+    """
+    train, held_out = config.data.train, config.data.eval
+    if not isinstance(held_out, str):
+        return
+    if os.path.isfile(os.path.expanduser(held_out)):
+        if _holds(os.path.expanduser(train), os.path.expanduser(held_out)):
+            yield Finding(
+                field="data.eval",
+                message=f"{held_out} lies in {train}, and every data file of that directory is trained on",
+                help="move it out of the directory, or name the training file in data.train",
+            )
+    elif "/" in held_out and not held_out.startswith("surefit/") and not os.path.exists(os.path.expanduser(held_out)):
+        split = config.data.split
+        if _hub_set(train, split) == _hub_set(held_out, split):
+            yield Finding(
+                field="data.eval",
+                message=f"data.train and data.eval are both the {_hub_set(train, split)[1]} split of {held_out}",
+                help=f"name another split, such as {held_out.partition('@')[0]}@test, or hold out a share",
+            )
+
+
+def _holds(directory: str, file: str) -> bool:
+    return os.path.isdir(directory) and os.path.samefile(directory, os.path.dirname(file) or ".")
+
+
+def _hub_set(name: str, split: str) -> tuple[str, str]:
+    """(owner/name:configuration, split) of `owner/name:configuration@split`."""
+    base, _, own = name.partition("@")
+    return base, own or split
+
+
+@rule("EVL004", "gate-on-a-handful", severity="warning", needs=(Config,))
+def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]:
+    """The gate decides on a handful of rows.
+
+    ## What it does
+    With a gate, looks for an `evaluate.max_examples` below 10. (A share that holds out too few: DAT006.)
+
+    ## Why it is bad
+    One row is more than ten points, and the 95 % interval covers nearly everything: the gate passes or fails by chance.
+
+    ## Example
+    `max_examples: 5` from a first try, kept in a config whose exit code a pipeline relies on.
+
+    ## Fix
+    Remove `max_examples`, or score some hundred rows.
+
+    ## Evidence
+    The binomial interval: 6 of 9 correct is anything from 30 % to 93 %.
+    """
+    rows = config.evaluate.max_examples
+    if config.evaluate.gate is not None and rows is not None and rows < SMALL_EVALUATION:
+        yield Finding(
+            field="evaluate.max_examples",
+            message=f"the gate decides on {rows} rows, where one row is {100 / rows:.0f} points",
+            help="remove max_examples, or score some hundred rows",
+        )

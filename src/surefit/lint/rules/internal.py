@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from surefit.lint.rule import Finding, LintContext, rule
 
 
-@rule("INT001", "rule-failed", severity="warning")
+@rule("INT001", "rule-failed", severity="warning", suppressible=False)
 def rule_failed(context: LintContext) -> Iterator[Finding]:
     """A rule of SureFit failed, so that one thing was not checked.
 

@@ -1,1 +1,356 @@
-"""LAB: which tokens the loss falls on."""
+"""LAB: which tokens the loss falls on, by the config and by the batches themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.core.units import plural
+from surefit.facts.audit import Observation
+from surefit.facts.batch import BatchFacts
+from surefit.facts.examples import ExampleFacts
+from surefit.facts.setup import Setup
+from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rules.template import class_name
+
+FEW = 20
+"""Measured examples below which nothing is said about a whole data set."""
+LOST_SHARE = 0.05
+
+
+@rule("LAB001", "loss-on-the-prompt", severity="warning", needs=(Setup,))
+def loss_on_the_prompt(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The rows are conversations, and the loss falls on the prompts too.
+
+    ## What it does
+    Looks at what the tool's settings let the loss fall on. SureFit trains on the assistant's turns only.
+
+    ## Why it is bad
+    Most tokens of a conversation are the prompt: the system text, the tools, the document. The model learns to write
+    those; the answers, which are what is scored, get the small rest of the gradient.
+
+    ## Example
+    TRL with `messages` and `tools` and without `assistant_only_loss`; Axolotl with `train_on_inputs: true`.
+
+    ## Fix
+    Let the loss fall on the completion, or on the assistant's turns.
+
+    ## Evidence
+    A published report on summarising legal documents trained on 200,000 tokens of document for each summary. TRL's
+    documentation: conversational rows train on the whole chat unless `assistant_only_loss` is set.
+    """
+    if setup.conversations and setup.loss_on == "all":
+        yield Finding(
+            field="loss_on",
+            message=f"the rows are conversations, and by {setup.name('loss_on')} the loss falls on the prompts as well",
+            help="let the loss fall on the completion, or on the assistant's turns",
+        )
+
+
+@rule("LAB002", "collator-overwrites-labels", severity="error", needs=(Setup,))
+def collator_overwrites_labels(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The labels are masked, and the collator makes new ones.
+
+    ## What it does
+    Looks for transformers' `DataCollatorForLanguageModeling` where the loss is to fall on the answers only. (TRL has a
+    collator of the same name that keeps the mask; it is not meant where its module is stated.)
+
+    ## Why it is bad
+    That collator replaces the labels by a copy of the ids: the mask that was so carefully made is gone, and the loss
+    falls on the prompts.
+
+    ## Example
+    Labels with -100 over the prompt, and `DataCollatorForLanguageModeling(tokenizer, mlm=False)` "for dynamic padding".
+
+    ## Fix
+    Use a collator that pads labels with -100: `DataCollatorForSeq2Seq`, or that of the tool.
+
+    ## Evidence
+    A published report on summarising legal documents masked its prompts and lost the mask this way. The collator's
+    source: `labels = batch["input_ids"].clone()`; see also huggingface/transformers#23530.
+    """
+    if class_name(setup.collator) == "DataCollatorForLanguageModeling" and setup.loss_on in ("completion", "assistant"):
+        yield Finding(
+            field="collator",
+            message=f"{class_name(setup.collator)} replaces the labels by a copy of the ids: the loss, which is to "
+            f"fall on the {setup.loss_on}, falls on the prompts too",
+            help="use a collator that pads the labels with -100, such as DataCollatorForSeq2Seq",
+        )
+
+
+@rule("LAB003", "length-limit-loses-rows", severity="warning", needs=(Setup, ExampleFacts))
+def length_limit_loses_rows(context: LintContext, setup: Setup, examples: ExampleFacts) -> Iterator[Finding]:
+    """A part of the rows is longer than the limit.
+
+    ## What it does
+    Counts, in a sample, the examples with more tokens than `max_length`, and speaks up from one in twenty on. The chat
+    template's own tokens are not counted, so there are at least that many. Where all are too long, LAB010 speaks.
+
+    ## Why it is bad
+    SureFit leaves such rows out, other tools cut them. The rows that go are not any rows: they are the long ones, and
+    what they teach is missing from the model.
+
+    ## Example
+    `max_length: 512` for function calls whose tool descriptions take 900 tokens.
+
+    ## Fix
+    Raise the limit as far as the model's context and the memory allow.
+
+    ## Evidence
+    huggingface/trl#6668 and #3927: the answers were cut off by `max_length` and the run went on with a loss of 0.
+    """
+    if not examples.max_length or examples.measured < FEW or examples.too_long == examples.measured:
+        return
+    if examples.too_long >= LOST_SHARE * examples.measured:
+        yield Finding(
+            field="max_length",
+            message=f"at least {examples.too_long} of {plural(examples.measured, 'sampled row')} are longer than "
+            f"{setup.name('max_length')} {examples.max_length:,}: {examples.first_too_long}, for example",
+            help=f"raise it; the longest of these rows has at least {examples.longest:,} tokens",
+        )
+
+
+@rule("LAB004", "truncation-cuts-the-answer", severity="warning", needs=(Setup,))
+def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Rows over the limit are cut at the right, where the answer is.
+
+    ## What it does
+    Looks at the side on which the tool cuts, where the loss falls on the answers only. Where the rows are at hand and
+    none of them is too long, nothing is said. SureFit never cuts.
+
+    ## Why it is bad
+    The prompt stays and the answer goes: the end-of-turn token first, then the answer. Such a row teaches to stop
+    nowhere, or nothing at all.
+
+    ## Example
+    `truncation=True` on a document of 200,000 tokens followed by its summary.
+
+    ## Fix
+    Leave rows over the limit out, or shorten the prompt before the template is applied.
+
+    ## Evidence
+    A published report on summarising legal documents lost its summaries to right truncation; huggingface/trl#6668.
+    """
+    masked = setup.loss_on in ("completion", "assistant") or (setup.conversations and setup.loss_on != "all")
+    rows = context.examples
+    harmless = rows is not None and rows.measured == rows.examples and not rows.too_long
+    if setup.truncation_side == "right" and masked and not harmless:
+        limit = f" over {setup.max_length:,} tokens" if setup.max_length else ""
+        yield Finding(
+            field="truncation_side",
+            message=f"rows{limit} are cut at the right ({setup.name('truncation_side')}), where the answer is",
+            help="leave such rows out, or shorten their prompts; cutting at the left keeps the answer at least",
+        )
+
+
+@rule("LAB005", "length-in-characters", severity="warning", needs=(Setup,))
+def length_in_characters(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Rows are filtered by their length in characters.
+
+    ## What it does
+    Looks at the unit of the length limit.
+
+    ## Why it is bad
+    A token is four characters of English, and one or two of Vietnamese, Chinese, code or numbers. The limit lets rows
+    pass that do not fit, and drops rows that would.
+
+    ## Example
+    `filter(lambda row: len(row["text"]) < 262144)` before training with 262,144 tokens.
+
+    ## Fix
+    Filter by the number of tokens after the chat template.
+
+    ## Evidence
+    A published report on summarising legal documents filtered by characters and ran out of memory on the rows it kept.
+    """
+    if setup.length_unit == "characters":
+        limit = f" {setup.max_length:,}" if setup.max_length else ""
+        yield Finding(
+            field="max_length",
+            message=f"{setup.name('max_length')}{limit} counts characters; the model counts tokens",
+            help="filter by the number of tokens after the chat template",
+        )
+
+
+def _seen(batch: BatchFacts, name: str) -> tuple[Observation, str] | None:
+    """An observation and its first example, as the end of a sentence."""
+    found = batch.seen(name)
+    return (found, f" ({found.examples[0]})" if found.examples else "") if found else None
+
+
+@rule("LAB006", "labels-dead", severity="error", needs=(BatchFacts,))
+def labels_dead(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+    """Examples in the batch have no token on which the loss falls.
+
+    ## What it does
+    Counts, in the tensors of the first micro batches, the examples all of whose labels are masked.
+
+    ## Why it is bad
+    They cost time and teach nothing. Where all are like that the loss is 0 or NaN, and the run "works".
+
+    ## Example
+    A template that the answer's mask is looked up in, and not found.
+
+    ## Fix
+    `surefit check --show 3` shows what is learnt of the rows. If that is right, the collator is not.
+
+    ## Evidence
+    huggingface/trl#6668: loss 0.0 in every step, because every label was masked. A published report on AMR parsing
+    trained with masks that covered everything.
+    """
+    if found := _seen(batch, "dead"):
+        yield Finding(
+            field="data.train",
+            message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have no token to learn"
+            + found[1],
+            help="look at what is learnt with `surefit check --show 3`",
+        )
+
+
+@rule("LAB007", "labels-overwritten", severity="error", needs=(BatchFacts,))
+def labels_overwritten(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+    """The labels in the batch are not those that tokenising gave the examples.
+
+    ## What it does
+    Finds each example's ids in the tensors of the first micro batches, and compares the labels at that place with the
+    example's own: masked where those are, and the token itself elsewhere.
+
+    ## Why it is bad
+    Between tokenising and the loss something has replaced or moved them: the loss falls on the prompts, or on tokens
+    that are one off.
+
+    ## Example
+    A collator that makes labels as a copy of the ids (LAB002).
+
+    ## Fix
+    Give the batch the labels that the data set has.
+
+    ## Evidence
+    huggingface/transformers#23530; a published report on summarising legal documents lost its masks in the collator.
+    """
+    if found := _seen(batch, "overwritten"):
+        yield Finding(
+            field="data.train",
+            message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have other labels than "
+            f"tokenising gave them{found[1]}",
+            help="this is a fault of what makes the batches: please report it, with batch_audit.json",
+        )
+
+
+@rule("LAB008", "mask-starts-inside-the-prompt", severity="error", needs=(BatchFacts,))
+def mask_starts_inside_the_prompt(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+    """What is learnt does not begin where the prompt ends.
+
+    ## What it does
+    Decodes what stands before every run of learnt tokens in the first micro batches, and compares it with what the chat
+    template writes to ask for an answer. Not for plain text, of which everything is learnt.
+
+    ## Why it is bad
+    When the model is used, its prompt ends there. If training starts earlier, it learns to write a part of the prompt;
+    if later, the beginning of the answer is never learnt.
+
+    ## Example
+    A prompt that is tokenised alone and cut off by its length, where its last token merges with the answer's first.
+
+    ## Fix
+    Look at the borders with `surefit check --show 3`; a template that rewrites earlier turns is the usual reason.
+
+    ## Evidence
+    huggingface/trl#4201: the header of the assistant's turn was counted to the answer, for lack of a generation prompt.
+    """
+    if found := _seen(batch, "misplaced_mask"):
+        yield Finding(
+            field="data.train",
+            message=f"{found[0].rows} of {plural(found[0].of, 'answer')} in the first batches do not begin where the "
+            f"prompt ends{found[1]}",
+            help="look at the borders with `surefit check --show 3`",
+        )
+
+
+@rule("LAB009", "padding-supervised", severity="error", needs=(BatchFacts,))
+def padding_supervised(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+    """The loss falls on padding.
+
+    ## What it does
+    Counts the labels of the first micro batches at places where no example lies.
+
+    ## Why it is bad
+    The model learns to write padding tokens after an answer, and short rows weigh more than long ones.
+
+    ## Example
+    Labels that are padded with the padding token's id instead of -100.
+
+    ## Fix
+    Pad the labels with -100.
+
+    ## Evidence
+    PyTorch's cross-entropy leaves out -100 only; transformers' `DataCollatorWithPadding` knows no labels, and code that
+    pads them by hand uses the same id for both.
+    """
+    if found := _seen(batch, "supervised_padding"):
+        yield Finding(
+            field="data.train",
+            message=f"the loss falls on {found[0].rows} of {plural(found[0].of, 'padding token')} in the first batches"
+            + found[1],
+            help="this is a fault of what makes the batches: please report it, with batch_audit.json",
+        )
+
+
+@rule("LAB010", "length-limit-loses-everything", severity="error", needs=(Setup, ExampleFacts))
+def length_limit_loses_everything(context: LintContext, setup: Setup, examples: ExampleFacts) -> Iterator[Finding]:
+    """Every row is longer than the limit.
+
+    ## What it does
+    As LAB003, where no example of the sample is within `max_length`.
+
+    ## Why it is bad
+    SureFit stops because nothing is left. A tool that drops such rows without a word trains on an empty data set; one
+    that cuts them trains on prompts without answers.
+
+    ## Example
+    `max_length: 64` for conversations of a thousand tokens.
+
+    ## Fix
+    Raise the limit.
+
+    ## Evidence
+    measured: TRL 1.16 dropped every row of a set whose answers lay behind `max_length`, without an error, and trained
+    "fine" on nothing. huggingface/trl#6320 made it drop them.
+    """
+    if examples.measured and examples.too_long == examples.measured:
+        yield Finding(
+            field="max_length",
+            message=f"all {plural(examples.measured, 'sampled row')} are longer than {setup.name('max_length')} "
+            f"{examples.max_length:,}: nothing would be left",
+            help=f"raise it; the longest of these rows has at least {examples.longest:,} tokens",
+        )
+
+
+@rule("LAB011", "attention-mask-wrong", severity="error", needs=(BatchFacts,))
+def attention_mask_wrong(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+    """Attention does not see an example's tokens, or sees padding before them.
+
+    ## What it does
+    Compares the attention mask of the first micro batches with where the examples lie. Padding behind an example may be
+    unmasked: no token looks ahead.
+
+    ## Why it is bad
+    Hidden tokens are missing from what the model reads. Padding that is seen is read as text, and how much there is
+    depends on the other rows of the batch.
+
+    ## Example
+    A mask made as `input_ids != pad_id`, with a padding token that also ends the turns.
+
+    ## Fix
+    Make the mask from the lengths, not from the ids.
+
+    ## Evidence
+    measured: an attention function that was registered without its mask ignored the padding, an error of 0.60 in the
+    logits, without a message.
+    """
+    if found := _seen(batch, "attention"):
+        yield Finding(
+            field="data.train",
+            message=f"the attention mask is wrong for {plural(found[0].rows, 'example')} of the first batches"
+            + found[1],
+            help="this is a fault of what makes the batches: please report it, with batch_audit.json",
+        )

@@ -8,8 +8,10 @@ from surefit.config.resolve import Resolved
 from surefit.core.units import bytes_text
 from surefit.facts.budget import Term, at_least, memory_terms
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.model import ModelFacts
+from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rules.adapter import ABSURD
 
 
 @rule("MEM001", "does-not-fit", severity="error", needs=(Resolved, ModelFacts, HardwareFacts))
@@ -90,4 +92,133 @@ def _too_large(terms: list[Term], hardware: HardwareFacts, field: str, help_text
             f"{bytes_text(largest.bytes)} ({largest.why})",
             help=help_text,
             evidence="; ".join(f"{term.term} {bytes_text(term.bytes)}" for term in terms),
+        )
+
+
+@rule("MEM003", "offloaded-weights-cannot-train", severity="error", needs=(Setup,))
+def offloaded_weights_cannot_train(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """A device map moves weights to the CPU or to disk, and the model is to be trained.
+
+    ## What it does
+    Looks for `device_map` together with offloading. DeepSpeed's and FSDP's own offloading, which is made for training,
+    is not meant.
+
+    ## Why it is bad
+    accelerate's hooks load a layer for its forward pass and leave an empty tensor on the `meta` device behind. The
+    backward pass finds that one and stops.
+
+    ## Example
+    `device_map: auto` with `max_memory: {0: 20GiB, cpu: 60GiB}` for a 7B model on a 24 GB card.
+
+    ## Fix
+    Load the model on the GPU; where it does not fit, in 4 bits, or with DeepSpeed's or FSDP's offloading.
+
+    ## Evidence
+    A published report on training a 7B parser on one 24 GB card met "expected device meta but got cuda:0" and blamed
+    gradient checkpointing. measured: LoRA on an offloaded Llama fails the same way with checkpointing and without
+    (accelerate 1.15, PEFT 0.21, transformers 5.23).
+    """
+    mapped = setup.device_map is not None or setup.parallel == "device_map"
+    if mapped and setup.cpu_offload:
+        yield Finding(
+            field="cpu_offload",
+            message=f"{setup.name('device_map')} keeps weights off the GPU: the backward pass stops at the first "
+            'of them, "expected device meta"',
+            help="load the model on the GPU (in 4 bits where it does not fit), or offload with DeepSpeed or FSDP",
+        )
+
+
+@rule("MEM004", "eval-batch-does-not-fit", severity="warning", needs=(Setup, ModelFacts, HardwareFacts))
+def eval_batch_does_not_fit(
+    context: LintContext, setup: Setup, model: ModelFacts, hardware: HardwareFacts
+) -> Iterator[Finding]:
+    """The held-out rows are measured in larger batches than the memory takes.
+
+    ## What it does
+    Where the evaluation batch is larger than the training batch, adds the logits of full-length rows (one number per
+    token and vocabulary entry) to the stored weights. Not where the loss is computed without them: TRL, Liger.
+
+    ## Why it is bad
+    Training runs, and hours later the first evaluation stops it.
+
+    ## Example
+    A training batch of 1 with transformers' default evaluation batch of 8, at 32,768 tokens and a vocabulary of
+    151,936: 74 GiB of logits in bfloat16.
+
+    ## Fix
+    Evaluate with the training batch.
+
+    ## Evidence
+    A published report on LLM ranking ran out of memory at its evaluation; so did hiyouga/LlamaFactory#1595.
+    """
+    batch, micro, length = setup.eval_micro_batch, setup.micro_batch, setup.max_length
+    if setup.tool == "trl" or setup.liger or batch is None or micro is None or length is None:
+        return
+    if not micro < batch < ABSURD or length >= ABSURD:
+        return
+    logits = batch * length * model.vocab_size * DTYPE_BYTES.get(setup.dtype or "", 2)
+    weights = (model.parameters or 0) // 2  # half a byte each: what 4-bit storage takes, and everything else exceeds
+    if hardware.memory_bytes is not None and logits + weights > hardware.memory_bytes:
+        yield Finding(
+            field="eval_micro_batch",
+            message=f"{batch} rows of {length:,} tokens have {bytes_text(logits)} of logits, and {hardware.name} has "
+            f"{bytes_text(hardware.memory_bytes)}; training takes {micro} at a time",
+            help=f"write {micro}, as in training",
+        )
+
+
+@rule("MEM005", "generation-while-training", severity="warning", needs=(Setup,))
+def generation_while_training(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Text is generated in the training loop.
+
+    ## What it does
+    Looks for evaluation by generating: `predict_with_generate`, `eval_table_size` and the like.
+
+    ## Why it is bad
+    Keys and values of every answer come on top of what training holds, so the memory that sufficed for a step does not
+    suffice for an evaluation. And a GPU that generates token by token does not train.
+
+    ## Example
+    ROUGE on generated summaries every 200 steps, of documents of 200,000 tokens.
+
+    ## Fix
+    Measure the loss while training, and score the checkpoints afterwards, in a process of their own.
+
+    ## Evidence
+    A published report on summarising legal documents ran out of memory there, and moved ROUGE to the checkpoints.
+    LLaMA-Factory's author advises against it too (hiyouga/LlamaFactory#1110).
+    """
+    if setup.generates_in_loop:
+        yield Finding(
+            field="generates_in_loop",
+            message="answers are generated while training holds its memory: keys and values come on top of it",
+            help="measure the loss while training, and score checkpoints afterwards (surefit evaluate)",
+        )
+
+
+@rule("MEM007", "cache-with-checkpointing", severity="info", needs=(Setup,))
+def cache_with_checkpointing(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The key-value cache is on together with gradient checkpointing, and is switched off again.
+
+    ## What it does
+    Looks for `use_cache: true` beside gradient checkpointing.
+
+    ## Why it is bad
+    It is not, with the models in transformers: the setting is dropped, with a warning. Models with code of their own
+    may not do so, and then the recomputed pass differs from the first.
+
+    ## Example
+    `use_cache: true` from a config for inference.
+
+    ## Fix
+    Write `use_cache: false`: training has no use for the cache.
+
+    ## Evidence
+    transformers 5.23, `modeling_layers.py`: "Caching is incompatible with gradient checkpointing in …".
+    """
+    if setup.use_cache and setup.gradient_checkpointing:
+        yield Finding(
+            field="use_cache",
+            message=f"{setup.name('use_cache')} has no effect: gradient checkpointing switches the cache off",
+            help="write false",
         )

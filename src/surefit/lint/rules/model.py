@@ -16,7 +16,7 @@ NAME = "model.name_or_path"
 TARGETS = "adapter.target_modules"
 
 
-@rule("MOD001", "model-unusable", severity="error")
+@rule("MOD001", "model-unusable", severity="error", suppressible=False)
 def model_unusable(context: LintContext) -> Iterator[Finding]:
     """The base model cannot be found or read.
 
@@ -40,7 +40,7 @@ def model_unusable(context: LintContext) -> Iterator[Finding]:
             yield Finding.of(problem, NAME)
 
 
-@rule("MOD002", "no-weights", severity="error", needs=(ModelFacts,))
+@rule("MOD002", "no-weights", severity="error", needs=(ModelFacts,), suppressible=False)
 def no_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
     """The model directory has a config.json but no weights.
 
@@ -67,7 +67,7 @@ def no_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
         )
 
 
-@rule("MOD003", "pickled-weights", severity="error", needs=(ModelFacts,))
+@rule("MOD003", "pickled-weights", severity="error", needs=(ModelFacts,), suppressible=False)
 def pickled_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
     """The weights are in a format that can run code when it is loaded.
 

@@ -1,1 +1,280 @@
 """PAR: many processes, many GPUs, many machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.facts.setup import Setup
+from surefit.lint.rule import Finding, LintContext, rule
+
+SPREADING = {"auto", "balanced", "balanced_low_0", "sequential"}
+"""Values of device_map that lay one model over several GPUs."""
+MANY_PROCESSES = {"ddp", "fsdp", "zero1", "zero2", "zero3", "pp", "tp"}
+INTEGERS = {"uint8", "int8", "int16", "int32", "int64"}
+
+
+@rule("PAR001", "four-bit-under-fsdp-without-storage-type", severity="error", needs=(Setup,))
+def four_bit_under_fsdp(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The 4-bit weights are stored in a type that FSDP and ZeRO-3 cannot split.
+
+    ## What it does
+    Compares `bnb_4bit_quant_storage` with the type of the other weights, where a 4-bit model is split by FSDP or
+    ZeRO-3. Tools that choose the storage type themselves, and configs that leave it open, are not judged.
+
+    ## Why it is bad
+    bitsandbytes packs 4-bit weights into bytes (uint8). FSDP puts the weights of a layer end to end and needs one
+    floating type for all of them: it stops with "Cannot flatten integer dtype tensors" or "Must flatten tensors with
+    uniform dtype". FSDP2 leaves such weights out with a warning: every GPU then holds the whole model.
+
+    ## Example
+    `load_in_4bit: true`, `bnb_4bit_quant_storage: uint8`, `torch_dtype: bfloat16` under FSDP.
+
+    ## Fix
+    Write the type of the other weights, `bnb_4bit_quant_storage: bfloat16`.
+
+    ## Evidence
+    https://huggingface.co/docs/peft/accelerate/fsdp; huggingface/peft#1432, axolotl-ai-cloud/axolotl#1494;
+    MakazhanAlpamys/Soup#350 measured both messages and the fix on eight H100.
+    """
+    storage, dtype = setup.quant_storage, setup.weights_dtype or setup.dtype
+    if setup.parallel not in ("fsdp", "zero3") or setup.quantization not in ("nf4", "fp4") or not storage:
+        return
+    if storage in INTEGERS or (dtype and storage != dtype):
+        others = f"the others are {dtype}" if dtype else "which is no floating type"
+        how = "FSDP" if setup.parallel == "fsdp" else "ZeRO-3"
+        yield Finding(
+            field="quant_storage",
+            message=f"the 4-bit weights are stored as {storage}, {others}: {how} cannot split them",
+            help=f"write {setup.name('quant_storage')}: {dtype or 'bfloat16'}",
+        )
+
+
+@rule("PAR002", "device-map-with-processes", severity="error", needs=(Setup,))
+def device_map_with_processes(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """A model is laid over all GPUs, and several processes want to train it.
+
+    ## What it does
+    Looks for `device_map` auto, balanced or sequential where more than one process is started, and for any `device_map`
+    under ZeRO-3.
+
+    ## Why it is bad
+    Each process would lay its own copy over the GPUs of all the others. accelerate stops with "You can't train a model
+    that has been loaded with `device_map='auto'` in any distributed mode", transformers with "DeepSpeed Zero-3 is not
+    compatible with passing a `device_map`".
+
+    ## Example
+    A 4-bit model with `device_map="auto"` under `accelerate launch --num_processes 2`.
+
+    ## Fix
+    Leave `device_map` out where one process drives one GPU; keep it where one process drives them all.
+
+    ## Evidence
+    A published report on LLM ranking on two T4s took this for a limit of 4-bit models ("4-bit + DDP does not work").
+    huggingface/transformers#31557; huggingface/peft#306 for ZeRO-3.
+    """
+    spread = setup.device_map in SPREADING
+    several = (setup.processes or 0) > 1 or (setup.processes_per_machine or 0) > 1 or (setup.world_size or 0) > 1
+    if setup.parallel == "zero3" and setup.device_map and setup.device_map != "none":
+        why = "ZeRO-3 spreads the weights itself"
+    elif spread and (several or setup.parallel in MANY_PROCESSES):
+        count = setup.processes or setup.world_size or setup.processes_per_machine
+        why = f"each of {count} processes" if count and count > 1 else f"each process of {setup.parallel}"
+        why += " would lay its own copy over all GPUs"
+    else:
+        return
+    yield Finding(
+        field="device_map",
+        message=f"{setup.name('device_map')} is {setup.device_map}: {why}",
+        help=f"take {setup.name('device_map')} out, or start one process",
+    )
+
+
+@rule("PAR003", "no-process-on-a-machine", severity="error", needs=(Setup,))
+def no_process_on_a_machine(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """There are fewer processes than machines.
+
+    ## What it does
+    Compares the number of all processes with the number of machines.
+
+    ## Why it is bad
+    accelerate counts processes over *all* machines and starts `num_processes // num_machines` on each: 1 over 2 is
+    none. The launcher fails, or waits for a process that never comes.
+
+    ## Example
+    `num_processes: 1`, `num_machines: 2`, meant as one per machine.
+
+    ## Fix
+    Write the number of all processes: machines × GPUs per machine.
+
+    ## Evidence
+    A published function-calling project ran two nodes with `num_processes: 1`. huggingface/accelerate#2818: its own
+    questionnaire writes it; huggingface/accelerate#2521: a maintainer says that it is the total.
+    """
+    processes, machines = setup.processes, setup.machines
+    if processes and machines and processes < machines:
+        gpus = setup.gpus or 1
+        yield Finding(
+            field="processes",
+            message=f"{_are(processes)} for {machines} machines: {setup.name('processes')} counts all of them, so a "
+            "machine gets none",
+            help=f"write {machines * gpus} ({machines} machines × {gpus} per machine)",
+        )
+
+
+def _are(count: int) -> str:
+    return "1 process" if count == 1 else f"{count:,} processes"
+
+
+@rule("PAR004", "processes-not-divisible-by-machines", severity="error", needs=(Setup,))
+def processes_not_divisible_by_machines(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The processes cannot be shared out evenly among the machines.
+
+    ## What it does
+    Divides the number of all processes by the number of machines.
+
+    ## Why it is bad
+    Every machine gets the same number, rounded down: GPUs stay idle and the global batch is smaller than planned, or
+    the processes wait for others that were never started.
+
+    ## Example
+    `num_processes: 10` on a machine with 8 GPUs and one with 2: 5 start on each.
+
+    ## Fix
+    Write a multiple of the number of machines.
+
+    ## Evidence
+    huggingface/accelerate#3894 (5 and 5 instead of 8 and 2) and huggingface/accelerate#1291 (8 over 3 machines: stuck).
+    """
+    processes, machines = setup.processes, setup.machines
+    if processes and machines and processes > machines and processes % machines:
+        each = processes // machines
+        yield Finding(
+            field="processes",
+            message=f"{processes:,} processes over {machines} machines: {each} start on each, {each * machines} in all",
+            help=f"write {each * machines} or {(each + 1) * machines}",
+        )
+
+
+@rule("PAR005", "fsdp-on-cpu-is-ddp", severity="error", needs=(Setup,))
+def fsdp_on_cpu_is_ddp(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """FSDP is asked for on a CPU, where accelerate uses DDP without a word.
+
+    ## What it does
+    Looks for FSDP in a config that also says to use no GPU.
+
+    ## Why it is bad
+    Nothing is split: every process holds the whole model and the whole optimizer. The losses are the same, so nobody
+    notices, and a test that was to show that FSDP works has shown nothing.
+
+    ## Example
+    `distributed_type: FSDP` with `use_cpu: true`.
+
+    ## Fix
+    Use GPUs, or write DDP, which is what runs. On a CPU, torch's own `fully_shard` does split.
+
+    ## Evidence
+    Measured with accelerate 1.15: the model is wrapped in DistributedDataParallel.
+    """
+    if setup.parallel == "fsdp" and setup.on_cpu:
+        yield Finding(
+            field="parallel",
+            message="FSDP on the CPU: accelerate silently uses DDP, and nothing is split",
+            help="use GPUs, or ask for DDP",
+        )
+
+
+@rule("PAR006", "more-processes-than-gpus", severity="error", needs=(Setup,))
+def more_processes_than_gpus(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """More processes start on a machine than it has GPUs.
+
+    ## What it does
+    Compares the processes per machine with the GPUs per machine, where both are said.
+
+    ## Why it is bad
+    The process beyond the last GPU stops with "CUDA error: invalid device ordinal" and takes the others with it, or two
+    processes share a GPU and its memory.
+
+    ## Example
+    `--nproc_per_node 8` in a job with `#SBATCH --gres=gpu:4`.
+
+    ## Fix
+    One process per GPU.
+
+    ## Evidence
+    A published function-calling project had to mend how its job counted GPUs: `nvidia-smi -L` lists names, it takes
+    `nvidia-smi -L | wc -l` to count them. https://docs.pytorch.org/docs/stable/elastic/run.html: one process per GPU.
+    """
+    each, gpus = _per_machine(setup), setup.gpus
+    if each and gpus and each > gpus and not setup.on_cpu:
+        yield Finding(
+            field="processes_per_machine" if setup.processes_per_machine else "processes",
+            message=f"{each:,} processes start on a machine with {gpus} GPU{'s' * (gpus != 1)}",
+            help=f"start {gpus} per machine",
+        )
+
+
+def _per_machine(setup: Setup) -> int | None:
+    if setup.processes_per_machine or not setup.processes or not setup.machines:
+        return setup.processes_per_machine
+    return setup.processes // setup.machines
+
+
+@rule("PAR007", "weights-loaded-once-and-not-sent", severity="error", needs=(Setup,))
+def weights_loaded_once_and_not_sent(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Only one process reads the weights, and the others are not sent them.
+
+    ## What it does
+    Looks, under the first FSDP, for `fsdp_cpu_ram_efficient_loading` with `fsdp_sync_module_states` switched off.
+
+    ## Why it is bad
+    All processes but the first hold random weights. `accelerate launch` refuses the pair; a script that builds the
+    plugin itself trains on them.
+
+    ## Example
+    `fsdp_cpu_ram_efficient_loading: true`, `fsdp_sync_module_states: false`.
+
+    ## Fix
+    Switch on `fsdp_sync_module_states`.
+
+    ## Evidence
+    huggingface/accelerate#2037 and its documentation ("all the processes expect the main process would have random
+    empty weights"); `prepare_multi_gpu_env` of accelerate 1.15 raises a `ValueError`.
+    """
+    if setup.fsdp_efficient_loading and setup.fsdp_sync_states is False and setup.fsdp_version != 2:
+        yield Finding(
+            field="fsdp_sync_states",
+            message=f"{setup.name('fsdp_efficient_loading')} reads the weights in one process, and "
+            f"{setup.name('fsdp_sync_states')} is off: the others keep random ones",
+            help=f"switch on {setup.name('fsdp_sync_states')}",
+        )
+
+
+@rule("PAR008", "unused-parameters-with-checkpointing", severity="error", needs=(Setup,))
+def unused_parameters_with_checkpointing(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """DDP looks for unused parameters while reentrant gradient checkpointing hides which ones are used.
+
+    ## What it does
+    Looks for `ddp_find_unused_parameters` together with gradient checkpointing in its old, reentrant form.
+
+    ## Why it is bad
+    The backward pass runs the forward pass again, outside what DDP looked at: the first step stops with "Expected to
+    mark a variable ready only once".
+
+    ## Example
+    `ddp_find_unused_parameters: true`, `gradient_checkpointing: true`, `use_reentrant: true`.
+
+    ## Fix
+    Switch off `ddp_find_unused_parameters` (with LoRA all trained parameters are used), or write
+    `use_reentrant: false`.
+
+    ## Evidence
+    Measured with torch 2.13: the pair stops at the first backward pass, either of the two alone trains.
+    pytorch/pytorch#24005, huggingface/accelerate#2017.
+    """
+    if setup.find_unused_parameters and setup.gradient_checkpointing and setup.reentrant:
+        yield Finding(
+            field="find_unused_parameters",
+            message=f"{setup.name('find_unused_parameters')} and reentrant gradient checkpointing stop the first step: "
+            '"Expected to mark a variable ready only once"',
+            help=f"switch {setup.name('find_unused_parameters')} off, or write use_reentrant: false",
+        )

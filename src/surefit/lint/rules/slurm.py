@@ -1,1 +1,369 @@
 """SLM: batch scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from surefit.core.units import duration_text
+from surefit.facts.job_script import JobScript
+from surefit.lint.rule import Finding, LintContext, rule
+
+LOCAL = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
+LONG_MINUTES = 60
+"""A time limit whose loss hurts."""
+WHOLE_NODE = 8
+"""GPUs of a usual node: a job that takes them all shares it with nobody."""
+CPUS_PER_PROCESS = 2
+"""One for the training loop, one for all that loads data, copies and communicates beside it."""
+
+
+@rule("SLM001", "space-after-backslash", severity="error", needs=(JobScript,))
+def space_after_backslash(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """A continued line does not continue: something follows its backslash.
+
+    ## What it does
+    Looks for lines that end in a backslash and a space, or in a backslash and a comment.
+
+    ## Why it is bad
+    The shell escapes the space and ends the command there. The run starts with its defaults, without the options that
+    follow, and the next line fails with "--num_processes: command not found".
+
+    ## Example
+    `accelerate launch \\ ` with a space at its end, and the options on the lines below.
+
+    ## Fix
+    Let the backslash be the last character of the line.
+
+    ## Evidence
+    A published function-calling project had trailing spaces after `\\` in its launcher. VITA-Group/VLM-3R#9 (a
+    comment), bxlab/metaWRAP#260 (a space).
+    """
+    for line in job.broken_continuations:
+        yield Finding(
+            path=job.path,
+            line=line,
+            message=f"the backslash at the end of line {line} is not its last character: the command ends there",
+            help="delete what follows the backslash",
+        )
+
+
+@rule("SLM002", "processes-are-not-gpus", severity="warning", needs=(JobScript,))
+def processes_are_not_gpus(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The launch starts fewer processes than the job has GPUs.
+
+    ## What it does
+    Compares the processes that torchrun, accelerate, deepspeed or srun start on a node with the GPUs that #SBATCH asks
+    for there. One plain `python` is not judged: a script may use several GPUs by itself. More processes than GPUs:
+    PAR006; processes that do not divide by the machines: PAR004.
+
+    ## Why it is bad
+    The other GPUs are paid for and idle, and the global batch is smaller than planned.
+
+    ## Example
+    `#SBATCH --gres=gpu:4` and `torchrun train.py`, which starts one process.
+
+    ## Fix
+    One process per GPU: `--nproc_per_node=$SLURM_GPUS_ON_NODE`.
+
+    ## Evidence
+    A published function-calling project had to mend how its job counted GPUs. huggingface/accelerate#2521: an example
+    of accelerate itself took the number per node for the total.
+    """
+    launch, gpus = job.launch, job.gpus_per_node
+    if launch is None or not gpus or launch.multiplied or (launch.processes or 0) % (launch.machines or 1):
+        return
+    count = launch.per_node
+    plain = launch.tool == "python" and (not launch.srun or count == 1)
+    if count and count < gpus and not plain and not {"cpu", "use_cpu"} & set(launch.flags):
+        flag = next((name for name in ("nproc_per_node", "num_processes", "num_gpus") if name in launch.flags), None)
+        what = f"{launch.tool} --{flag} {launch.flags[flag]}" if flag else launch.tool
+        yield Finding(
+            path=job.path,
+            line=launch.lines.get(flag or "", launch.line),
+            message=f"{what} comes to {count} process{'es' * (count > 1)} on a node, and the job has {gpus} GPUs there",
+            help=f"start {gpus} per node, or ask for {count} GPU{'s' * (count > 1)}",
+        )
+
+
+@rule("SLM003", "launcher-in-every-task", severity="error", needs=(JobScript,))
+def launcher_in_every_task(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """Every task of a node starts a launcher, and every launcher starts processes for all GPUs.
+
+    ## What it does
+    Multiplies the tasks that srun starts on a node with the processes that torchrun, accelerate or deepspeed start.
+
+    ## Why it is bad
+    Four tasks with four processes each are sixteen processes on four GPUs. They fight for the port ("address already in
+    use") and for memory, or each group trains a run of its own over the same checkpoints.
+
+    ## Example
+    `#SBATCH --ntasks-per-node=4` and `srun torchrun --nproc_per_node=4 train.py`.
+
+    ## Fix
+    `--ntasks-per-node=1` with a launcher, or one task per GPU and plain `srun python`.
+
+    ## Evidence
+    https://docs.pytorch.org/docs/stable/elastic/run.html: one torchrun per node. interTwin-eu/itwinai#360: "should
+    always be 1 for torchrun and always be number of GPUs when not using torchrun".
+    """
+    launch = job.launch
+    if launch and launch.multiplied:
+        tasks, each = launch.tasks_per_node, launch.processes_per_machine
+        gpus = f" for {job.gpus_per_node} GPUs" if job.gpus_per_node else ""
+        yield Finding(
+            path=job.path,
+            line=job.line("ntasks-per-node", "ntasks") or launch.line,
+            message=f"{tasks} tasks on a node each start {launch.tool} with {each} processes: {launch.per_node}{gpus}",
+            help="ask for one task per node, or leave the launcher out",
+        )
+
+
+@rule("SLM004", "too-few-cpus", severity="warning", needs=(JobScript,))
+def too_few_cpus(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """There are fewer than two processors for each training process.
+
+    ## What it does
+    Divides the processors of a node, where the script asks for a number, by the processes that are started there.
+
+    ## Why it is bad
+    One processor is busy launching kernels. Loading and tokenising data, copies and communication take turns with it,
+    and the GPU waits.
+
+    ## Example
+    `--cpus-per-task=4` with one task that starts 8 processes.
+
+    ## Fix
+    Ask for `--cpus-per-task` = processes × (2 + data loader workers).
+
+    ## Evidence
+    Lightning-AI/litgpt#1851: timeouts until `--cpus-per-task` matched the workers. SLURM gives a task one processor
+    unless it is told otherwise (https://slurm.schedmd.com/sbatch.html).
+    """
+    launch, cpus = job.launch, job.cpus_per_node
+    count = launch.per_node if launch and not launch.multiplied else None
+    if count and cpus and cpus < CPUS_PER_PROCESS * count:
+        yield Finding(
+            path=job.path,
+            line=job.line("cpus-per-task", "cpus-per-gpu"),
+            message=f"{cpus} processor{'s' * (cpus > 1)} for {count} training process{'es' * (count > 1)} on a node",
+            help=f"ask for at least {CPUS_PER_PROCESS * count} per node",
+        )
+
+
+@rule("SLM005", "no-signal-before-the-limit", severity="info", needs=(JobScript,))
+def no_signal_before_the_limit(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The job is not told before its time is up.
+
+    ## What it does
+    Looks for `--signal` in a training job with a time limit of an hour or more.
+
+    ## Why it is bad
+    At the limit SLURM sends SIGTERM and, as a rule 30 seconds later, SIGKILL: too short to save a large model. What was
+    trained since the last checkpoint is lost, or the checkpoint is cut short.
+
+    ## Example
+    `#SBATCH --time=24:00:00` and a checkpoint every three hours.
+
+    ## Fix
+    `#SBATCH --signal=USR1@300`, for a training script that saves when it gets the signal, and `--requeue`.
+
+    ## Evidence
+    https://slurm.schedmd.com/sbatch.html (--signal) and https://slurm.schedmd.com/slurm.conf.html (KillWait, 30
+    seconds); https://docs.coreweave.com/products/sunk/run_workloads/handle-slurm-signals.md.
+    """
+    if job.launch and job.minutes and job.minutes >= LONG_MINUTES and "signal" not in job.options:
+        yield Finding(
+            path=job.path,
+            line=job.line("time"),
+            message=f"the job is killed after {duration_text(60 * job.minutes)} without a signal beforehand: what was "
+            "trained since the last checkpoint is lost",
+            help="add #SBATCH --signal=USR1@300 if the training script saves on that signal, or save more often",
+        )
+
+
+@rule("SLM006", "master-on-localhost", severity="error", needs=(JobScript,))
+def master_on_localhost(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """Several nodes are told to meet at localhost.
+
+    ## What it does
+    Looks for localhost or 127.0.0.1 as the meeting point in a job of more than one node.
+
+    ## Why it is bad
+    localhost is another machine on every node: each waits for the others at its own door until the time-out.
+
+    ## Example
+    `export MASTER_ADDR=localhost` in a job with `--nodes=2`.
+
+    ## Fix
+    `MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.
+
+    ## Evidence
+    pytorch/pytorch#76069.
+    """
+    if not job.launch or not job.nodes or job.nodes < 2 or job.launch.machines == 1:
+        return
+    for name, address, line in _addresses(job):
+        if address in LOCAL:
+            yield Finding(
+                path=job.path,
+                line=line,
+                message=f"{name} is {address}, and the job has {job.nodes} nodes: each would wait at itself",
+                help='name the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            )
+            return
+
+
+def _addresses(job: JobScript) -> Iterator[tuple[str, str, int]]:
+    """(what sets it, host, line) of the meeting points that are written out."""
+    if job.launch:
+        for flag in ("master_addr", "main_process_ip", "rdzv_endpoint"):
+            if flag in job.launch.flags:
+                host = re.sub(r":\d+$", "", job.launch.flags[flag])
+                yield f"--{flag}", host, job.launch.lines.get(flag, job.launch.line)
+    if "MASTER_ADDR" in job.variables:
+        value, line = job.variables["MASTER_ADDR"]
+        yield "MASTER_ADDR", value, line
+
+
+@rule("SLM007", "launch-misses-nodes", severity="error", needs=(JobScript,))
+def launch_misses_nodes(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The launch is not made for the nodes that the job has.
+
+    ## What it does
+    In a job of several nodes: looks for anything that starts processes on the others (srun, mpirun, ssh…), and compares
+    the number of machines that torchrun or accelerate is told with that of the nodes.
+
+    ## Why it is bad
+    A batch script runs on the first node only: without srun the others stay idle, and the launcher waits for them. With
+    too few machines every node trains a run of its own, and they overwrite each other's checkpoints.
+
+    ## Example
+    `#SBATCH --nodes=2` and `srun torchrun --nproc_per_node=4 train.py`, which means one machine.
+
+    ## Fix
+    `srun torchrun --nnodes=$SLURM_NNODES …`, one task per node.
+
+    ## Evidence
+    https://slurm.schedmd.com/sbatch.html: "Slurm runs a single copy of the batch script on the first node".
+    Lightning-AI/pytorch-lightning#8707: a run on two nodes that froze until `srun` was put before it.
+    """
+    launch, nodes = job.launch, job.nodes
+    if launch is None or not nodes or nodes < 2:
+        return
+    if not job.reaches_nodes:
+        message, help_ = f"{launch.tool} starts on the first of {nodes} nodes only", "put srun before it"
+    elif (
+        launch.srun and launch.tool != "python" and launch.tasks_per_node == 1 and launch.machines not in (None, nodes)
+    ):
+        flag = "nnodes" if launch.tool == "torchrun" else "num_machines"
+        apart = "each trains a run of its own" if launch.machines == 1 else "it waits for machines that never come"
+        message = f"{launch.tool} is told {launch.machines} machine{'s' * (launch.machines != 1)}, and the job has "
+        message += f"{nodes} nodes: {apart}"
+        help_ = f"write --{flag}=$SLURM_NNODES"
+    else:
+        return
+    yield Finding(path=job.path, line=launch.lines.get("nnodes", launch.line), message=message, help=help_)
+
+
+@rule("SLM008", "option-after-a-command", severity="warning", needs=(JobScript,))
+def option_after_a_command(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """An #SBATCH line comes after the first command and is not read.
+
+    ## What it does
+    Looks for #SBATCH lines below the first line that is no comment.
+
+    ## Why it is bad
+    sbatch stops reading options there and says nothing: the job gets the cluster's default instead.
+
+    ## Example
+    `set -e` above `#SBATCH --time=24:00:00`.
+
+    ## Fix
+    Move all #SBATCH lines to the top.
+
+    ## Evidence
+    https://slurm.schedmd.com/sbatch.html: options are read "before any executable commands in the script".
+    """
+    for line in job.late_options:
+        yield Finding(
+            path=job.path,
+            line=line,
+            message=f"the #SBATCH on line {line} comes after the first command, where sbatch no longer reads it",
+            help="move it above the first command",
+        )
+
+
+@rule("SLM009", "dos-line-breaks", severity="error", needs=(JobScript,))
+def dos_line_breaks(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The script was written on Windows.
+
+    ## What it does
+    Looks for carriage returns at the ends of lines.
+
+    ## Why it is bad
+    sbatch refuses the script; bash would take the carriage return for a part of the last word of every line.
+
+    ## Example
+    A script edited on Windows and copied to the cluster.
+
+    ## Fix
+    `dos2unix FILE`, or `sed -i 's/\\r$//' FILE`.
+
+    ## Evidence
+    sbatch's own message: "Batch script contains DOS line breaks (\\r\\n) instead of expected UNIX line breaks (\\n)".
+    """
+    if job.dos_line_breaks:
+        yield Finding(
+            path=job.path,
+            message="its lines end in \\r\\n, which sbatch refuses",
+            help="convert it: sed -i 's/\\r$//' FILE",
+        )
+
+
+@rule("SLM010", "port-is-fixed", severity="info", needs=(JobScript,))
+def port_is_fixed(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The processes meet at a port that is written into the script, on a node that other jobs share.
+
+    ## What it does
+    Looks for a constant port in a job of one node that takes fewer than eight GPUs and is not exclusive.
+
+    ## Why it is bad
+    A second copy of the job on the same node finds the port taken and stops, or joins the other run.
+
+    ## Example
+    `export MASTER_PORT=29500` in a job with one of a node's four GPUs, submitted twice.
+
+    ## Fix
+    `torchrun --standalone` on one node, or a port made of the job's number.
+
+    ## Evidence
+    TorchDR/TorchDR#249, m2lines/Samudra#805.
+    """
+    alone = job.nodes != 1 or "exclusive" in job.options or not job.gpus_per_node or job.gpus_per_node >= WHOLE_NODE
+    if alone or not job.launch or job.launch.tool == "python":
+        return
+    for name, port, line in _ports(job):
+        if port.isdecimal() and port != "0":
+            yield Finding(
+                path=job.path,
+                line=line,
+                message=f"{name} is {port} in every job: two of them on one node take the port from each other",
+                help="use torchrun --standalone, or MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+            )
+            return
+
+
+def _ports(job: JobScript) -> Iterator[tuple[str, str, int]]:
+    """(what sets it, port, line) of the ports that are written out."""
+    if job.launch:
+        for flag in ("master_port", "main_process_port", "rdzv_endpoint"):
+            if flag in job.launch.flags:
+                yield (
+                    f"--{flag}",
+                    job.launch.flags[flag].rpartition(":")[2],
+                    job.launch.lines.get(flag, job.launch.line),
+                )
+    if "MASTER_PORT" in job.variables:
+        value, line = job.variables["MASTER_PORT"]
+        yield "MASTER_PORT", value, line

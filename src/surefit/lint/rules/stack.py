@@ -1,1 +1,424 @@
-"""STK: installed versions, against each other and against what the run asks for."""
+"""STK: installed versions, against each other and against what the run asks for.
+
+Every rule here speaks of the environment that the run will use: it is silent about a run that is planned for another
+machine, and about another tool's config where that tool is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.setup import Setup
+from surefit.facts.stack import StackFacts, Unmet
+from surefit.lint.rule import Finding, LintContext, rule
+
+FIRST_FOR_NUMPY_2 = {
+    "pandas": (2, 2, 2), "pyarrow": (16, 0), "scipy": (1, 13), "scikit-learn": (1, 4, 2), "torch": (2, 3),
+}  # fmt: skip
+"""The first releases that were built for NumPy 2, of what a training run imports: numpy/numpy#26191."""
+CORE = ("transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface-hub")
+FAMILY = (*CORE, "trl", "safetensors", "torch", "numpy")
+TRACKERS = {"wandb": "wandb", "mlflow": "mlflow-skinny", "tensorboard": "tensorboard"}
+FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
+BITS = ("nf4", "fp4", "int8")
+MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
+"""CUDA → the oldest driver branch that runs it: https://docs.nvidia.com/deploy/cuda-compatibility/."""
+
+
+def _uses(context: LintContext, setup: Setup, stack: StackFacts) -> bool:
+    """Whether the run would use what is installed here."""
+    here = context.hardware is None or context.hardware.source == "detected"
+    return here and (setup.tool == "surefit" or setup.tool in stack.versions)
+
+
+def _said(unmet: Unmet, stack: StackFacts) -> str:
+    found = f"{unmet.other} {unmet.version} is installed" if unmet.version else f"{unmet.other} is not installed"
+    return f"{unmet.package} {stack.versions[unmet.package]} asks for {unmet.wanted}, and {found}"
+
+
+def _of(unmet: Unmet, stack: StackFacts) -> Finding:
+    return Finding(message=_said(unmet, stack), help=f"pip install '{unmet.wanted}' (or a newer {unmet.package})")
+
+
+@rule("STK001", "built-for-numpy-1", severity="error", needs=(Setup, StackFacts))
+def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """NumPy 2 is installed beside a package that was compiled for NumPy 1.
+
+    ## What it does
+    Compares pandas, pyarrow, SciPy, scikit-learn and PyTorch with the first of their releases built for NumPy 2.
+
+    ## Why it is bad
+    Importing such a package stops with "A module that was compiled using NumPy 1.x cannot be run in NumPy 2" or
+    "numpy.dtype size changed". datasets and transformers import all of these, where they are installed.
+
+    ## Example
+    pandas 2.1.4 with numpy 2.4.6.
+
+    ## Fix
+    Upgrade the package that the finding names; hold numpy below 2 only where there is no newer release of it.
+
+    ## Evidence
+    Two of five published reports on fine-tuning lost time to it; numpy/numpy#26191 lists the first good releases.
+    """
+    if not _uses(context, setup, stack) or stack.release("numpy") < (2,):
+        return
+    for package, first in FIRST_FOR_NUMPY_2.items():
+        if package in stack.versions and stack.release(package) < first:
+            wanted = ".".join(map(str, first))
+            yield Finding(
+                message=f"numpy {stack.versions['numpy']} is installed, and {package} {stack.versions[package]} was "
+                f"built for NumPy 1 (the first for NumPy 2 is {wanted})",
+                help=f"pip install '{package}>={wanted}'",
+            )
+
+
+@rule("STK002", "protobuf-conflict", severity="warning", needs=(Setup, StackFacts))
+def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The tracker was generated for another protobuf than the installed one.
+
+    ## What it does
+    Compares protobuf with what the trackers of the run (wandb, mlflow, tensorboard) ask for in their metadata.
+
+    ## Why it is bad
+    Importing the tracker stops with "Descriptors cannot be created directly", which names neither package.
+
+    ## Example
+    tensorboard 2.10, which asks for protobuf<3.20, with protobuf 5.29.
+
+    ## Fix
+    Install the protobuf that the finding names, or a newer tracker. `PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python`
+    hides it at the price of slow parsing.
+
+    ## Evidence
+    A published report on LLM ranking names protobuf among its conflicts; tensorflow/tensorboard#5817.
+    """
+    named = set(setup.trackers or ())
+    used = [package for tracker, package in TRACKERS.items() if named & {tracker, "all"}]
+    for unmet in stack.unmet(used, ("protobuf",)) if _uses(context, setup, stack) else ():
+        yield _of(unmet, stack)
+
+
+@rule("STK003", "flash-attention-not-there", severity="error", needs=(Setup, StackFacts))
+def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The run asks for flash-attention, and the package is not installed.
+
+    ## What it does
+    Looks for flash-attn (flash-attn-3 for version 3), or for `kernels`, from which transformers takes a substitute.
+
+    ## Why it is bad
+    Loading the model stops with an ImportError. Installing the package is no quick remedy: it has no wheels on PyPI,
+    and compiling it takes 20 to 40 minutes, hours without ninja.
+
+    ## Example
+    `attn_implementation: flash_attention_2` in a fresh environment.
+
+    ## Fix
+    Take sdpa, which has a flash kernel of its own in PyTorch, or `pip install kernels` for a compiled one.
+
+    ## Evidence
+    A published report on distilling a model to math and code waited 20 to 40 minutes for it, or failed;
+    Dao-AILab/flash-attention#1038.
+    """
+    package = FLASH.get(setup.attention or "")
+    if package and _uses(context, setup, stack) and not {package, "kernels"} & stack.versions.keys():
+        yield Finding(
+            field="attention",
+            message=f"{setup.name('attention')} is {setup.attention}, and {package} is not installed: it has no wheels "
+            "and compiles for 20 to 40 minutes",
+            help="write sdpa, or pip install kernels for a compiled substitute",
+        )
+
+
+@rule("STK004", "torch-trio-mismatch", severity="warning", needs=(Setup, StackFacts))
+def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """Torchvision or torchaudio was built for another torch.
+
+    ## What it does
+    Compares what their metadata ask of torch, and the build tags (+cpu, +cu130) where both have one.
+
+    ## Why it is bad
+    Their compiled operators do not load: "operator torchvision::nms does not exist". Older releases of transformers
+    import torchvision where it is installed, and fail with it; newer ones go on without.
+
+    ## Example
+    torch 2.13.0 was upgraded alone, and torchvision 0.20.1 asks for torch==2.5.1.
+
+    ## Fix
+    Install the three together from one index, or uninstall torchvision and torchaudio: text models need neither.
+
+    ## Evidence
+    meta-llama/llama-cookbook#710, pytorch/vision#8985. Measured: transformers 5.23 takes a torchvision that fails to
+    import for one that is not there.
+    """
+    if not _uses(context, setup, stack):
+        return
+    for unmet in stack.unmet(("torchvision", "torchaudio"), ("torch",)):
+        advice = f"pip install --upgrade {unmet.package} torch, or pip uninstall {unmet.package}"
+        yield Finding(message=_said(unmet, stack), help=advice)
+    for other in ("torchvision", "torchaudio"):
+        tags = stack.build("torch"), stack.build(other)
+        if all(tags) and tags[0] != tags[1]:
+            yield Finding(
+                message=f"torch {stack.versions['torch']} and {other} {stack.versions[other]} are different builds",
+                help=f"install both from one index, or pip uninstall {other}",
+            )
+
+
+@rule("STK005", "library-skew", severity="warning", needs=(Setup, StackFacts))
+def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The installed libraries ask for other versions of each other.
+
+    ## What it does
+    Compares transformers, peft, accelerate, datasets, tokenizers and huggingface-hub (and trl, where another tool is
+    used) with what each asks of the others in its own metadata. No table of ours is involved.
+
+    ## Why it is bad
+    transformers refuses to be imported; the others fail later, at an argument or an import that moved.
+
+    ## Example
+    transformers was upgraded alone to 5.23, and peft 0.9 asks for huggingface_hub<1.
+
+    ## Fix
+    Install what the finding names. `pip check` says the same of every package.
+
+    ## Evidence
+    Three of five published reports on fine-tuning fixed deprecated imports and changed arguments before training.
+    """
+    packages = CORE if setup.tool == "surefit" else (*CORE, "trl")
+    for unmet in stack.unmet(packages, FAMILY) if _uses(context, setup, stack) else ():
+        yield _of(unmet, stack)
+
+
+@rule("STK006", "quantization-without-bitsandbytes", severity="error", needs=(Setup, StackFacts))
+def quantization_without_bitsandbytes(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The run loads the base in 4 or 8 bits, and bitsandbytes is not installed.
+
+    ## What it does
+    Looks for bitsandbytes when the quantization is nf4, fp4 or int8.
+
+    ## Why it is bad
+    Loading the model stops with "No package metadata was found for bitsandbytes".
+
+    ## Example
+    `load_in_4bit: true` in an environment made for full training.
+
+    ## Fix
+    `pip install bitsandbytes`, or do not quantize.
+
+    ## Evidence
+    huggingface/diffusers#3194, and the first error in many notebooks on QLoRA.
+    """
+    if setup.quantization in BITS and _uses(context, setup, stack) and "bitsandbytes" not in stack.versions:
+        yield Finding(
+            field="quantization",
+            message=f"the base is loaded as {setup.quantization}, and bitsandbytes is not installed",
+            help="pip install bitsandbytes",
+        )
+
+
+@rule("STK007", "quantized-cpu-forward-corrupts", severity="error", needs=(Setup, StackFacts, HardwareFacts))
+def quantized_cpu_forward_corrupts(
+    context: LintContext, setup: Setup, stack: StackFacts, hardware: HardwareFacts
+) -> Iterator[Finding]:
+    """On this processor, bitsandbytes repacks 4-bit weights in a way that ruins a later merge.
+
+    ## What it does
+    Looks for a 4-bit base on a CPU with AVX512-BF16 whose weights are to be read again for a merge.
+
+    ## Why it is bad
+    The first forward pass in eval mode packs the weights for the processor's own kernel. `dequantize()` and merging
+    read the packed bytes as if they were not: the merged model is noise, and nothing says so.
+
+    ## Example
+    QLoRA on an Intel Sapphire Rapids machine, evaluated, then merged in the same process.
+
+    ## Fix
+    Merge from a freshly loaded model that has not run, into the original base, or set
+    `support_avx512bf16_for_cpu = False` on every Linear4bit before the first forward pass.
+
+    ## Evidence
+    Measured with bitsandbytes 0.50.2: the merged logits are off by up to 9.9, at a standard deviation of 1.1. Moving
+    such a model corrupts it the same way: bitsandbytes-foundation/bitsandbytes#2078.
+    """
+    on_cpu = setup.on_cpu or hardware.kind == "cpu"
+    again = setup.merge_into in ("dequantized", "quantized")
+    affected = "avx512_bf16" in stack.cpu_flags and "bitsandbytes" in stack.versions
+    if setup.quantization in ("nf4", "fp4") and on_cpu and again and affected and _uses(context, setup, stack):
+        yield Finding(
+            field="quantization",
+            message=f"{setup.quantization} on {hardware.name}, which has AVX512-BF16: bitsandbytes "
+            f"{stack.versions['bitsandbytes']} repacks the weights at the first forward pass, and the merge reads them",
+            help="merge from a freshly loaded model into the original base, in a process of its own",
+        )
+
+
+@rule("STK008", "liger-on-cpu", severity="error", needs=(Setup, HardwareFacts))
+def liger_on_cpu(context: LintContext, setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
+    """Liger's kernels are asked for on a CPU.
+
+    ## What it does
+    Looks for liger with a run on the CPU.
+
+    ## Why it is bad
+    The kernels are Triton code for GPUs, and they replace the model's classes in the whole process: the first forward
+    pass stops with "Pointer argument cannot be accessed from Triton (cpu tensor?)", even in models that did not ask.
+
+    ## Example
+    `use_liger_kernel: true`, tried on a laptop.
+
+    ## Fix
+    Turn it off where there is no GPU.
+
+    ## Evidence
+    Measured: with liger 0.8.5 a Llama on the CPU fails after the patch; linkedin/Liger-Kernel#401.
+    """
+    if setup.liger and (setup.on_cpu or (hardware.kind == "cpu" and hardware.source == "detected")):
+        yield Finding(
+            field="liger",
+            message=f"{setup.name('liger')} is on, and the run is on a CPU ({hardware.name})",
+            help="turn it off for a run on a CPU",
+        )
+
+
+@rule("STK009", "mlflow-twin-missing", severity="error", needs=(Setup, StackFacts))
+def mlflow_twin_missing(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """MLflow is installed without the half that it is made of.
+
+    ## What it does
+    Compares mlflow-skinny with what the installed mlflow asks for, when the run logs to MLflow.
+
+    ## Why it is bad
+    Importing mlflow fails, or mixes code of two releases, when the run starts to log.
+
+    ## Example
+    mlflow 3.18.0, whose mlflow-skinny was never published: it installs only with `--no-deps`.
+
+    ## Fix
+    `pip install 'mlflow!=3.18.0'`.
+
+    ## Evidence
+    Measured: pip cannot resolve mlflow 3.18.0; 3.17.2 installs and works.
+    """
+    if {"mlflow", "all"} & set(setup.trackers or ()) and _uses(context, setup, stack):
+        for unmet in stack.unmet(("mlflow",), ("mlflow-skinny",)):
+            yield Finding(field="trackers", message=_said(unmet, stack), help="pip install 'mlflow!=3.18.0'")
+
+
+@rule("STK010", "vllm-beside-training", severity="info", needs=(Setup, StackFacts))
+def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """VLLM is installed in the environment that trains.
+
+    ## What it does
+    Looks for vllm, and says which torch and transformers it asks for.
+
+    ## Why it is bad
+    vLLM pins one torch release exactly. Whichever of it and the training stack is installed last replaces the other's
+    torch, and the loser fails to import.
+
+    ## Example
+    `pip install vllm`, which replaces torch 2.10 by 2.9.1.
+
+    ## Fix
+    Give vLLM an environment of its own; it reads the merged model from disk.
+
+    ## Evidence
+    vllm-project/vllm#34224. Measured: vLLM 0.33 pins torch 2.14 and wants transformers below 5.21.
+    """
+    if "vllm" in stack.versions and _uses(context, setup, stack):
+        unmet = stack.unmet(("vllm",), ("torch", "transformers"))
+        broken = "".join(f"; {_said(each, stack)}" for each in unmet)
+        yield Finding(
+            message=f"vllm {stack.versions['vllm']} is installed beside the training stack{broken}",
+            help="give vllm an environment of its own; it reads the merged model from disk",
+        )
+
+
+@rule("STK011", "decoding-library-unfit", severity="info", needs=(Setup, StackFacts))
+def decoding_library_unfit(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """A library for constrained decoding is installed that does not do what it is there for.
+
+    ## What it does
+    Looks for lm-format-enforcer up to 0.11.3 beside transformers 5, and for outlines; not where vllm brought them.
+
+    ## Why it is bad
+    The first says "transformers is not installed" and stops. The second ignores the bounds of integers in a schema, so
+    its answers need not be valid.
+
+    ## Example
+    A notebook's `pip install lm-format-enforcer`, and transformers 5.23.
+
+    ## Fix
+    Use xgrammar, and check every answer against the schema all the same.
+
+    ## Evidence
+    noamgat/lm-format-enforcer#175. Measured: it does not import on transformers 5; outlines let integers out of range
+    through.
+    """
+    if "vllm" in stack.versions or not _uses(context, setup, stack):
+        return
+    advice = "use xgrammar, and check every answer against the schema"
+    if (0,) < stack.release("lm-format-enforcer") <= (0, 11, 3) and stack.release("transformers") >= (5,):
+        version = stack.versions["lm-format-enforcer"]
+        yield Finding(message=f"lm-format-enforcer {version} does not import on transformers 5", help=advice)
+    if "outlines" in stack.versions:
+        yield Finding(
+            message=f"outlines {stack.versions['outlines']} ignores the bounds of integers in a schema", help=advice
+        )
+
+
+@rule("STK012", "outside-the-tested-range", severity="info", needs=(Setup, StackFacts))
+def outside_the_tested_range(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """A package is newer or older than SureFit was tested with.
+
+    ## What it does
+    Compares the installed versions with the ranges that SureFit itself asks for.
+
+    ## Why it is bad
+    It may well work. Only nobody has looked: an argument that moved would stop the run, a changed default would not.
+
+    ## Example
+    torch 2.15 where the tests ran up to 2.13.
+
+    ## Fix
+    `pip install -c constraints.txt .` installs the versions that the test suite has passed with.
+
+    ## Evidence
+    TrainingArguments lost `warmup_ratio`, `group_by_length` and `logging_dir` between transformers 4 and 5.
+    """
+    if setup.tool == "surefit" and _uses(context, setup, stack):
+        for unmet in stack.unmet(("surefit",), stack.versions.keys()):
+            yield Finding(message=_said(unmet, stack), help=f"pip install '{unmet.wanted}'")
+
+
+@rule("STK013", "driver-too-old", severity="warning", needs=(Setup, StackFacts, HardwareFacts))
+def driver_too_old(context: LintContext, setup: Setup, stack: StackFacts, hardware: HardwareFacts) -> Iterator[Finding]:
+    """The NVIDIA driver is older than the CUDA version of the installed PyTorch needs.
+
+    ## What it does
+    Compares the kernel module's version with the oldest driver branch for the CUDA that PyTorch was built for.
+
+    ## Why it is bad
+    PyTorch finds no GPU and says "The NVIDIA driver on your system is too old". A data-centre GPU with NVIDIA's
+    compatibility package is the exception.
+
+    ## Example
+    torch built for CUDA 13.0 on a machine with driver 550.
+
+    ## Fix
+    Update the driver, or install a PyTorch for an older CUDA (https://pytorch.org/get-started/locally/).
+
+    ## Evidence
+    NVIDIA's table of minor version compatibility, https://docs.nvidia.com/deploy/cuda-compatibility/.
+    """
+    cuda = (stack.torch_cuda or "").partition(".")[0]
+    needed = MINIMUM_DRIVER.get(int(cuda)) if cuda.isdecimal() else None
+    branch = (stack.driver or "").partition(".")[0]
+    if hardware.kind != "cuda" or not needed or not branch.isdecimal() or not _uses(context, setup, stack):
+        return
+    if int(branch) < needed:
+        yield Finding(
+            message=f"torch {stack.versions.get('torch', '')} is built for CUDA {stack.torch_cuda}, which needs driver "
+            f"{needed} or newer; this is {stack.driver}",
+            help="update the NVIDIA driver, or install a torch for an older CUDA",
+        )

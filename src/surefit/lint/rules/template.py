@@ -1,1 +1,242 @@
 """TPL: the tokenizer and its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.core.units import plural, shortened
+from surefit.facts.examples import ExampleFacts
+from surefit.facts.model import ModelFacts
+from surefit.facts.setup import Setup
+from surefit.facts.tokenizer import TokenizerFacts
+from surefit.lint.rule import Finding, LintContext, rule
+
+OVERWRITING_COLLATORS = ("DataCollatorForLanguageModeling", "DataCollatorForCompletionOnlyLM")
+"""Collators that make labels from the ids and mask every token that equals the padding token."""
+PATCHED_BY_TRL = ("cohere", "deepseek", "gemma", "glm", "gpt_oss", "idefics", "lfm2", "llama", "phi3", "qwen")
+"""Beginnings of the model types for which TRL may swap in a marked template of its own."""
+
+
+def class_name(collator: str | None) -> str:
+    """A collator's class without its module; empty where none is stated, and for TRL's own class of the same name."""
+    if not collator or collator.startswith("trl.trainer.sft_trainer"):
+        return ""
+    return collator.rpartition(".")[2]
+
+
+@rule("TPL001", "no-generation-marks", severity="error", needs=(Setup, TokenizerFacts))
+def no_generation_marks(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+    """The loss is to fall on the assistant's turns only, and the chat template does not mark them.
+
+    ## What it does
+    Looks for `{% generation %}` in the chat template where a tool takes the assistant's tokens from those marks, as TRL
+    does under `assistant_only_loss`. SureFit finds the turns without marks. TRL replaces the templates of a few known
+    families by marked ones; those families are left out.
+
+    ## Why it is bad
+    transformers answers with a mask of zeros: there is no token to learn. Depending on the version the run stops, or it
+    trains on nothing with a loss of 0.
+
+    ## Example
+    `assistant_only_loss: true` with the template of Mistral-7B-Instruct.
+
+    ## Fix
+    Use rows of prompt and completion with `completion_only_loss`, or a template with `{% generation %}` around what the
+    assistant writes.
+
+    ## Evidence
+    huggingface/transformers#34172 and QwenLM/Qwen3#1522 (the error under TRL 0.19); huggingface/trl#4201 added a
+    warning for it.
+    """
+    if setup.tool != "trl" or setup.loss_on != "assistant" or not tokenizer.chat_template:
+        return
+    family = context.model.model_type if context.model else ""
+    if not tokenizer.marks_generation and not family.startswith(PATCHED_BY_TRL):
+        yield Finding(
+            field="loss_on",
+            message=f"{setup.name('loss_on')} needs a chat template with {{% generation %}} marks, and that of "
+            f"{_model(context)} has none",
+            help="train on rows of prompt and completion, or mark what the assistant writes in the template",
+        )
+
+
+def _model(context: LintContext) -> str:
+    return context.model.name if context.model else "the model"
+
+
+@rule("TPL002", "end-of-turn-not-trained", severity="warning", needs=(Setup, TokenizerFacts))
+def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+    """The assistant's turns do not end with a token at which generation stops.
+
+    ## What it does
+    Renders a question and an answer with the model's chat template, and looks at what stands after the answer: a
+    special token, and one at which generation stops by generation_config.json or the tokenizer. SureFit adds the token
+    that ends a turn to the generation config of what it writes, so there only a template without any is a finding.
+
+    ## Why it is bad
+    The model learns to end its turns with a token that nothing listens to, or with none: the answer is right, and then
+    it goes on until the limit.
+
+    ## Example
+    A chat set on the base model Qwen2.5-7B: its turns end with `<|im_end|>`, its generation config stops at
+    `<|endoftext|>` only.
+
+    ## Fix
+    Set the tool's end-of-sequence token to the one that ends the turns, or start from the instruct version.
+
+    ## Evidence
+    QwenLM/Qwen3#927, hiyouga/LlamaFactory#7454 (a tuned base model "doesn't stop generating").
+    """
+    if tokenizer.turn_end is None or not tokenizer.file or (context.examples and not context.examples.conversations):
+        return
+    if tokenizer.end_of_turn is None:
+        if not (tokenizer.eos_token and tokenizer.eos_token in tokenizer.turn_end):
+            yield Finding(
+                field="base_model",
+                message=f"the chat template of {_model(context)} writes {tokenizer.turn_end!r} after an answer: "
+                "no special token that could end one",
+                help="use a chat template that ends the assistant's turn with a special token",
+            )
+    elif setup.tool != "surefit" and setup.eos_token != tokenizer.end_of_turn:
+        stops = {*tokenizer.stop_ids, tokenizer.eos_id} - {None}
+        if stops and tokenizer.end_of_turn_id not in stops:
+            yield Finding(
+                field="base_model",
+                message=f"the turns of {_model(context)} end with {tokenizer.end_of_turn!r} (id "
+                f"{tokenizer.end_of_turn_id}), and its generation stops at id "
+                f"{', '.join(map(str, sorted(s for s in stops if s is not None)))} only",
+                help=f"make {tokenizer.end_of_turn} the end-of-sequence token of what is trained",
+            )
+
+
+@rule("TPL003", "pad-is-eos", severity="error", needs=(Setup, TokenizerFacts))
+def pad_is_eos(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+    """The padding token is the token that ends an answer, and the collator masks every padding token.
+
+    ## What it does
+    Compares the ids where the config names one of the collators that make labels by masking all tokens equal to the
+    padding token. SureFit masks by position, so there the two may be the same.
+
+    ## Why it is bad
+    The end of every answer is masked with the padding. The model never learns to stop.
+
+    ## Example
+    `tokenizer.pad_token = tokenizer.eos_token` with `DataCollatorForLanguageModeling`.
+
+    ## Fix
+    Pad with a token of its own (a reserved one, or `<unk>`), or use a collator that masks by position.
+
+    ## Evidence
+    huggingface/transformers#23530, huggingface/trl#976.
+    """
+    end = tokenizer.end_of_turn_id if setup.conversations and tokenizer.end_of_turn_id is not None else tokenizer.eos_id
+    if class_name(setup.collator) in OVERWRITING_COLLATORS and tokenizer.pad_id is not None and tokenizer.pad_id == end:
+        yield Finding(
+            field="collator",
+            message=f"{class_name(setup.collator)} masks every {tokenizer.pad_token!r} (id {tokenizer.pad_id}), and "
+            "that is the token that ends an answer: no end is ever learnt",
+            help="give the tokenizer a padding token of its own, or use a collator that masks by position",
+        )
+
+
+@rule("TPL004", "no-pad-token", severity="error", needs=(Setup, TokenizerFacts))
+def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+    """The tokenizer has no padding token, and the collator asks it for one.
+
+    ## What it does
+    Looks at the tokenizer where the config names one of transformers' collators and the micro batch is larger than 1.
+    SureFit needs no padding token: what it fills up with is masked wherever it stands.
+
+    ## Why it is bad
+    The first batch with rows of different lengths stops the run: "Asking to pad but the tokenizer does not have a
+    padding token".
+
+    ## Example
+    Llama-2-7b with `DataCollatorForLanguageModeling`.
+
+    ## Fix
+    Set a padding token that is not the end-of-sequence token (see TPL003).
+
+    ## Evidence
+    huggingface/transformers#22312.
+    """
+    asks = class_name(setup.collator) in (*OVERWRITING_COLLATORS, "DataCollatorForSeq2Seq", "DataCollatorWithPadding")
+    if asks and tokenizer.file and tokenizer.pad_token is None and setup.micro_batch != 1:
+        yield Finding(
+            field="collator",
+            message=f"{class_name(setup.collator)} pads with the tokenizer's padding token, and that of "
+            f"{_model(context)} has none",
+            help="set pad_token to a reserved token that is not the end-of-sequence token",
+        )
+
+
+@rule("TPL005", "template-ignores-tools", severity="error", needs=(ExampleFacts, TokenizerFacts))
+def template_ignores_tools(
+    context: LintContext, examples: ExampleFacts, tokenizer: TokenizerFacts
+) -> Iterator[Finding]:
+    """The rows have tools, and the chat template never writes any.
+
+    ## What it does
+    Counts, in a sample, the examples that hand tools to the chat template, and looks for the variable `tools` in it.
+
+    ## Why it is bad
+    The template leaves them out without a word. The model is trained to call functions that it was never shown: it
+    learns the names by heart, and fails on every other tool.
+
+    ## Example
+    Rows with `messages` and `tools` on a model whose template was written before tools.
+
+    ## Fix
+    Use a model whose template writes tools, or a recipe that puts them into the system message (`function_calling`).
+
+    ## Evidence
+    axolotl-ai-cloud/axolotl#2115 (tools not passed on to the template); huggingface/transformers#32130 (a template
+    that leaves them out).
+    """
+    if examples.with_tools and tokenizer.chat_template and not tokenizer.mentions_tools:
+        yield Finding(
+            field="data.train",
+            message=f"{examples.with_tools} of {plural(examples.examples, 'sampled row')} have tools, and the chat "
+            f"template of {_model(context)} never mentions `tools`: the model would not see them",
+            help="use a model whose template writes tools, or a recipe that puts them into the system message",
+        )
+
+
+@rule("TPL006", "vocabulary-larger-than-embedding", severity="error", needs=(ModelFacts, TokenizerFacts))
+def vocabulary_larger_than_embedding(
+    context: LintContext, model: ModelFacts, tokenizer: TokenizerFacts
+) -> Iterator[Finding]:
+    """The tokenizer has tokens for which the model has no embedding.
+
+    ## What it does
+    Compares the ids with `vocab_size`: those of the plain vocabulary, and those of the special tokens that text will
+    contain (padding, beginning and end, what the chat template writes). Other special tokens do no harm: Gemma 3's text
+    models have one for images behind their embedding.
+
+    ## Why it is bad
+    The first such token stops the run with an index error; on a GPU the message ("device-side assert") says nothing
+    about it.
+
+    ## Example
+    A `[PAD]` that was added with id 32000 to a Llama-2 tokenizer, without resizing the model's embedding.
+
+    ## Fix
+    Use an existing reserved token, or save the model with its embedding resized.
+
+    ## Evidence
+    huggingface/transformers#12763 and #11102 ("index out of range" after adding tokens).
+    """
+    size = model.vocab_size
+    named = {tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token, tokenizer.end_of_turn}
+    template = tokenizer.chat_template or ""
+    beyond = {t: n for t, n in tokenizer.added.items() if n >= size and (t in named or t in template)}
+    plain = tokenizer.largest_plain_id
+    if plain is not None and plain >= size:
+        beyond["the plain vocabulary"] = plain
+    if beyond:
+        listed = ", ".join(f"{shortened(token, 40)} (id {number:,})" for token, number in list(beyond.items())[:3])
+        yield Finding(
+            field="base_model" if context.setup else "model.name_or_path",
+            message=f"the tokenizer goes beyond the {size:,} embeddings of {model.name}: {listed}",
+            help="use a reserved token instead, or save the model with its embedding resized",
+        )

@@ -1,0 +1,311 @@
+"""AUD020 to AUD028: what an audit found in the texts and the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.facts.audit import AuditFacts, Observation
+from surefit.lint.rule import Finding, LintContext, rule
+
+DAMAGED = 0.005
+"""Share of the rows from which damage is a finding."""
+FREQUENT = 0.01
+"""The same for what is now and then right. Sound sets that were looked at have at most 0.002 of it."""
+
+
+def often(audit: AuditFacts, name: str, share: float) -> Observation | None:
+    """An observation that at least this share of the rows shows, or None."""
+    seen = audit.seen(name)
+    return seen if seen and seen.share >= share else None
+
+
+def rows_text(seen: Observation) -> str:
+    """`12 of 500 rows`."""
+    return f"{seen.rows:,} of {seen.of:,} rows"
+
+
+def first_text(seen: Observation) -> str:
+    """`, the first at file:line: what is there`; nothing where no place is known."""
+    return f", the first at {seen.examples[0]}" if seen.examples else ""
+
+
+@rule("AUD020", "encoding-damage", severity="warning", needs=(AuditFacts,))
+def encoding_damage(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Texts were decoded wrongly, or hold characters that no text should.
+
+    ## What it does
+    Looks for UTF-8 that was read as Windows-1252 (`cafÃ©`), for U+FFFD, control characters, halves of surrogate pairs,
+    and HTML entities (`&amp;`, `&#39;`), and speaks up from 0.5 % of the rows; for entities from 1 %.
+
+    ## Why it is bad
+    The model learns to write them: to a tokenizer `Ã©` is a word like any other. And an answer with the right letters
+    does not match a damaged gold answer.
+
+    ## Example
+    `{"completion": "Le cafÃ© est fermÃ©."}`.
+
+    ## Fix
+    Read the source again with its real encoding; `html.unescape` for entities. What was replaced by U+FFFD is lost:
+    drop those rows.
+
+    ## Evidence
+    The reference code of a published LLM recommender reads MovieLens' film titles, which are UTF-8, as ISO-8859-1, and
+    shows the model titles like `CitÃ© des enfants perdus, La`.
+    """
+    kinds = {
+        "mojibake": "UTF-8 that was decoded as something else",
+        "replacement_characters": "U+FFFD, which stands for a byte that could not be decoded",
+        "control_characters": "control characters",
+        "lone_surrogates": "halves of surrogate pairs",
+        "html_entities": "HTML entities",
+    }
+    for name, what in kinds.items():
+        seen = often(audit, name, FREQUENT if name == "html_entities" else DAMAGED)
+        if seen:
+            yield Finding(
+                field="data.train",
+                message=f"{rows_text(seen)} hold {what}{first_text(seen)}",
+                help="unescape them (html.unescape in Python)"
+                if name == "html_entities"
+                else "make the file again from its source with the right encoding, or drop those rows",
+            )
+
+
+@rule("AUD021", "invisible-characters", severity="warning", needs=(AuditFacts,))
+def invisible_characters(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Texts hold characters that nobody sees: zero-width spaces, soft hyphens, direction marks.
+
+    ## What it does
+    Counts rows with U+200B, U+2060, U+FEFF, U+00AD, the direction controls, or tag characters, and speaks up from 1 %.
+    Rows in Thai, Lao, Burmese and Khmer, where a zero-width space parts words, are left out, and so are the joiners
+    that Persian, Indian scripts and emoji need.
+
+    ## Why it is bad
+    They break words into other tokens than the same words without them, and two answers that look alike are not equal.
+    Tag characters can carry instructions that a reviewer does not see.
+
+    ## Example
+    `hyphen\\u00adation`, copied from a web page.
+
+    ## Fix
+    Delete them.
+
+    ## Evidence
+    measured: 2 % of the rows of a public corpus of contracts with plain-English summaries hold U+200B.
+    """
+    seen = often(audit, "invisible_characters", FREQUENT)
+    if seen:
+        yield Finding(
+            field="data.train",
+            message=f"{rows_text(seen)} hold invisible characters{first_text(seen)}",
+            help="delete them from the texts",
+        )
+
+
+@rule("AUD022", "mixed-normalisation", severity="warning", needs=(AuditFacts,))
+def mixed_normalisation(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Some rows write accented letters as one character, others as letter and accent.
+
+    ## What it does
+    Counts rows in each of the two Unicode forms (NFC and NFD), and speaks up where both are 0.5 % or more.
+
+    ## Why it is bad
+    The two look the same and have different tokens: the model learns every word twice, and an answer in one form never
+    equals a gold answer in the other. Vietnamese, where most words carry accents, suffers most.
+
+    ## Example
+    `tiếng` in five characters in one file, in seven in another that was written on a Mac.
+
+    ## Fix
+    `unicodedata.normalize("NFC", text)` on every text; pretraining data is in NFC.
+
+    ## Evidence
+    https://www.unicode.org/reports/tr15/ defines the forms; macOS file names and some keyboards give NFD.
+    """
+    two, one = often(audit, "decomposed_letters", DAMAGED), often(audit, "composed_letters", DAMAGED)
+    if two and one:
+        yield Finding(
+            field="data.train",
+            message=f"{rows_text(two)} write accents as characters of their own (NFD), {one.rows:,} as part of "
+            f"the letter (NFC){first_text(two)}",
+            help='bring all texts into one form: unicodedata.normalize("NFC", text)',
+        )
+
+
+@rule("AUD023", "carriage-returns", severity="warning", needs=(AuditFacts,))
+def carriage_returns(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Answers have Windows line ends.
+
+    ## What it does
+    Counts answers that hold a carriage return, and speaks up from 1 %.
+
+    ## Why it is bad
+    The model learns to end lines with `\\r\\n`: other tokens than it was pretrained on, one more per line, and code or
+    answers that are compared as text no longer match.
+
+    ## Example
+    `"def f(x):\\r\\n    return x"`.
+
+    ## Fix
+    `text.replace("\\r\\n", "\\n")`.
+
+    ## Evidence
+    measured: in a public copy of MBPP 638 of 639 reference solutions hold carriage returns.
+    """
+    seen = often(audit, "carriage_returns", FREQUENT)
+    if seen:
+        yield Finding(
+            field="data.train",
+            message=f"the answers of {rows_text(seen)} have Windows line ends{first_text(seen)}",
+            help='write line ends as "\\n" alone',
+        )
+
+
+@rule("AUD024", "boilerplate-answers", severity="warning", needs=(AuditFacts,))
+def boilerplate_answers(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Answers begin or end with phrases of the place they come from.
+
+    ## What it does
+    Looks for a short list of phrases ("as an AI language model", "all rights reserved", "this measure has not been
+    amended since…") at both ends of the answers, and speaks up from 1 %.
+
+    ## Why it is bad
+    The model learns the phrase first: it is the most predictable part of the answers. It says nothing about the input.
+
+    ## Example
+    A summary that begins "(This measure has not been amended since it was introduced.)".
+
+    ## Fix
+    Cut the phrase off, or drop the rows.
+
+    ## Evidence
+    Summaries of bills in the BillML data set begin with a note of the Congressional Research Service on the summary
+    itself.
+    """
+    seen = often(audit, "boilerplate", FREQUENT)
+    if seen:
+        yield Finding(
+            field="data.train",
+            message=f"the answers of {rows_text(seen)} hold boilerplate{first_text(seen)}",
+            help="cut it off, or drop those rows",
+        )
+
+
+@rule("AUD025", "answer-longer-than-source", severity="warning", needs=(AuditFacts,))
+def answer_longer_than_source(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Summaries are longer than what they summarise.
+
+    ## What it does
+    Compares the characters of a summary column (summary, reference_summary, highlights, abstract) with those of its
+    text, and speaks up from 0.5 % of the rows.
+
+    ## Why it is bad
+    What the summary has and the text has not, the model can only invent: such rows teach it to.
+
+    ## Example
+    A text of 338 characters with a "summary" of 387.
+
+    ## Fix
+    Drop those rows.
+
+    ## Evidence
+    The first row of BillML's samples is such a row; so are seven of 446 in a corpus of contract summaries whose
+    description says that they were removed.
+    """
+    seen = often(audit, "summary_longer_than_source", DAMAGED)
+    if seen:
+        yield Finding(
+            field="data.train",
+            message=f"the summary is longer than its text in {rows_text(seen)}{first_text(seen)}",
+            help="drop those rows",
+        )
+
+
+@rule("AUD026", "python-instead-of-json", severity="warning", needs=(AuditFacts,))
+def python_instead_of_json(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Answers are Python values where JSON was meant.
+
+    ## What it does
+    Counts answers that Python reads and JSON does not (`{'a': None}`), and speaks up where they are half of all, or
+    stand beside JSON objects.
+
+    ## Why it is bad
+    `str(value)` instead of `json.dumps(value)`: the model learns single quotes, `True` and `None`, and no JSON parser
+    takes its answers.
+
+    ## Example
+    `{"completion": "[{'name': 'f', 'arguments': {}}]"}`.
+
+    ## Fix
+    Write the column with `json.dumps`; what is there can be read with `ast.literal_eval`.
+
+    ## Evidence
+    Clause tables of CUAD and section lists of BillML are Python lists as text.
+    """
+    seen, sound = often(audit, "python_answer", FREQUENT), audit.seen("json_answer")
+    if seen and (sound or seen.share >= 0.5):
+        beside = f", {sound.rows:,} are JSON" if sound else ""
+        yield Finding(
+            field="data.train",
+            message=f"the answers of {rows_text(seen)} are Python values, not JSON{beside}{first_text(seen)}",
+            help="write them with json.dumps (ast.literal_eval reads what is there)",
+        )
+
+
+@rule("AUD027", "answers-in-lists", severity="warning", needs=(AuditFacts,))
+def answers_in_lists(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """The answers are lists of one text each.
+
+    ## What it does
+    Counts answers that are a list with a single text, and speaks up where they are half of all.
+
+    ## Why it is bad
+    Turned into text the answer gains brackets and quotation marks, `['…']`: they are trained on, and every score
+    against such a reference loses them as errors.
+
+    ## Example
+    `{"gold": ["The report finds …"]}`.
+
+    ## Fix
+    Take the text out of the list.
+
+    ## Evidence
+    The GovReport references of a public long-context benchmark are lists of one text.
+    """
+    seen = often(audit, "list_of_one", 0.5)
+    if seen:
+        yield Finding(
+            field="data.train",
+            message=f"the answers of {rows_text(seen)} are lists of one text{first_text(seen)}",
+            help="take the text out of the list",
+        )
+
+
+@rule("AUD028", "placeholder-answers", severity="warning", needs=(AuditFacts,))
+def placeholder_answers(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """Answers are placeholders such as "N/A" or "nan".
+
+    ## What it does
+    Counts answers that are nothing but NaN, N/A, undefined, [object Object], a note to do it later or a dash, and
+    speaks up from 1 %. Null and empty answers have rules of their own.
+
+    ## Why it is bad
+    A missing value became a text on its way through a spreadsheet or a data frame, and the model learns to say it.
+
+    ## Example
+    `{"completion": "nan"}`, from a column that pandas read from a CSV file with holes.
+
+    ## Fix
+    Fill the answers in, or drop those rows.
+
+    ## Evidence
+    `str(float("nan"))` is "nan", and pandas gives NaN for every empty cell of a CSV file:
+    https://pandas.pydata.org/docs/reference/api/pandas.read_csv.html
+    """
+    seen = often(audit, "placeholder", FREQUENT)
+    if seen:
+        yield Finding(
+            field="data.train",
+            message=f"the answers of {rows_text(seen)} are placeholders{first_text(seen)}",
+            help="fill them in, or drop those rows",
+        )
