@@ -15,7 +15,19 @@ from importlinter.cli import lint_imports
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "datasets", "peft", "accelerate"}
-TORCH_FREE = ("core", "config", "facts", "task", "metrics", "recipes", "lint", "doctor", "cli.app", "data.load")
+TORCH_FREE = (
+    "core",
+    "config",
+    "facts",
+    "foreign",
+    "task",
+    "metrics",
+    "recipes",
+    "lint",
+    "doctor",
+    "cli.app",
+    "data.load",
+)
 DISTRIBUTIONS = {
     "dotenv": "python-dotenv",
     "huggingface_hub": "huggingface-hub",

@@ -1,0 +1,97 @@
+"""Saves and trains in children that are killed with SIGKILL at random moments; run as a script.
+
+    kill_nine.py save OUT          kill_nine.py train BASE OUT
+
+A process of its own, because the children are forked: a fork of the test process would copy locks that its threads
+(tokenizers, torch) hold at that moment, and hang. Prints how many children were killed before they were done; what must
+hold after every kill is asserted here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import tiny_run
+import torch
+
+from surefit.checkpoint.manager import State, latest_complete, load, prune, save
+
+SECONDS = 60
+"""After so long without a new checkpoint a child is taken to hang."""
+
+
+def state(step: int, size: int = 200_000) -> State:
+    weights = {"a.weight": torch.arange(size, dtype=torch.float32) + step, "b.weight": torch.ones(2, 3).bfloat16()}
+    return State(weights, {"exp_avg.a.weight": torch.full((size,), 0.5)}, {"counters": {"step": step}})
+
+
+def kill(work: Callable[[], None], checkpoints: Path, last: int, delay: float) -> bool:
+    """Fork, wait for a checkpoint that was not there, and kill a moment later; False where the work was done before."""
+    before = latest_complete(checkpoints).step
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + SECONDS
+    while latest_complete(checkpoints).step <= before < last and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    killed = os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert latest_complete(checkpoints).step > before or before >= last, "no checkpoint came"
+    return killed
+
+
+def save_again_and_again(out: Path) -> None:
+    step = latest_complete(out).step
+    while True:
+        step += 1
+        save(out, step, state(step))
+        prune(out, keep=2)
+
+
+def kill_saves(out: Path) -> int:
+    save(out, 1, state(1))
+    rng, kills = random.Random(0), 0
+    for _ in range(8):
+        kills += kill(lambda: save_again_and_again(out), out, sys.maxsize, 0.03 * rng.random())
+        found = latest_complete(out)
+        assert found.path is not None
+        assert found.skipped == []
+        loaded = load(found.path)
+        assert loaded.trainer["counters"]["step"] == found.step
+        assert torch.equal(loaded.weights["a.weight"], state(found.step).weights["a.weight"])
+    return kills
+
+
+def kill_training(base: Path, out: Path) -> int:
+    settings = tiny_run.config(base, out, every=2)
+    rng, kills = random.Random(0), 0
+    for _ in range(5):
+        before = latest_complete(out / "checkpoints").step
+
+        def train() -> None:
+            tiny_run.training(settings).fit(resume=True)
+
+        kills += kill(train, out / "checkpoints", 12, 0.01 * rng.random())
+        found = latest_complete(out / "checkpoints")
+        assert found.skipped == []
+        assert found.step >= before
+    return kills
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    what, *paths = sys.argv[1:]
+    print(kill_saves(Path(paths[0])) if what == "save" else kill_training(Path(paths[0]), Path(paths[1])))
