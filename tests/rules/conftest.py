@@ -12,6 +12,7 @@ import yaml
 from surefit import foreign, recipes
 from surefit.cli.auditing import config_question, scored_rows
 from surefit.cli.foreign import context_of
+from surefit.cli.prepare import dividing
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve
 from surefit.config.schema import Config
@@ -123,7 +124,11 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         if model is not None:
             model = replace(model, **stated.get("model", {}))
         count = len(rows) if rows is not None else None
-        resolved = attempt(problems, lambda: resolve(loaded, model, device, count)) if model and device else None
+        resolved = None
+        if model and device:
+            resolved = attempt(problems, lambda: resolve(loaded, model, device, count)) or resolve(
+                dividing(loaded), model, device, count
+            )
         columns = recipe.columns if recipe else ()
         setup = replace(setup_of(config, resolved), **stated.get("setup", {}))
         stack = StackFacts(**stated["stack"]) if "stack" in stated else None

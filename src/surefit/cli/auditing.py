@@ -298,13 +298,14 @@ def _numbers(part: Mapping[str, Any]) -> list[str]:
 
 
 def _bars(histogram: Mapping[str, Any]) -> list[str]:
-    """A line for each bin: its first length, a bar, the rows."""
+    """A line for each bin from the first that has rows: its first length, a bar, the rows."""
     width, counts = histogram["width"], histogram["counts"]
     labels = [f"{n * width:,}" for n in range(len(counts))] + [f"{len(counts) * width:,}+"]
     room = max(len(label) for label in labels)
     top = max(max(counts), histogram["over"], 1)
     rows = [*counts, histogram["over"]] if histogram["over"] else counts
-    return [f"  {label:>{room}} {_bar(count / top)} {count:,}" for label, count in zip(labels, rows, strict=False)]
+    lines = [f"  {label:>{room}} {_bar(count / top)} {count:,}" for label, count in zip(labels, rows, strict=False)]
+    return lines[next((n for n, count in enumerate(rows) if count), 0) :]
 
 
 def _bar(share: float) -> str:

@@ -1,47 +1,133 @@
-"""The verbs before a run: check and plan. Torch-free, but for the tokenizer that `check --show` needs."""
+"""The verb `check`. Torch-free, but for the tokenizer that `--show` needs."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
-from surefit.cli.prepare import Gathered, Prepared
+from surefit.cli.prepare import Gathered, gather
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, SureFitError
-from surefit.core.units import bytes_text, duration_text, plural
+from surefit.core.units import duration_text, plural
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.config.schema import Config
+    from surefit.facts.examples import ExampleFacts
+    from surefit.facts.tokenizer import TokenizerFacts
+    from surefit.lint.rule import Rule
 
+LATER = {"BatchFacts", "JobScript"}
+"""Facts that no config can give: the batches are looked at by `train`, a batch script is checked by itself."""
+NEEDED = {
+    "Config": "a whole run", "Resolved": "the run's steps and batches", "ModelFacts": "the model",
+    "TokenizerFacts": "the tokenizer", "HardwareFacts": "the device", "DatasetFacts": "the rows",
+    "AuditFacts": "the rows", "ExampleFacts": "the rows", "StackFacts": "the installed packages",
+}  # fmt: skip
+"""What a rule needs, in words."""
 SAMPLED_ROWS = 500
 """Rows that `check` converts: enough for a systematic fault, and little of its two seconds."""
 
 
-def check(out: Output, found: Gathered, show: int = 0) -> int:
-    """Every finding at once; with `show`, what the first examples look like to the loss."""
-    report = checked(found)
-    out.findings(report["findings"])
-    errors = _count(report, "error")
-    warnings = _count(report, "warning")
+def check_file(
+    out: Output,
+    target: Path,
+    overrides: Sequence[str] | None = None,
+    *,
+    show: int = 0,
+    select: str | None = None,
+    ignore: str | None = None,
+    fix: bool = False,
+    dry_run: bool = False,
+    style: str = "text",
+) -> int:
+    """The verb: a file, the rules that were chosen, what can be fixed, in the format that was asked for."""
+    from surefit.cli.annotations import DOCUMENTS, error_report
+    from surefit.cli.foreign import check_foreign, is_foreign
+    from surefit.lint.engine import choose_rules
+
+    rules = choose_rules(select, ignore)
+    try:
+        if is_foreign(target):
+            unusable = [name for name, given in (("--set", overrides), ("--fix", fix), ("--show", show)) if given]
+            return check_foreign(out, target, rules, style, unusable)
+        found = gather(target, overrides)
+        report = checked(found, rules)
+        if fix:
+            from surefit.cli.fixing import fix_config
+
+            changes = fix_config(out, found.loaded, report["findings"], dry_run)
+            if changes["written"]:
+                found = gather(target, overrides)
+                report = checked(found, rules)
+            report |= changes
+        return _say_check(out, found, report, show, style)
+    except SureFitError as error:
+        if style not in DOCUMENTS:
+            raise
+        out.document(DOCUMENTS[style](error_report(error), target))
+        return error.exit_code
+
+
+def check(out: Output, found: Gathered) -> int:
+    """Every finding at once."""
+    return _say_check(out, found, checked(found))
+
+
+def _say_check(out: Output, found: Gathered, report: dict[str, Any], show: int = 0, style: str = "text") -> int:
     if show:
         _show_examples(out, found, show)
-    where = str(found.loaded.path)
-    if not errors and not warnings:
-        out.say(f"{where}: no problem found by {report['rules']} rules in {duration_text(report['seconds'])}", "green")
+    notes = _not_looked_at(found, report)
+    fixable = sum(each["fix"] is not None for each in report["findings"])
+    if fixable:
+        notes.append(f"{plural(fixable, 'finding')} with one right answer: `surefit check {found.loaded.path} --fix`")
+    return say_report(out, report, found.loaded.path, notes, style)
+
+
+def say_report(out: Output, report: dict[str, Any], path: Path, notes: Iterable[str] = (), style: str = "text") -> int:
+    """Say what a check found, in the format that was asked for; the exit code.
+
+    Args:
+        report: the content of check.json.
+        path: the file that was checked.
+        notes: what the check does not speak for.
+        style: text, json, sarif or github.
+    """
+    from surefit.cli.annotations import DOCUMENTS
+
+    out.findings(report["findings"])
+    errors, warnings, infos = (_count(report, severity) for severity in ("error", "warning", "info"))
+    if report["findings"]:
+        counted = f"{plural(errors, 'error')}, {plural(warnings, 'warning')}"
+        out.say(f"{path}: {counted}{f', {infos} info' if infos else ''}")
     else:
-        out.say(f"{where}: {plural(errors, 'error')}, {plural(warnings, 'warning')}")
-    for line in _not_looked_at(found, report):
+        out.say(f"{path}: no problem found by {report['rules']} rules in {duration_text(report['seconds'])}", "green")
+    if report["suppressed"]:
+        out.say(f"{path}: not counted, by lint.ignore: {_suppressed_text(report['suppressed'])}")
+    for line in notes:
         out.note(line)
+    if style in DOCUMENTS:
+        out.document(DOCUMENTS[style](report, path))
     out.result(report)
     return EXIT_FINDINGS if errors else EXIT_OK
 
 
-def checked(found: Gathered) -> dict[str, Any]:
-    """The content of check.json."""
+def _suppressed_text(suppressed: Sequence[dict[str, Any]]) -> str:
+    """The codes with their reasons, in one line."""
+    counts = Counter((one["code"], " ".join(one["reason"].split())) for one in suppressed)
+    return "; ".join(f"{code}{f' ×{n}' if n > 1 else ''} ({reason})" for (code, reason), n in counts.items())
+
+
+def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
+    """The content of check.json, by these rules or by all."""
+    from surefit.data.audit.sample import sample_audit
     from surefit.facts.dataset import dataset_facts
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
+    from surefit.facts.stack import stack_facts
     from surefit.lint.engine import run_rules
     from surefit.lint.rule import LintContext
 
@@ -49,6 +135,8 @@ def checked(found: Gathered) -> dict[str, Any]:
     loaded, recipe, rows = found.loaded, found.recipe, found.rows
     columns = recipe.columns if recipe else ()
     dataset = dataset_facts(rows.source, rows, rows.where, expected=columns) if rows else None
+    tokenizer, damaged = _tokenizer(found)
+    examples, unusable = _examples(found, tokenizer)
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -58,30 +146,47 @@ def checked(found: Gathered) -> dict[str, Any]:
         resolved=found.resolved,
         model=found.model,
         hardware=found.hardware,
+        tokenizer=tokenizer,
         dataset=dataset,
+        examples=examples,
+        audit=sample_audit(rows, loaded.config.recipe) if rows else None,
         environment=environment_facts(),
+        stack=stack_facts(),
         columns=columns,
-        problems=(*found.problems, *_row_problems(found), *_scored_problems(found)),
+        problems=(*found.problems, *damaged, *unusable, *_scored_problems(found)),
     )
-    result = run_rules(context)
+    result = run_rules(context, rules)
     return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
 
 
-def _row_problems(found: Gathered) -> list[SureFitError]:
-    """What converting a sample of the rows runs into."""
+def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:
+    """The tokenizer of a model that is on this machine, and what reading it runs into."""
+    from surefit.facts.tokenizer import tokenizer_facts
+
+    if found.model is None or found.model.path is None:
+        return None, []
+    try:
+        return tokenizer_facts(found.model.path), []
+    except SureFitError as error:
+        return None, [error]
+
+
+def _examples(found: Gathered, tokenizer: TokenizerFacts | None) -> tuple[ExampleFacts | None, list[SureFitError]]:
+    """What a sample of the rows becomes, and what converting it runs into."""
     from surefit.data.formats import to_examples
+    from surefit.data.sampled import example_facts
 
     if found.rows is None or found.recipe is None:
-        return []
+        return None, []
     section = found.loaded.config.data
     try:
-        to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
+        examples = to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
     except SureFitError as error:
-        return [error]
-    return []
+        return None, [error]
+    return example_facts(examples, tokenizer, section.max_length), []
 
 
-def _scored_sources(config: Config) -> dict[str, str]:
+def scored_sources(config: Config) -> dict[str, str]:
     """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.also`."""
     held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
     return held_out | {f"evaluate.also.{name}": source for name, source in config.evaluate.also.items()}
@@ -94,7 +199,7 @@ def _scored_problems(found: Gathered) -> list[SureFitError]:
 
     problems: list[SureFitError] = []
     section = found.loaded.config.data
-    for key, source in _scored_sources(found.loaded.config).items():
+    for key, source in scored_sources(found.loaded.config).items():
         if not is_local(source):
             continue
         try:
@@ -113,14 +218,21 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
 
     notes = []
     config = found.loaded.config
-    on_hub = [text for text in (config.data.train, *_scored_sources(config).values()) if not is_local(text)]
+    on_hub = [text for text in (config.data.train, *scored_sources(config).values()) if not is_local(text)]
     if on_hub:
         notes.append(f"not looked at: the rows of {', '.join(on_hub)} (on the hub)")
     if found.rows is not None and len(found.rows) > SAMPLED_ROWS:
         notes.append(f"looked at {SAMPLED_ROWS} of {len(found.rows):,} rows")
-    if report["skipped"]:
-        notes.append(f"rules that lacked facts: {', '.join(sorted(report['skipped']))}")
-    return notes
+    return [*notes, *without_facts(report["skipped"])]
+
+
+def without_facts(skipped: Mapping[str, Sequence[str]]) -> list[str]:
+    """One line that says how many rules had nothing to judge, and what it is that is not known."""
+    rules = [lacked for lacked in skipped.values() if not LATER & set(lacked)]
+    if not rules:
+        return []
+    unknown = dict.fromkeys(NEEDED.get(fact, fact) for lacked in rules for fact in lacked)
+    return [f"{plural(len(rules), 'rule')} had nothing to judge; not known here: {', '.join(unknown)}"]
 
 
 def _show_examples(out: Output, found: Gathered, count: int) -> None:
@@ -136,36 +248,6 @@ def _show_examples(out: Output, found: Gathered, count: int) -> None:
     for example, where in zip(examples, examples.where, strict=True):
         out.heading(f"{where}: the loss falls on the marked text")
         out.segments(segments(example, tokenizer))
-
-
-def plan(out: Output, run: Prepared) -> int:
-    """The static terms of memory and disk, and what they leave out."""
-    planned = planned_run(run)
-    device = planned["device"]
-    memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
-    out.say(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
-    for key, title in (("memory", "Memory, the terms that are known"), ("disk", "Disk")):
-        rows = [[term["term"], bytes_text(term["bytes"]), term["why"]] for term in planned[key]]
-        if planned[f"{key}_total_bytes"] is not None:
-            rows.append(["at least" if key == "memory" else "total", bytes_text(planned[f"{key}_total_bytes"]), ""])
-        out.table(title, ["term", "size", "why"], rows)
-    steps = planned["steps"]
-    out.say(
-        f"{steps['total_steps'] or 'an unknown number of'} optimizer steps of {steps['global_batch_size']} examples "
-        f"({steps['per_device_train_batch_size']} per micro batch × {steps['gradient_accumulation_steps']})"
-    )
-    out.say("Not counted yet: " + "; ".join(planned["left_out"]))
-    for text in planned["does_not_fit"]:
-        out.say(f"Does not fit: {text}", "bold red")
-    out.result(planned)
-    return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
-
-
-def planned_run(run: Prepared) -> dict[str, Any]:
-    """The content of plan.json."""
-    from surefit.plan.static import static_plan
-
-    return static_plan(run.resolved, run.model, run.hardware, len(run.rows) if run.rows is not None else None)
 
 
 def _count(report: dict[str, Any], severity: str) -> int:

@@ -55,7 +55,7 @@ def check_foreign(
         style: text, json, sarif or github.
         unusable: options that were given and only make sense for SureFit's own configs.
     """
-    from surefit.cli.checking import say_report
+    from surefit.cli.checking import say_report, without_facts
     from surefit.lint.engine import run_rules
 
     found = read(target)
@@ -70,8 +70,7 @@ def check_foreign(
     report = {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict(), **_document(found)}
     for finding in report["findings"]:
         finding["fix"] = None  # there is no editing of other tools' files
-    if report["skipped"]:
-        notes.append(f"rules that lacked facts: {', '.join(sorted(report['skipped']))}")
+    notes += without_facts(report["skipped"])
     return say_report(out, report, target, [*_not_looked_at(found.lost), *notes], style)
 
 

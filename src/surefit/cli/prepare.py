@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -81,7 +81,11 @@ def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
     rows = attempt(lambda: load_rows(config.data.train)) if is_local(config.data.train) else None
     count = len(rows) if rows is not None else None
-    resolved = attempt(lambda: resolve(loaded, model, hardware, count)) if model and hardware else None
+    resolved = None
+    if model and hardware:
+        resolved = attempt(lambda: resolve(loaded, model, hardware, count)) or resolve(
+            dividing(loaded), model, hardware, count
+        )
     return Gathered(loaded, run, recipe, model, hardware, rows, resolved, tuple(problems))
 
 
@@ -115,6 +119,12 @@ def run_directory(target: Path) -> RunDir:
     run = RunDir(target if target.is_dir() else Path(load_config(target).config.output_dir))
     _resolved_config(run.path)
     return run
+
+
+def dividing(loaded: Loaded) -> Loaded:
+    """The config with a micro batch that divides the global batch, so that one wrong number hides no other finding."""
+    train = loaded.config.train.model_copy(update={"per_device_train_batch_size": "auto"})
+    return replace(loaded, config=loaded.config.model_copy(update={"train": train}))
 
 
 def _config_file(target: Path) -> Path:
