@@ -1,8 +1,12 @@
 """What every test stands on, however and wherever the suite was started."""
 
 import signal
+import sys
+from pathlib import Path
 
 from hypothesis import settings
+
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
 # Scripts start background jobs with SIGINT ignored, and every child inherits that: Ctrl-C could not be tested there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
