@@ -32,12 +32,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from surefit.core.units import GIB
 from surefit.facts.model import catalogue
 from surefit.plan.allocator import replay
+from surefit.plan.deepen import SHALLOW, deepen
 from surefit.plan.simulate import record_run
-from surefit.plan.trace import Recorder
+from surefit.plan.trace import Recorder, Trace
 
 FITTED_ROW = "lora--llama-3.2-3B-rank32"
-SHORT = 240
-"""Tokens of the batch before the longest one: it only shapes the free blocks that the longest finds."""
+L40S = (8, 9)
+"""Compute capability of the GPU that was measured on."""
+SHORT = 110
+"""Tokens of the batch before the longest one. 80 rows are sorted, the longest first, and cut into batches of 4; every
+tenth batch the cache is emptied. So the longest batch finds what the shortest of the bucket before it still holds."""
+PER_LAYER = {"num_layers", "adapter_layers"}
+"""Keys of methods that state the model's depth themselves."""
 LEFT_OUT = {
     "peft_type", "auto_mapping", "peft_version", "eva_config", "corda_config", "arrow_config", "loftq_config",
     "lora_ga_config", "velora_config", "monteclora_config", "layers_pattern",
@@ -47,15 +53,44 @@ LEFT_OUT = {
 
 def predict(row: dict[str, Any], longest: int) -> int:
     """Peak reserved bytes of one row, its longest batch having `longest` tokens."""
-    train = row["train_config"]
-    model = _build(train, row["peft_config"])
-    trace = record_run(model, lambda m, recorder: _loop(m, recorder, train, longest), padded=True, cuda=True)
-    longest_starts = trace.phases[-2][1]
-    return replay(trace.events, trace.sizes, empty_at={longest_starts}).peak_reserved
+    trace = _trace(row, longest)
+    starts = [position for phase, position in trace.phases if phase == "step"]
+    weights = sum(trace.allocations[number - 1].bytes for number, tag in trace.tags.items() if tag == "weights")
+    # from_pretrained with a device_map first asks for one block of the whole model's size, and gives it back to the
+    # cache (transformers' `caching_allocator_warmup`): the weights then lie in one segment.
+    sizes, events = [weights, *trace.sizes], [1, -1, *(event + 1 if event > 0 else event - 1 for event in trace.events)]
+    return replay(events, sizes, empty_at={starts[-1] + 2}).peak_reserved
 
 
-def _build(train: dict[str, Any], adapter: dict[str, Any] | None) -> torch.nn.Module:
+def _trace(row: dict[str, Any], longest: int) -> Trace:
+    """The allocations of a row's run: of a few layers, deepened, where the method treats all alike."""
+    train, adapter = row["train_config"], row["peft_config"]
+
+    def run(model: torch.nn.Module, recorder: Recorder) -> None:
+        with recorder.naming(model):
+            _loop(model, recorder, train, longest)
+
+    def record(layers: int | None) -> Trace:
+        return record_run(build(train, adapter, layers), run, padded=True, cuda=True, capability=L40S)
+
+    layers = catalogue()[train["model_id"]]["config"]["num_hidden_layers"]
+    if adapter is None or not PER_LAYER & adapter.keys():
+        deep = deepen(record(SHALLOW), layers)
+        if deep is not None:
+            return deep
+    return record(None)
+
+
+def build(train: dict[str, Any], adapter: dict[str, Any] | None, layers: int | None = None) -> torch.nn.Module:
+    """The model of a row with its adapter, on meta; raises what a PEFT method that needs data raises.
+
+    Args:
+        train, adapter: `train_config` and `peft_config` of the row.
+        layers: of the model; all of them where it is not given.
+    """
     shape = dict(catalogue()[train["model_id"]]["config"])
+    if layers is not None:
+        shape["num_hidden_layers"] = layers
     config = AutoConfig.for_model(shape.pop("model_type"), **shape)
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -72,39 +107,55 @@ def _build(train: dict[str, Any], adapter: dict[str, Any] | None) -> torch.nn.Mo
 
 
 def _loop(model: torch.nn.Module, recorder: Recorder, train: dict[str, Any], longest: int) -> None:
-    """method_comparison/MetaMathQA/run.py: a batch of usual length, then the longest."""
-    model.train()
+    """method_comparison/MetaMathQA/run.py: the loss on other texts, a bucket's last batch, the longest batch."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, foreach=True)
     gc.collect()
+    recorder.start("other texts")
+    model.eval()
+    with torch.no_grad():
+        _forget_nothing(model, train)
+    model.train()
     for length in (SHORT, longest):
         recorder.start("step")
+        batch = _batch(train, length)
+        batch["labels"] = batch["input_ids"].clone()
+        tokens = int(batch["attention_mask"].sum())
         optimizer.zero_grad()
-        shape = (train["batch_size"], length)
-        ids, labels, mask = (torch.empty(shape, dtype=torch.long) for _ in range(3))
         # `output` and `loss` live until the next step's replace them: the logits are held.
-        output = model(input_ids=ids, labels=labels, attention_mask=mask)
+        output = model(**batch, num_items_in_batch=tokens)
         loss = output.loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, train["grad_norm_clip"])
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train["grad_norm_clip"], foreach=True)
         optimizer.step()
+
+
+def _forget_nothing(model: torch.nn.Module, train: dict[str, Any]) -> None:
+    """The loss of every token of texts cut at `max_seq_length`, before the training starts."""
+    for _ in range(2):
+        batch = _batch(train, train["max_seq_length"])
+        logits = model(**batch).logits
+        for row, target in zip(logits, batch["input_ids"], strict=True):
+            torch.nn.functional.cross_entropy(row[-len(target) :], target, reduction="none")
+
+
+def _batch(train: dict[str, Any], length: int) -> dict[str, torch.Tensor]:
+    shape = (train["batch_size"], length)
+    return {key: torch.empty(shape, dtype=torch.long) for key in ("input_ids", "attention_mask")}
 
 
 def fit(row: dict[str, Any]) -> int:
     """The length with which the prediction of `row` comes closest to what was measured.
 
-    Reserved memory does not grow evenly with the length, so every eighth length is tried, then those around the best.
+    Reserved memory grows with the length, but not evenly: a bisection finds the neighbourhood, where every length is
+    tried.
     """
     measured = row["accelerator_memory_max_reserved"]
-    tried: dict[int, int] = {}
-
-    def miss(length: int) -> int:
-        if length not in tried:
-            tried[length] = abs(predict(row, length) - measured)
-        return tried[length]
-
-    coarse = min(range(2 * SHORT, row["train_config"]["max_seq_length"] + 1, 8), key=miss)
-    return min(range(coarse - 7, coarse + 8), key=miss)
+    low, high = 2 * SHORT, row["train_config"]["max_seq_length"]
+    while high - low > 8:
+        middle = (low + high) // 2
+        low, high = (middle, high) if predict(row, middle) < measured else (low, middle)
+    return min(range(low - 4, high + 5), key=lambda length: abs(predict(row, length) - measured))
 
 
 def main() -> int:

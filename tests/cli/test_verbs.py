@@ -85,16 +85,6 @@ def test_check_show_marks_what_is_trained(surefit: Surefit, config: Path) -> Non
     assert surefit("check", config, "--show", "-1").code == 2
 
 
-def test_plan_names_what_it_leaves_out_and_never_claims_a_fit(surefit: Surefit, config: Path) -> None:
-    planned = surefit("plan", config, "--gpu", "t4", "--json")
-    assert planned.code == 0
-    assert planned.json["device"]["name"] == "T4"
-    assert any("activations" in text for text in planned.json["left_out"])
-    text = surefit("plan", config).stdout
-    assert "Not counted yet: activations" in text
-    assert "fits" not in text.replace("Does not fit", "")
-
-
 def test_dry_run_writes_nothing(surefit: Surefit, config: Path) -> None:
     answer = surefit("train", config, "--dry-run", "--json")
     assert answer.code == 0, answer.text

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -74,20 +74,78 @@ def init(
 def check(
     config: ConfigFile,
     overrides: Overrides = None,
+    select: Annotated[str | None, typer.Option(metavar="CODES", help="Only these rules, e.g. MEM,SCH001.")] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="CODES", help="All rules but these.")] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Write the changes that have one right answer.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the changes, write nothing.")] = False,
     show: Annotated[int, typer.Option(min=0, help="Show this many examples, with what is trained marked.")] = 0,
+    style: Annotated[Literal["text", "json", "sarif", "github"], typer.Option("--format", help="For CI.")] = "text",
     as_json: Json = False,
 ) -> None:
     """Say what will break: config, model and data, in two seconds and without loading anything heavy."""
-    _finish(as_json, lambda out: _cli("checking").check(out, _cli("prepare").gather(config, overrides), show=show))
+    if dry_run and not fix:
+        raise typer.BadParameter("--dry-run goes with --fix")
+    if as_json and style not in ("text", "json"):
+        raise typer.BadParameter(f"--json is not --format {style}")
+    shown = "json" if as_json else style
+    _finish(
+        shown != "text",
+        lambda out: _cli("checking").check_file(
+            out, config, overrides, show=show, select=select, ignore=ignore, fix=fix, dry_run=dry_run, style=shown
+        ),
+        with_result=shown == "json",
+    )
 
 
 @app.command()
-def plan(config: ConfigFile, overrides: Overrides = None, gpu: Gpu = None, as_json: Json = False) -> None:
-    """Say what the run needs: memory, disk and steps, with what is not counted yet."""
-    extra = [f"hardware.gpu={gpu}"] if gpu else []
+def audit(
+    target: Annotated[str, typer.Argument(metavar="CONFIG|DATA", help="A config or run directory, or bare data.")],
+    overrides: Overrides = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the passport here.")] = None,
+    max_rows: Annotated[int | None, typer.Option(min=1, help="Look at this many rows, spread evenly.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes at most; default: one per core.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at every row: lengths, duplicates, leaks, damage; write the data set's passport."""
     _finish(
-        as_json, lambda out: _cli("checking").plan(out, _cli("prepare").prepare(config, [*(overrides or ()), *extra]))
+        as_json,
+        lambda out: _cli("auditing").audit(out, target, overrides, output=output, max_rows=max_rows, workers=workers),
     )
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's config: axolotl, LLaMA-Factory, TRL.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to stdout.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a SureFit config of another tool's, with a comment for every key that has no place in it."""
+    _finish(as_json, lambda out: _cli("foreign").import_config(out, source, output))
+
+
+@app.command()
+def plan(
+    config: Target,
+    overrides: Overrides = None,
+    gpu: Gpu = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Arithmetic only: nothing is simulated.")] = False,
+    optimize: Annotated[bool, typer.Option("--optimize", help="Look for the fastest way that fits.")] = False,
+    compare: Annotated[str | None, typer.Option(metavar="GPUS", help="On each of these, e.g. t4,l4,h200.")] = None,
+    price: Annotated[str | None, typer.Option(metavar="GPU=PRICE,…", help="What an hour costs you.")] = None,
+    solve: Annotated[str | None, typer.Option(metavar="FIELD", help="max_length, batch, rank or model.")] = None,
+    against: Annotated[Path | None, typer.Option(metavar="RUN", help="Beside what this run really took.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the memory as SVG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what the run needs, and whether it fits: memory by phase, time, disk, with what is not counted."""
+    changes = [*(overrides or ()), *([f"hardware.gpu={gpu}"] if gpu else [])]
+    _finish(
+        as_json,
+        lambda out: _cli("planning").plan(
+            out, config, changes, quick=quick, optimize=optimize, compare=compare, price=price, solve=solve,
+            against=against, plot=plot,
+        ),
+    )  # fmt: skip
 
 
 @app.command()
@@ -171,9 +229,22 @@ def demo(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    file: Annotated[Path | None, typer.Argument(help="With --fix-script: write it here, not to stdout.")] = None,
+    fix_script: Annotated[bool, typer.Option("--fix-script", help="Write the commands that mend it.")] = False,
+    as_json: Json = False,
+) -> None:
     """Look at this machine: what is there, what is wrong, how to mend it."""
-    _finish(as_json, lambda out: _cli("about").doctor(out))
+    _finish(as_json, lambda out: _cli("about").doctor(out, fix_script, file))
+
+
+@app.command()
+def calibrate(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the profile here as well.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast this machine's GPU (or CPU) is, so that `plan` need not believe the data sheet."""
+    _finish(as_json, lambda out: _cli("calibrating").calibrate(out, output))
 
 
 @app.command()
@@ -200,11 +271,11 @@ def _cli(module: str) -> Any:
     return import_module(f"surefit.cli.{module}")
 
 
-def _finish(as_json: bool, verb: Callable[[Any], int]) -> None:
+def _finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
     """Run a verb; every way it can end becomes a message and an exit code."""
     from surefit.cli.render import Output
 
-    out = Output(as_json)
+    out = Output(as_json, with_result)
     try:
         env.load_dotenv()
         code = verb(out)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import string
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -26,6 +28,9 @@ from surefit.core.units import duration_text
 
 PLAIN_SECONDS = 10.0
 """Without a terminal, at most one progress line in this many seconds."""
+BAR_WIDTH = 76
+"""Cells of a bar: with its ends it fits a line of 80."""
+BAR_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -51,6 +56,40 @@ class Output:
         """One line of result for a person."""
         if not self.as_json:
             self.out.print(Text(redact(text), style=style or ""))
+
+    def paragraph(self, text: str, style: str | None = None, indent: int = 0) -> None:
+        """The same, folded between words on a terminal; its further lines are indented."""
+        if self.as_json:
+            return
+        lines = [text]
+        if self.out.is_terminal:
+            lines = textwrap.wrap(text, self.out.width, subsequent_indent=" " * indent, break_on_hyphens=False)
+        self.say("\n".join(lines), style)
+
+    def stacked(self, parts: Sequence[tuple[str, float]], whole: float, text: Callable[[float], str]) -> None:
+        """A bar of parts, each with a letter and (on a terminal) a colour, and a line per part that says its size.
+
+        Args:
+            parts: (name, size), in the order they are drawn.
+            whole: what the bar's full width stands for; what the parts leave of it is drawn as dots.
+            text: a size in words.
+        """
+        if self.as_json or not parts:
+            return
+        whole = max(whole, sum(size for _, size in parts))
+        bar, done, drawn = Text("["), 0.0, 0
+        letters = _letters([name for name, _ in parts])
+        styles = {name: f"black on {BAR_STYLES[n % len(BAR_STYLES)]}" for n, (name, _) in enumerate(parts)}
+        for name, size in parts:
+            done += size
+            end = round(BAR_WIDTH * done / whole)
+            bar.append(letters[name] * (end - drawn), style=styles[name])
+            drawn = end
+        self.out.print(bar.append("." * (BAR_WIDTH - drawn)).append("]"))
+        wide = max(len(name) for name, _ in parts)
+        for name, size in parts:
+            line = Text("  ").append(letters[name], style=styles[name])
+            self.out.print(line.append(f" {redact(name):{wide}}  {text(size):>10}  {size / whole:6.1%}"))
 
     def note(self, text: str) -> None:
         """One line beside the result: what is being done, what to look at."""
@@ -102,9 +141,15 @@ class Output:
             if finding["help"]:
                 self.out.print(Text(f"  help: {redact(finding['help'])}", style="dim"))
 
+    def document(self, text: str) -> None:
+        """All of stdout, in a format that another program reads."""
+        if text:
+            sys.stdout.write(redact(text) + "\n")
+            sys.stdout.flush()
+
     def error(self, error: SureFitError) -> None:
         """A user's error: problem, place, help; never a traceback."""
-        if self.as_json:
+        if self.as_json and self.with_result:
             self.result(error.as_dict())
             return
         for one in (error, *error.also):
@@ -176,3 +221,16 @@ class _PlainProgress:
 
 def _is_numeric(cell: str) -> bool:
     return bool(cell) and (cell[0].isdigit() or cell[0] in "+-−.–" or cell == "n/a")
+
+
+def _letters(names: Sequence[str]) -> dict[str, str]:
+    """For each name a letter of its own, from the name where one is left.
+
+    >>> _letters(["weights", "activations", "adapter"])
+    {'weights': 'W', 'activations': 'A', 'adapter': 'D'}
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        wanted = f"{name.upper()}{string.ascii_uppercase}"
+        found[name] = next((c for c in wanted if c.isalpha() and c not in found.values()), "#")
+    return found

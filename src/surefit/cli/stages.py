@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.checking import check, checked, plan, planned_run
+from surefit.cli.checking import check, checked
+from surefit.cli.planning import planned_run, say_plan
 from surefit.cli.prepare import Prepared
 from surefit.config.resolve import write_resolved
 from surefit.core.env import redact
@@ -51,12 +52,21 @@ def noted(run: RunDir, stage: str) -> Iterator[None]:
     run.note(stage, "finished", seconds=time.monotonic() - start)
 
 
-def train(out: Output, run: Prepared, *, resume: bool, overwrite: bool, dry_run: bool = False) -> int:
-    """Check, then train; errors of the check stop it."""
+def train(
+    out: Output,
+    run: Prepared,
+    *,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool = False,
+    planned: dict[str, Any] | None = None,
+) -> int:
+    """Check, then train; errors of the check stop it. `planned` is the plan, where it was made before."""
     report = checked(run.gathered)
     _stop_at_errors(out, report)
     if not dry_run:
         _open_run(run, report, resume, overwrite)
+        write_json(run.run.plan, planned or planned_run(run))
     context = contextlib.nullcontext() if dry_run else noted(run.run, "train")
     with context:
         result = _train(out, run, resume, dry_run)
@@ -92,7 +102,6 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
     if run.loaded.path != directory.resolved:
         write_resolved(run.resolved, directory.resolved)
     write_json(directory.check, report)
-    write_json(directory.plan, planned_run(run))
     write_json(directory.environment, environment_record(run.hardware))
 
 
@@ -157,12 +166,14 @@ def _train(out: Output, run: Prepared, resume: bool, dry_run: bool) -> dict[str,
             eval_rows,
             config,
             run.run,
+            conversations=all(example.text is None for example in train_examples),
             resume_command=f"surefit train {target} --resume",
             on_progress=on_step,
             on_note=out.note,
         )
         summary = {"rows": dataclasses.asdict(rows.stats), "total_steps": job.total_steps, "dry_run": dry_run}
         if dry_run:
+            job.audit(write=False)
             out.say(f"Ready: {job.total_steps} optimizer steps; nothing was written")
             return summary
         result = job.fit(resume)
@@ -325,10 +336,16 @@ def run(out: Output, prepared: Prepared, *, resume: bool, overwrite: bool) -> in
     With `resume`, a trained and a merged model are not made again.
     """
     each = out.without_result()
+    planned: dict[str, Any] = {}
+
+    def plan() -> int:
+        planned.update(planned_run(prepared))
+        return say_plan(each, planned)
+
     verbs: dict[str, Callable[[], int]] = {
         "check": lambda: check(each, prepared.gathered),
-        "plan": lambda: plan(each, prepared),
-        "train": lambda: train(each, prepared, resume=resume, overwrite=overwrite),
+        "plan": plan,
+        "train": lambda: train(each, prepared, resume=resume, overwrite=overwrite, planned=planned),
         "merge": lambda: merge(each, prepared),
         "evaluate": lambda: evaluate(each, prepared, None),
         "report": lambda: report(each, prepared.run),

@@ -1,13 +1,13 @@
-"""What a run costs in memory and on disk, as far as arithmetic knows: the closed form behind `check` and `plan`.
+"""What a training step costs in memory, by arithmetic alone: the closed form behind `check` and the search.
 
-Only terms that follow from the config and the model's shape are here; each says what it assumes. Activations and
-everything else that depends on how PyTorch executes the model are not: see `LEFT_OUT`. So a sum of these terms can show
-that a run does *not* fit, and never that it does.
+Every term follows from the config and the model's shape, and says what it assumes. Activations are known for the
+decoders of `facts/activations.py`; for others the sum can show that a run does *not* fit, and never that it does. See
+`LEFT_OUT` for what is in no term. Compared with the simulation: docs/plan.md, "The closed form".
 
-Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers: 32 layers × 8 × (8,192 + 5,120 + 5,120 + 8,192 +
-3 × 18,432) = 20,971,520 factors in 448 tensors. In float32 an adapter file takes 4 bytes of each, 83.9 MB, and AdamW's
-two moments 8, 167.8 MB. In bfloat16 the adapter takes 41.9 MB and the optimizer also keeps a float32 master of each
-factor, another 83.9 MB. The merged model in bfloat16 takes 8,030,261,248 × 2 bytes = 16.06 GB.
+Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, bfloat16, one row of 2,048 tokens: 32 layers × 8 ×
+(8,192 + 5,120 + 5,120 + 8,192 + 3 × 18,432) = 20,971,520 factors. Weights 2 × 8,030,261,248 bytes = 14.96 GiB; adapter
+2, moments 8 and masters 4 bytes per factor, 0.27 GiB; activations 11.27 GiB, logits 2.94 GiB (both worked out in
+`facts/activations.py`), cuBLAS 0.02 GiB: 29.45 GiB at the fullest moment, the loss's backward pass.
 """
 
 from __future__ import annotations
@@ -18,23 +18,41 @@ from typing import Literal
 
 from surefit.config.resolve import LOSS_BYTES, Resolved
 from surefit.config.schema import AdapterSection
-from surefit.core.units import count_text
+from surefit.core.units import bytes_text, count_text
+from surefit.facts.activations import (
+    TOKEN_BYTES,
+    MicroBatch,
+    covered,
+    eval_bytes,
+    final_bytes,
+    kept_bytes,
+    layer_backward_bytes,
+    layer_bytes,
+    logits_bytes,
+    norm_backward_bytes,
+    segment_rest,
+    workspace_bytes,
+)
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
 FLOAT32 = 4
 MOMENTS = 8
 """AdamW's two moments of a trained parameter, in float32."""
-HEADER_BYTES = 150
-"""Per tensor in the header of a safetensors file; the names of LoRA factors are long (a test compares real files)."""
+AMPERE = (8, 0)
+WORKSPACES = 2
+"""Threads that call cuBLAS: the program's, and autograd's."""
 OUTPUT_HEADS = ("lm_head", "embed_out", "output")
 LEFT_OUT = (
-    "activations, and what gradient checkpointing keeps of them",
-    "temporaries of the attention, the MLP and the kernels",
-    "the allocator's rounding and fragmentation, the CUDA context and its libraries",
+    "the allocator's fragmentation, the CUDA context and its libraries",
     "time",
 )
+ACTIVATIONS_LEFT_OUT = (
+    "activations, and what gradient checkpointing keeps of them",
+    "temporaries of the attention, the MLP and the kernels",
+)
+"""Left out as well where the architecture is not covered."""
 
-Moment = Literal["always", "loss", "step"]
+Moment = Literal["always", "loss", "backward", "step"]
 
 
 @dataclass(frozen=True)
@@ -57,10 +75,10 @@ class Term:
 
 def at_least(terms: Iterable[Term]) -> int:
     """The memory of the fullest moment: what is always held, and the larger of the loss and the update."""
-    held: dict[Moment, int] = {"always": 0, "loss": 0, "step": 0}
+    held: dict[Moment, int] = {"always": 0, "loss": 0, "backward": 0, "step": 0}
     for term in terms:
         held[term.moment] += term.bytes
-    return held["always"] + max(held["loss"], held["step"])
+    return held.pop("always") + max(held.values())
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,6 @@ class Trained:
     """What the optimizer updates; `bytes_each` is the size of one parameter in the model."""
 
     parameters: int
-    tensors: int
     bytes_each: int
 
     @property
@@ -96,30 +113,146 @@ def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained |
     LoRA factors are of the base model's type, as `model/adapter.py` makes them.
     """
     if adapter.kind == "full":
-        # The number of tensors only matters for the headers of files: a norm per linear layer is close enough.
-        tensors = 2 * len(model.linear_modules)
-        return None if model.parameters is None else Trained(model.parameters, tensors, DTYPE_BYTES[dtype])
+        return None if model.parameters is None else Trained(model.parameters, DTYPE_BYTES[dtype])
     if not model.linear_modules:
         return None
     targets = target_modules(model, adapter)
     factors = sum(adapter.r * (out + into) for out, into in targets.values())
-    return Trained(factors, 2 * len(targets), DTYPE_BYTES[dtype])
+    return Trained(factors, DTYPE_BYTES[dtype])
 
 
-def memory_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
-    """The memory that no training step can do without; empty where the model's size is not known."""
+@dataclass(frozen=True)
+class Budget:
+    """The memory of a run on one device, without the CUDA context and what the allocator holds beyond it.
+
+    Attributes:
+        terms: of a training step; `at_least` of them is its fullest moment.
+        phases: bytes in tensors at the fullest moment of "load", "step" and "eval".
+    """
+
+    terms: tuple[Term, ...]
+    phases: dict[str, int]
+
+    @property
+    def allocated(self) -> int:
+        return max(self.phases.values())
+
+
+def peak_bytes(
+    resolved: Resolved,
+    model: ModelFacts,
+    length: int | None = None,
+    padded: bool | None = None,
+    capability: tuple[int, int] | None = AMPERE,
+) -> Budget | None:
+    """The closed form; None for a model whose activations it does not know.
+
+    Args:
+        resolved: the config without "auto".
+        model: facts about the base model.
+        length: tokens of the longest row; `data.max_length` if not given.
+        padded: whether rows of one micro batch differ in length; if not given, whether it has more than one.
+        capability: of the GPU, which decides cuBLAS's workspace; None for none.
+    """
+    part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
+    if part is None or model.parameters is None or not covered(model):
+        return None
+    batch = micro_batch(resolved, model, length, padded)
+    accumulation = resolved.gradient_accumulation_steps
+    held = _held(resolved, model, part)
+    tokens = TOKEN_BYTES * batch.tokens
+    workspace = WORKSPACES * workspace_bytes(capability)
+    terms = (
+        *held,
+        Term("batch", tokens * accumulation, f"ids, mask and labels of {batch.tokens * accumulation:,} tokens"),
+        Term("workspace", workspace, "cuBLAS's, of the forward and of the backward thread"),
+        *_loss_terms(batch),
+        _backward_term(batch, part, accumulation > 1),
+    )
+    loaded = sum(term.bytes for term in held if term.term in ("weights", "adapter", "masters"))
+    resting = sum(term.bytes for term in held if term.moment == "always" and term.term != "gradients")
+    evaluated = resting + tokens + workspace + eval_bytes(batch)
+    return Budget(terms, {"load": loaded, "step": at_least(terms), "eval": evaluated})
+
+
+def micro_batch(
+    resolved: Resolved, model: ModelFacts, length: int | None = None, padded: bool | None = None
+) -> MicroBatch:
+    """The largest micro batch of a run; `length` and `padded` as in `peak_bytes`."""
     config = resolved.config
-    dtype = config.model.dtype
-    part = trained(model, config.adapter, dtype)
+    adapter, rows = config.adapter, config.train.per_device_train_batch_size
+    assert isinstance(rows, int)
+    first = "model.layers.0."
+    factors = None
+    if adapter.kind == "lora":
+        targets = target_modules(model, adapter).items()
+        factors = {name.rpartition(".")[2]: shape for name, shape in targets if name.startswith(first)}
+    return MicroBatch(
+        model=model,
+        dtype=config.model.dtype,
+        rows=rows,
+        length=config.data.max_length if length is None else length,
+        padded=rows > 1 if padded is None else padded,
+        checkpointing=config.train.gradient_checkpointing is True,
+        factors=factors,
+        r=adapter.r if factors else 0,
+        dropout=adapter.dropout if factors else 0.0,
+    )
+
+
+def disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None:
+    """A sentence where the closed form and the simulation, in bytes, differ by more than `limit`; else None."""
+    error = closed / simulated - 1
+    if abs(error) <= limit:
+        return None
+    return (
+        f"the closed form says {bytes_text(closed)} where the simulation says {bytes_text(simulated)} ({error:+.1%}): "
+        "trust the simulation, and report the config"
+    )
+
+
+def memory_terms(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None = AMPERE) -> list[Term]:
+    """The memory of a training step on rows of `data.max_length` tokens.
+
+    With the activations where the closed form knows the architecture, else what no step can do without; empty where the
+    model's size is not known.
+    """
+    budget = peak_bytes(resolved, model, capability=capability)
+    if budget is not None:
+        return list(budget.terms)
+    part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
     if model.parameters is None or part is None:
         return []
-    n, lora = count_text(part.parameters), config.adapter.kind == "lora"
+    batch = micro_batch(resolved, model)
+    return [*_held(resolved, model, part), Term("logits", *_logits(batch), "loss")]
+
+
+def _held(resolved: Resolved, model: ModelFacts, part: Trained) -> list[Term]:
+    """What the weights and their update need, whatever the data is."""
+    config = resolved.config
+    dtype, n = config.model.dtype, count_text(part.parameters)
+    assert model.parameters is not None
     terms = [
         Term("weights", model.parameters * DTYPE_BYTES[dtype], f"{count_text(model.parameters)} parameters in {dtype}")
     ]
-    if lora:
+    if config.adapter.kind == "lora":
         terms.append(Term("adapter", part.parameters * part.bytes_each, f"{n} LoRA factors, in {dtype} like the base"))
-    return [*terms, *_update_terms(resolved, part, n), _loss_term(resolved, model)]
+    terms += _update_terms(resolved, part, n)
+    slack = _slack_bytes(model, DTYPE_BYTES[dtype])
+    if config.adapter.kind == "full":
+        slack += (3 if part.master_bytes else 2) * _slack_bytes(model, FLOAT32)
+    if slack:
+        terms.append(Term("rest of segments", slack, "the allocator splits off no less than 1 MiB of its 2 MiB pages"))
+    return terms
+
+
+def _slack_bytes(model: ModelFacts, number: int) -> int:
+    """What the allocator loses with the matrices of a model, `number` bytes per entry: see `segment_rest`.
+
+    Qwen3-4B's MLP in bfloat16: 2 × 2,560 × 9,728 bytes are 47.5 MiB, which take 48; 54 MiB in 108 of them.
+    """
+    shapes = [*model.linear_modules.values(), (model.vocab_size, model.hidden_size)]
+    return sum(segment_rest(number * out * into) for out, into in shapes)
 
 
 def _update_terms(resolved: Resolved, part: Trained, n: str) -> list[Term]:
@@ -143,41 +276,80 @@ def _update_terms(resolved: Resolved, part: Trained, n: str) -> list[Term]:
     return terms
 
 
-def _loss_term(resolved: Resolved, model: ModelFacts) -> Term:
+@dataclass(frozen=True)
+class _Gradients:
+    """Bytes of gradients that a micro batch has made at moments of its backward pass, beyond those of an earlier one.
+
+    Attributes:
+        head: once the output head is done.
+        layer: with the last layer begun.
+        above: with the first layer begun.
+        all: while the embedding's is made.
+    """
+
+    head: int
+    layer: int
+    above: int
+    all: int
+
+
+def _gradients(batch: MicroBatch, part: Trained, accumulated: bool) -> _Gradients:
+    """The gradients of one backward pass.
+
+    That of a tied head waits for the embedding's: at the end both and their sum are there. A second micro batch adds to
+    the gradients of the first in place, so only what waits or is being made counts.
+    """
+    model, number = batch.model, batch.number
+    if batch.factors is not None:
+        layer = number * part.parameters // model.num_layers
+        down = number * batch.r * sum(batch.factors.get("down_proj", ()))
+        made = _Gradients(0, down, layer * (model.num_layers - 1) + down, layer * model.num_layers)
+        return _Gradients(0, 0, 0, 0) if accumulated else made
+    matrix = number * model.vocab_size * model.hidden_size
+    layers = number * part.parameters - matrix * (1 if model.tied_embeddings else 2)
+    if accumulated:
+        waiting = matrix if model.tied_embeddings else 0
+        return _Gradients(waiting, waiting, waiting, 3 * waiting or matrix)
+    down = number * batch.mlp_width * model.hidden_size
+    above = layers - layers // model.num_layers + matrix + down
+    return _Gradients(matrix, matrix + down, above, layers + matrix * (3 if model.tied_embeddings else 2))
+
+
+def _loss_terms(batch: MicroBatch) -> list[Term]:
+    """The moment at which the loss's backward pass is fullest, or, where little is in the micro batch, the head's."""
+    kept = kept_bytes(batch)
+    how = "the inputs of all layers" if batch.checkpointing else "what all layers keep for the backward pass"
+    activations = Term("activations", kept, f"{how}, {kept // batch.tokens:,} bytes per token", "loss")
+    head = batch.number * (batch.model.vocab_size + batch.model.hidden_size) * batch.tokens
+    head += batch.number * batch.model.vocab_size * batch.model.hidden_size
+    logits, why = _logits(batch)
+    if batch.full and head > logits:
+        return [activations, Term("logits", head, "their gradient, and that of the output head", "loss")]
+    return [activations, Term("logits", logits, why, "loss")]
+
+
+def _logits(batch: MicroBatch) -> tuple[int, str]:
     """Llama-3.2-3B, 2 rows of 2,048 tokens: 12 × 2 × 2,048 × 128,256 bytes = 5.87 GiB."""
-    config = resolved.config
-    micro, length = config.train.per_device_train_batch_size, config.data.max_length
-    assert isinstance(micro, int)
-    return Term(
-        "logits",
-        LOSS_BYTES * micro * length * model.vocab_size,
-        f"{micro} rows of {length:,} tokens × {model.vocab_size:,} vocabulary entries × {LOSS_BYTES} bytes in the "
-        "loss's backward pass, if the rows are that long",
-        "loss",
+    why = (
+        f"{batch.rows} rows of {batch.length:,} tokens × {batch.model.vocab_size:,} vocabulary entries × {LOSS_BYTES} "
+        "bytes in the loss's backward pass, if the rows are that long"
     )
+    return logits_bytes(batch), why
 
 
-def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
-    """What the run directory holds at its largest; empty where the model's size is not known."""
-    config = resolved.config
-    part = trained(model, config.adapter, config.model.dtype)
-    if model.parameters is None or part is None:
-        return []
-    kept, lora = config.checkpoint.save_total_limit, config.adapter.kind == "lora"
-    weights = part.parameters * part.bytes_each + HEADER_BYTES * part.tensors
-    entries = 4 if part.master_bytes else 3
-    optimizer = MOMENTS * part.parameters + part.master_bytes + HEADER_BYTES * entries * part.tensors
-    masters = ", masters" if part.master_bytes else ""
-    terms = [
-        Term(
-            "checkpoints",
-            (kept + 1) * (weights + optimizer),
-            f"{kept} kept and one being written, {count_text(part.parameters)} trained parameters each: "
-            f"weights{masters} and AdamW's moments",
-        ),
-        Term("adapter" if lora else "model", weights, f"the result of training, in {config.model.dtype}"),
-    ]
-    if lora:
-        merged = model.parameters * DTYPE_BYTES[config.model.dtype]
-        terms.append(Term("merged", merged, f"{count_text(model.parameters)} parameters in {config.model.dtype}"))
-    return terms
+def _backward_term(batch: MicroBatch, part: Trained, accumulated: bool) -> Term:
+    """The fullest moment of the backward pass below the loss: at its top, in its last layer, or at the embedding."""
+    model = batch.model
+    gradients = _gradients(batch, part, accumulated)
+    layer = layer_backward_bytes(batch)
+    others = kept_bytes(batch) - final_bytes(batch) - (0 if batch.checkpointing else layer_bytes(batch))
+    stream = batch.number * model.hidden_size * batch.tokens
+    moments = {
+        "the final norm": norm_backward_bytes(batch) + gradients.head,
+        "the last layer": others + layer + gradients.layer,
+        "the first layer": layer + (stream if batch.checkpointing else 0) + gradients.above,
+        "the embedding": stream + gradients.all,
+    }
+    where = max(moments, key=lambda name: moments[name])
+    why = f"activations, temporaries and gradients in the backward pass of {where}"
+    return Term("backward pass", moments[where], why, "backward")

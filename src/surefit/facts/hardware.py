@@ -20,48 +20,10 @@ from typing import Literal
 
 from surefit.core import env
 from surefit.core.errors import ConfigError, did_you_mean
-from surefit.core.units import GIB, MIB
-
-BF16_CAPABILITY = (8, 0)
-"""NVIDIA GPUs multiply bfloat16 natively from compute capability 8.0 (Ampere) on:
-https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU model: memory as PyTorch reports it on the real card, not as the box says."""
-
-    name: str
-    memory_bytes: int
-    compute_capability: tuple[int, int]
-    source: str
-
-
-def _gpu(name: str, gib: float, capability: tuple[int, int], source: str) -> Gpu:
-    return Gpu(name, round(gib * GIB), capability, source)
-
-
-_OOM = "'total capacity' in an out-of-memory message, github.com/"
-_SMI = "nvidia-smi total, an upper bound, github.com/modal-labs/modal-client/pull/2797"
-GPUS: dict[str, Gpu] = {
-    "t4": _gpu("T4", 14.75, (7, 5), f"{_OOM}hpcaitech/Open-Sora/issues/697"),
-    "rtx6000-turing": _gpu("Quadro RTX 6000 (Turing)", 24.0, (7, 5), "NVIDIA data sheet, 24 GB: an upper bound"),
-    "rtx3090": _gpu("RTX 3090", 23.70, (8, 6), f"{_OOM}Lightning-AI/lit-llama/issues/137"),
-    "rtx4090": _gpu("RTX 4090", 23.65, (8, 9), f"{_OOM}tloen/llama-int8/issues/7"),
-    "a10": _gpu("A10", 23028 / 1024, (8, 6), _SMI),
-    "l4": _gpu("L4", 23034 / 1024, (8, 9), _SMI),
-    "l40s": _gpu("L40S", 44.53, (8, 9), f"{_OOM}Wan-Video/Wan2.1/issues/205"),
-    "a100-40": _gpu("A100 40 GB", 39.50, (8, 0), f"{_OOM}TianheWu/CoSeR/issues/10"),
-    "a100-80": _gpu("A100 80 GB", 79.25, (8, 0), f"{_OOM}HiDream-ai/VAREdit/issues/6"),
-    "h100": _gpu("H100 80 GB", 79.11, (9, 0), f"{_OOM}vllm-project/vllm/issues/27508"),
-    "h200": _gpu("H200", 143771 / 1024, (9, 0), "nvidia-smi total (143,771 MiB), an upper bound"),
-    "b200": _gpu("B200", 178.35, (10, 0), "device query, github.com/pytorch/ao/pull/4002"),
-}
-_ALIASES = {
-    "quadrortx6000": "rtx6000-turing", "3090": "rtx3090", "4090": "rtx4090", "a10g": "a10", "a10040gb": "a100-40",
-    "a100": "a100-80", "a10080gb": "a100-80", "h10080gb": "h100",
-}  # fmt: skip
-_NAMES = {re.sub(r"[^a-z0-9]", "", key): key for key in GPUS} | _ALIASES
+from surefit.core.units import MIB
+from surefit.facts.gpus import BF16_CAPABILITY as BF16_CAPABILITY
+from surefit.facts.gpus import GPUS as GPUS
+from surefit.facts.gpus import find_gpu as find_gpu
 
 
 @dataclass(frozen=True)
@@ -134,7 +96,7 @@ def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
             help=f"auto, cpu, or one of {', '.join(GPUS)}",
         )
     return HardwareFacts(
-        "cuda", card.name, card.memory_bytes, card.compute_capability >= BF16_CAPABILITY, cpu_count(), ram_bytes(),
+        "cuda", card.name, card.memory_bytes, card.multiplies_bf16, cpu_count(), ram_bytes(),
         disk, "catalogue", card.source, card.compute_capability, 1,
     )  # fmt: skip
 
@@ -145,13 +107,6 @@ def _cpu(disk: int, unused_gpu: str | None = None) -> HardwareFacts:
         "cpu", processor_name(), ram, True, cpu_count(), ram, disk, "detected", "the machine's RAM",
         unused_gpu=unused_gpu,
     )  # fmt: skip
-
-
-def find_gpu(name: str) -> Gpu | None:
-    """A GPU of the catalogue, however its name is written: h100, RTX_3090, "NVIDIA A100-SXM4-80GB"."""
-    plain = re.sub(r"nvidia|geforce|tesla|pcie|sxm\d?|hbm\de?|[^a-z0-9]", "", name.lower())
-    key = _NAMES.get(plain)
-    return GPUS[key] if key else None
 
 
 @dataclass(frozen=True)
@@ -199,7 +154,7 @@ def _parse_gpu(line: str) -> DetectedGpu | None:
     name, memory, driver, *capability = fields
     found = re.fullmatch(r"(\d+)\.(\d+)", "".join(capability))
     known = find_gpu(name)
-    major_minor = (int(found[1]), int(found[2])) if found else known.compute_capability if known else (0, 0)
+    major_minor = (int(found[1]), int(found[2])) if found else (known and known.compute_capability) or (0, 0)
     # A partition of a GPU has no memory.total of its own.
     return DetectedGpu(name, int(memory) * MIB if memory.isdigit() else None, major_minor, driver)
 

@@ -161,7 +161,7 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
         where=directory / "config.json",
         source=source,
         path=directory,
-        chat_template=_chat_template(directory),
+        chat_template=chat_template_in(directory),
         pickle_only=tensors is None and any(next(directory.glob(pattern), None) for pattern in PICKLES),
     )
 
@@ -282,7 +282,7 @@ def _weight_bytes(tensors: Mapping[str, Tensor] | None, parameters: int | None, 
     return parameters * DTYPE_BYTES[dtype] if parameters is not None and dtype in DTYPE_BYTES else None
 
 
-def _chat_template(directory: Path) -> str | None:
+def chat_template_in(directory: Path) -> str | None:
     """The template a tokenizer of this folder would use: the file of its own, else tokenizer_config.json's entry."""
     file = directory / "chat_template.jinja"
     if file.is_file():

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from surefit.core.units import MIB
 from surefit.plan.trace import Hidden
 
 FLOAT32 = 4
+ALIGNMENT = 8
+"""Numbers, of a row of the mask (`mem_eff_alignment`)."""
 
 
 @contextmanager
-def cuda_attention() -> Iterator[None]:
-    """Let `scaled_dot_product_attention` record the operators that PyTorch chooses on a CUDA device."""
-    with patch.object(torch.nn.functional, "scaled_dot_product_attention", _as_on_cuda):
+def cuda_attention(capability: tuple[int, int]) -> Iterator[None]:
+    """Let `scaled_dot_product_attention` record the operators that PyTorch chooses on a GPU."""
+    attention = partial(_as_on_cuda, flash=capability >= (8, 0))
+    with patch.object(torch.nn.functional, "scaled_dot_product_attention", attention):
         yield
 
 
@@ -30,10 +35,13 @@ def _as_on_cuda(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    flash: bool,
 ) -> torch.Tensor:
-    """Flash attention without a mask in 16 bits, else the memory-efficient kernel (aten/native/transformers/cuda)."""
-    if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
-        out = torch.ops.aten._scaled_dot_product_flash_attention(
+    """Flash attention, where the GPU has it, without a mask in 16 bits; else the memory-efficient kernel
+    (aten/native/transformers/cuda)."""
+    if flash and attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
+        out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
         return out
@@ -41,20 +49,23 @@ def _as_on_cuda(
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     bias = _bias(attn_mask, query) if attn_mask is not None else None
-    out = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, True, dropout_p, is_causal, scale=scale
+    differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    efficient: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, differentiated, dropout_p, is_causal, scale=scale
     )[0]
-    return out
+    return efficient
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A boolean mask as the kernel takes it: numbers, the last dimension a multiple of 16 (`pad_bias`)."""
+    """A mask as the kernel takes it (`convert_boolean_attn_mask`, `preprocess_mask` in attention.cpp): numbers in the
+    query's type, rows that start at a multiple of 8 numbers."""
     if mask.dtype == torch.bool:
-        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
-    length = mask.shape[-1]
-    if length % 16:
-        mask = torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], length)
+        zero, never = (torch.full((), value, dtype=query.dtype) for value in (0.0, float("-inf")))
+        mask = torch.where(mask, zero, never)
+    if any(stride % ALIGNMENT for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
+        length = mask.shape[-1]
+        mask = torch.nn.functional.pad(mask, (0, ALIGNMENT - length % ALIGNMENT))[..., :length]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
 
 
 def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
@@ -62,12 +73,57 @@ def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     several share one."""
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
-    rounded, wide = -(-length // 128) * 128, -(-width // 32) * 32
+    rounded, wide = _up(length, 128), _up(width, 32)
     sizes = [batch * heads * rounded * FLOAT32, batch * heads * rounded * wide * FLOAT32]
     if key.shape[1] != heads:
         sizes += 2 * [batch * key.shape[2] * heads * width * key.element_size()]
     return sizes
 
 
-HIDDEN: dict[str, Hidden] = {"_scaled_dot_product_flash_attention_backward": _flash_backward}
+def _efficient_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """mem_eff_attention/kernel_backward.h, Params::workspace_size: in 16 bits dq, dk and dv are summed in float32
+    tiles of 64 × 64 (some GPUs use larger tiles and keep dk and dv in registers); and one number per query row."""
+    query, key = args[1], args[2]
+    batch, heads, length, width = query.shape
+    sizes = [batch * heads * length * FLOAT32]
+    if query.element_size() < FLOAT32:
+        rows = _up(length, 64) + 2 * _up(key.shape[2], 64)
+        sizes.append(batch * heads * rows * _up(width, 64) * FLOAT32)
+    return sizes
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+HIDDEN: dict[str, Hidden] = {
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+}
 """Operator → the temporaries inside its CUDA kernel, which no dispatch mode sees."""
+
+MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+"""Operators that cuBLAS runs."""
+
+
+def workspace_bytes(capability: tuple[int, int]) -> int:
+    """What PyTorch gives cuBLAS to work in, once per thread that calls it: the forward pass's and autograd's.
+
+    CUDAContext's `getChosenWorkspaceSize` (aten/src/ATen/cuda/CublasHandlePool.cpp): 32 MiB from Hopper on, else the
+    `:4096:2:16:8` of cuBLAS's own documentation.
+    """
+    return 32 * MIB if capability >= (9, 0) else 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+CONTEXT = {
+    (8, 6): 256 * MIB,  # RTX 3090, PyTorch 2.7 with CUDA 12.8: github.com/invoke-ai/InvokeAI/issues/9413
+    (8, 9): 426 * MIB,  # RTX 6000 Ada, PyTorch 2.10 with CUDA 13.0: github.com/unslothai/unsloth-zoo/pull/1053
+}
+"""Compute capability → what nvidia-smi shows of a process that has a CUDA context and nothing else."""
+OTHER_CONTEXT = 512 * MIB
+"""Where nobody published one with a recent CUDA: the middle of the 256 to 768 MiB that `plan.fit` allows for."""
+
+
+def context_bytes(capability: tuple[int, int]) -> int:
+    """What the CUDA context takes of the device beside the allocator's segments, before kernels are loaded."""
+    return CONTEXT.get(capability, OTHER_CONTEXT)

@@ -8,8 +8,6 @@ Nothing is downloaded, no weight is read, and a 70B model needs no more memory h
 from __future__ import annotations
 
 import copy
-import gc
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,49 +15,30 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM
 
-from surefit.config.schema import AdapterSection
-from surefit.model.adapter import add_adapter
+from surefit.core.errors import ModelError
+from surefit.merge.certify import read_logits
+from surefit.merge.merge import fold
+from surefit.model.adapter import PREFIX, add_adapter, lora_modules
 from surefit.model.compat import checkpoint_activations, reads_masks_of_fake_tensors
 from surefit.plan.allocator import CachingAllocator
-from surefit.plan.cuda import HIDDEN, cuda_attention
-from surefit.plan.trace import Allocation, Recorder, Trace
+from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_attention, workspace_bytes
+from surefit.plan.deepen import SHALLOW as FEW
+from surefit.plan.deepen import deepen
+from surefit.plan.setting import Setting as Setting
+from surefit.plan.setting import require_possible
+from surefit.plan.setting import setting_of as setting_of
+from surefit.plan.trace import Allocation, Recorder, Trace, Watch
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import mean_loss, train_step
 
-PHASES = ("load", "first step", "step", "eval")
+DEEP = 8
+"""A model of more layers than this is not run whole."""
 SHALLOW = (2, 3)
-"""Layers of the two models that a deep one is extrapolated from; all layers of a decoder cost the same."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What decides the memory of a training step.
-
-    Attributes:
-        config: the model's architecture.
-        dtype: of the weights: "float32" or "bfloat16".
-        adapter: what is trained.
-        rows: examples per micro batch; length: tokens of the longest, to which all are padded.
-        padded: some are shorter, so attention needs a mask.
-        micro_batches: per optimizer step. More than one keeps the gradients between them.
-        checkpointing: activations are recomputed.
-        cuda: the operators a GPU would run; else those of a CPU.
-        attention: transformers' attn_implementation.
-    """
-
-    config: PretrainedConfig
-    dtype: str
-    adapter: AdapterSection
-    rows: int
-    length: int
-    padded: bool = False
-    micro_batches: int = 1
-    checkpointing: bool = False
-    cuda: bool = True
-    attention: str = "sdpa"
+"""Layers of the two models whose operators `plan.time` counts, to continue the line."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +49,30 @@ class Phase:
     allocated: int
     reserved: int
 
+    @property
+    def fragmentation(self) -> int:
+        """Bytes that the allocator holds and no tensor uses, when the phase ends at the latest."""
+        return self.reserved - self.allocated
+
 
 @dataclass(frozen=True)
 class Memory:
-    """What a run needs on one device, without the CUDA context.
+    """What a run needs on one device.
 
     Attributes:
-        phases: in the order of the run.
-        terms: what the fullest moment of a step consists of, in bytes; they add up to its `allocated`.
+        phases: in the order of the run. `merge` comes with its own process and allocator; it loads one model at a time.
+        terms: what the fullest moment of a step consists of, in bytes; they add up to its `allocated`. "unsplit" is
+            what the allocator gives a tensor beyond its size because the rest of the block is too small to split off.
         peak: the operator, the module and the phase that make it the fullest.
-        layers_simulated: how many of the model's layers were run; the others are extrapolated.
+        layers_simulated: how many of the model's layers were run; the trace of the others repeats theirs.
+        context: bytes of the CUDA context beside the allocator; 0 on a CPU.
     """
 
     phases: tuple[Phase, ...]
     terms: dict[str, int]
     peak: Allocation
     layers_simulated: int
+    context: int = 0
 
     @property
     def allocated(self) -> int:
@@ -95,6 +82,16 @@ class Memory:
     def reserved(self) -> int:
         return max(phase.reserved for phase in self.phases)
 
+    @property
+    def fragmentation(self) -> int:
+        """Bytes that the allocator holds beyond the fullest moment of the tensors."""
+        return self.reserved - self.allocated
+
+    @property
+    def device_total(self) -> int:
+        """What the device must have free: the allocator's segments, cuBLAS's workspaces among them, and the context."""
+        return self.reserved + self.context
+
 
 def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = True) -> Memory:
     """The memory of every phase.
@@ -102,26 +99,67 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     Args:
         setting: what is trained, and on what.
         expandable: the allocator's `expandable_segments`.
-        extrapolate: run 2 and 3 layers and extend the line, where the model has more than 8 like ones.
+        extrapolate: run a few layers and repeat their trace, where the model has more than `DEEP` like ones.
+
+    Raises:
+        ConfigError, ModelError: numbers that no run can have.
     """
-    layers = setting.config.num_hidden_layers
-    if not extrapolate or layers <= 8 or not _uniform(setting.config):
-        return _measure(record(setting), expandable, layers)
-    few, more = (_measure(record(_with_layers(setting, n)), expandable, n) for n in SHALLOW)
-    return _extend(few, more, layers)
+    require_possible(setting)
+    training, layers = _trace(setting, record, extrapolate)
+    merging, _ = _trace(setting, record_merge, extrapolate)
+    phases = [phase for phase in _replay(training, expandable) if phase.name != "end"]
+    phases += [phase for phase in _replay(merging, expandable) if phase.name == "merge"]
+    starts = dict(training.phases)
+    tensors, at = training.peak(starts["first step"], starts["save"])
+    terms = dict(training.by_term(at, _term))
+    if unsplit := max(phase.allocated for phase in phases if phase.name in ("first step", "step")) - tensors:
+        terms["unsplit"] = unsplit
+    return Memory(
+        tuple(phases),
+        terms,
+        training.allocations[training.events[at - 1] - 1],
+        layers,
+        context_bytes(setting.capability) if setting.cuda else 0,
+    )
 
 
-def record(setting: Setting) -> Trace:
-    """The allocations of loading, two steps and one held-out batch."""
+def _trace(setting: Setting, run: Callable[[Setting], Trace], extrapolate: bool) -> tuple[Trace, int]:
+    """The trace of the whole model, and the layers it was taken from."""
+    if extrapolate and setting.layers > DEEP and _uniform(setting):
+        deep = deepen(run(_with_layers(setting, FEW)), setting.layers)
+        if deep is not None:
+            return deep, FEW
+    return run(setting), setting.layers
+
+
+def record(setting: Setting, watch: Watch | None = None) -> Trace:
+    """The allocations of loading, two steps, a checkpoint and one held-out batch; `watch` is told of every operator."""
 
     def run(model: torch.nn.Module, recorder: Recorder) -> None:
-        _run(model, setting, recorder)
+        recorder.watch = watch
+        run_training(model, setting, recorder)
 
-    return record_run(_on_meta(setting), run, padded=setting.padded, cuda=setting.cuda)
+    return _record(setting, run)
+
+
+def record_merge(setting: Setting) -> Trace:
+    """The allocations of merge.merge: the base is merged, looked through for NaN, and reads a row."""
+    return _record(setting, lambda model, recorder: run_merge(model, setting, recorder))
+
+
+def _record(setting: Setting, run: Callable[[torch.nn.Module, Recorder], None]) -> Trace:
+    return record_run(
+        build(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability
+    )
 
 
 def record_run(
-    model: torch.nn.Module, run: Callable[[torch.nn.Module, Recorder], None], *, padded: bool, cuda: bool
+    model: torch.nn.Module,
+    run: Callable[[torch.nn.Module, Recorder], None],
+    *,
+    padded: bool,
+    cuda: bool,
+    capability: tuple[int, int] = (8, 0),
 ) -> Trace:
     """The allocations of any code that trains a model on the meta device; its parameters are made in phase "load".
 
@@ -129,17 +167,19 @@ def record_run(
         model: on meta, its adapter included.
         run: gets the model with fake parameters, and the recorder to name phases with.
         padded: what a look at the attention mask says.
-        cuda: with the operators of a GPU.
+        cuda: with the operators of a GPU, of this compute capability.
     """
-    recorder = Recorder(_Scalar(padded), HIDDEN if cuda else None)
+    recorder = (
+        Recorder(_Scalar(padded), HIDDEN, MATMULS, workspace_bytes(capability)) if cuda else Recorder(_Scalar(padded))
+    )
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(reads_masks_of_fake_tensors())
         if cuda:
-            stack.enter_context(cuda_attention())
+            stack.enter_context(cuda_attention(capability))
         stack.enter_context(recorder)
         recorder.start("load")
-        _materialise(model)
+        _materialise(model, recorder)
         recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
         recorder.tag(model.buffers(), "weights")
         run(model, recorder)
@@ -147,7 +187,8 @@ def record_run(
     return recorder.trace
 
 
-def _run(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
+def run_training(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
+    """What `train.loop` does with a model on its device, real or fake; the caller records."""
     trained = [p for p in model.parameters() if p.requires_grad]
     recorder.tag(trained, "weights" if setting.adapter.kind == "full" else "adapter")
     model.train()
@@ -156,8 +197,9 @@ def _run(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
     optimizer = MasterAdamW(model)
     recorder.tag(optimizer.tensors().values(), "optimizer")
     for parameter in trained:
-        parameter.register_post_accumulate_grad_hook(lambda p: recorder.tag([p.grad], "gradients"))
-    gc.collect()
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda p: recorder.tag([p.grad], "gradients")
+        )
     with recorder.naming(model):
         for phase in ("first step", "step"):
             recorder.start(phase)
@@ -165,72 +207,117 @@ def _run(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
             train_step(model, batches, optimizer, 1.0)
             recorder.tag(optimizer.tensors().values(), "optimizer")
             del batches
+        recorder.start("save")
+        # As checkpoint.manager.save takes them, before it copies each to the host.
+        held = [tensor.detach().contiguous() for tensor in (*trained, *optimizer.tensors().values())]
+        del held
         recorder.start("eval")
         mean_loss(model, [_batch(setting, recorder)])
 
 
+def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
+    """What `merge.merge` does with a model on its device. The adapter stays beside it throughout; there it is loaded
+    only for the reading."""
+    recorder.tag(model.parameters(), "weights")
+    model.eval()
+    recorder.start("merge")
+    with recorder.naming(model):
+        adapted = lora_modules(model) if isinstance(model, PeftModel) else {}
+        for name, (outputs, inputs) in adapted.items():
+            a, b = torch.empty(setting.adapter.r, inputs), torch.empty(outputs, setting.adapter.r)
+            fold(model.get_submodule(f"{PREFIX}{name}.base_layer"), a, b, 1.0)
+        for tensor in model.state_dict().values():
+            bool(torch.isfinite(tensor).all())
+        read_logits(model, [[0] * setting.length])
+
+
 def _batch(setting: Setting, recorder: Recorder) -> dict[str, torch.Tensor]:
+    """Rows of token 1; where some are padded, the last one's last place."""
     shape = (setting.rows, setting.length)
-    batch = {key: torch.empty(shape, dtype=torch.long) for key in ("input_ids", "attention_mask", "labels")}
+    batch = {key: torch.ones(shape, dtype=torch.long) for key in ("input_ids", "attention_mask", "labels")}
+    if setting.padded:
+        batch["attention_mask"][-1, -1:].zero_()
     recorder.tag(batch.values(), "batch")
     return batch
 
 
 class _Scalar:
-    """What code reads out of a fake tensor: whether nothing is padded, a loss, a count."""
+    """What code reads out of a fake tensor: whether nothing is padded, whether dropout spares a module, a count."""
 
     def __init__(self, padded: bool) -> None:
         self.padded = padded
 
-    def __call__(self, dtype: torch.dtype) -> Any:
-        if dtype == torch.bool:
-            return not self.padded
-        return 1.0 if dtype.is_floating_point else 1
+    def __call__(self, dtype: torch.dtype, op: str) -> Any:
+        if dtype != torch.bool:
+            return 1.0 if dtype.is_floating_point else 1
+        if op == "any":  # is anything not a number?
+            return False
+        # Is a random number above the probability of dropping a module? Else: is the mask all ones?
+        return op in ("gt", "ge") or not self.padded
 
 
-def _on_meta(setting: Setting) -> torch.nn.Module:
+def build(setting: Setting, device: str) -> torch.nn.Module:
+    """The model to train, its adapter included, on "meta" or, with random weights, on a real device.
+
+    Raises:
+        ModelError: transformers builds no causal language model from this config.
+    """
     dtype = getattr(torch, setting.dtype)
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            copy.deepcopy(setting.config), dtype=dtype, attn_implementation=setting.attention
-        )
+    with torch.device(device):
+        try:
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                copy.deepcopy(setting.config), dtype=dtype, attn_implementation=setting.attention
+            )
+        except (ValueError, KeyError, AttributeError, ImportError) as error:
+            raise ModelError(
+                f"transformers builds no model from its config.json: {' '.join(str(error).split())[:200]}",
+                field="model.name_or_path",
+                help="it takes a causal language model",
+            ) from error
         model.tie_weights()
         if setting.adapter.kind == "lora":
             model = add_adapter(model, setting.adapter)
             for name, parameter in model.named_parameters():
-                if "lora_" in name:
+                if device == "meta" and "lora_" in name:
                     # PEFT casts the factors to the type of the base layer, but not on meta.
                     parameter.data = parameter.data.to(dtype)
     assert isinstance(model, torch.nn.Module)
     return model
 
 
-def _materialise(model: torch.nn.Module) -> None:
-    """Give every parameter and buffer a fake storage; shared ones stay shared."""
+def _materialise(model: torch.nn.Module, recorder: Recorder) -> None:
+    """Give every parameter and buffer a fake storage as large as its own; shared ones stay shared."""
     made: dict[int, torch.Tensor] = {}
+    storages: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
-            new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            storage = tensor.untyped_storage()
+            # A tensor may be a part of a larger one, all of which it keeps alive.
+            if storage._cdata not in storages:
+                elements = storage.nbytes() // tensor.element_size()
+                storages[storage._cdata] = torch.empty(elements, dtype=tensor.dtype, device="cpu")
+            new = storages[storage._cdata].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
         return made[id(tensor)]
 
-    for module in model.modules():
-        for store in (module._parameters, module._buffers):
-            for name, tensor in store.items():
-                if tensor is not None:
-                    store[name] = fake(tensor)  # type: ignore[assignment]
+    # An adapter comes after the model it is added to.
+    for trained in (False, True):
+        for name, module in model.named_modules():
+            with recorder.inside(name):
+                for store in (module._parameters, module._buffers):
+                    for key, tensor in store.items():
+                        if tensor is not None and tensor.requires_grad == trained:
+                            store[key] = fake(tensor)
 
 
-def _measure(trace: Trace, expandable: bool, layers: int) -> Memory:
-    bounds = [*trace.phases, ("", len(trace.events))]
+def _replay(trace: Trace, expandable: bool) -> list[Phase]:
+    """The allocator's totals of each phase, one after the other."""
     allocator = CachingAllocator(expandable)
     blocks: dict[int, Any] = {}
     phases = []
-    for (name, start), (_, end) in pairwise(bounds):
-        if name not in PHASES:
-            continue
+    for (name, start), (_, end) in pairwise([*trace.phases, ("", len(trace.events))]):
         allocator.totals.peak_allocated = allocator.totals.allocated
         for event in trace.events[start:end]:
             if event > 0:
@@ -238,10 +325,7 @@ def _measure(trace: Trace, expandable: bool, layers: int) -> Memory:
             else:
                 allocator.release(blocks.pop(-event))
         phases.append(Phase(name, allocator.totals.peak_allocated, allocator.totals.reserved))
-    starts = dict(trace.phases)
-    _, at = trace.peak(starts["first step"], starts["eval"])
-    peak = trace.allocations[trace.events[at - 1] - 1]
-    return Memory(tuple(phases), dict(trace.by_term(at, _term)), peak, layers)
+    return phases
 
 
 def _term(number: int, allocation: Allocation) -> str:
@@ -251,31 +335,16 @@ def _term(number: int, allocation: Allocation) -> str:
     return "activations"
 
 
-def _uniform(config: PretrainedConfig) -> bool:
+def _uniform(setting: Setting) -> bool:
     """Whether all layers are of one kind."""
-    kinds = getattr(config, "layer_types", None)
+    kinds = getattr(setting.config.get_text_config(), "layer_types", None)
     return kinds is None or len(set(kinds)) == 1
 
 
 def _with_layers(setting: Setting, layers: int) -> Setting:
     config = copy.deepcopy(setting.config)
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+    text = config.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
     return replace(setting, config=config)
-
-
-def _extend(few: Memory, more: Memory, layers: int) -> Memory:
-    """The line through two depths, continued; in every phase and every term."""
-    steps = layers - more.layers_simulated
-
-    def line(a: int, b: int) -> int:
-        return b + (b - a) * steps
-
-    phases = tuple(
-        Phase(a.name, line(a.allocated, b.allocated), line(a.reserved, b.reserved))
-        for a, b in zip(few.phases, more.phases, strict=True)
-    )
-    first, second = Counter(few.terms), Counter(more.terms)
-    terms = {name: line(first[name], second[name]) for name in second}
-    return Memory(phases, terms, more.peak, more.layers_simulated)

@@ -1,7 +1,8 @@
 """The static plan: memory, disk and steps from the config and the model's shape alone, torch-free, in milliseconds.
 
-It can say that a run does not fit, and never that it does: activations and temporaries are not counted (`left_out` in
-the plan names everything that is not). docs/plan.md explains each term.
+It can say that a run does not fit, and never that it does: `left_out` in the plan names what is not counted, the CUDA
+context and fragmentation above all, and activations where the architecture is not known. docs/plan.md explains each
+term.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 from surefit import __version__
 from surefit.config.resolve import Resolved
 from surefit.core.units import bytes_text
-from surefit.facts.budget import LEFT_OUT, Term, at_least, disk_terms, memory_terms, trained
+from surefit.facts.activations import covered
+from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, Term, at_least, memory_terms, trained
+from surefit.facts.disk import disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 
@@ -31,7 +34,7 @@ def static_plan(
         hardware: the device.
         rows: training rows, None where they are not counted yet.
     """
-    memory, disk = memory_terms(resolved, model), disk_terms(resolved, model)
+    memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
     part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
     train = resolved.config.train
     return {
@@ -72,7 +75,7 @@ def _entry(term: Term) -> dict[str, Any]:
 
 
 def _left_out(model: ModelFacts, hardware: HardwareFacts, known: bool) -> list[str]:
-    left_out = list(LEFT_OUT)
+    left_out = [*(() if covered(model) else ACTIVATIONS_LEFT_OUT), *LEFT_OUT]
     if not known:
         left_out.insert(0, f"all memory and disk terms: the size of {model.name} is not known on this machine")
     if model.source in ("catalogue", "hub") and model.weight_bytes:

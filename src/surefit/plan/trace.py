@@ -21,6 +21,11 @@ from surefit.plan.allocator import ROUNDING
 
 Hidden = Callable[[tuple[Any, ...], dict[str, Any]], list[int]]
 """(args, kwargs) of an operator → bytes of the temporaries that its CUDA kernel allocates inside."""
+Watch = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
+"""(phase, operator, args, kwargs, result): called after every operator."""
+
+TEMPORARY = "temporaries"
+"""The tag of what an operator outside of the model makes of weights and gradients, or a kernel inside itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +90,36 @@ class Trace:
         return terms
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records into `trace` while it is active.
 
     Args:
-        scalar: what reading a value out of a fake tensor (`.item()`) gives, by its dtype; None for real tensors.
+        scalar: what reading a value out of a fake tensor (`.item()`) gives, by its dtype and the operator that
+            made it; None for real tensors.
         hidden: operator name → the temporaries of its CUDA kernel.
+        matmuls, workspace: the operators before whose first run in a pass (forward, backward) this many bytes are
+            allocated for good.
+
+    Attributes:
+        watch: told of every operator, where it is set.
     """
 
     def __init__(
-        self, scalar: Callable[[torch.dtype], Any] | None = None, hidden: dict[str, Hidden] | None = None
+        self,
+        scalar: Callable[[torch.dtype, str], Any] | None = None,
+        hidden: dict[str, Hidden] | None = None,
+        matmuls: frozenset[str] = frozenset(),
+        workspace: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
+        self.watch: Watch | None = None
         self.phase = ""
         self._module: list[str] = []
         self._forward_of: dict[int, str] = {}
         self._scalar, self._hidden = scalar, hidden or {}
+        self._matmuls, self._workspace = matmuls, workspace
+        self._workspaces: set[bool] = set()
         self._live: dict[int, int] = {}
         self._watched: dict[int, weakref.ref[Any]] = {}
 
@@ -115,10 +133,19 @@ class Recorder(TorchDispatchMode):
         for tensor in tensors:
             if tensor is None:
                 continue
-            self._note(tensor, "given")
+            self._note(tensor, "given", "")
             number = self._live.get(_storage(tensor))
-            if number is not None:
-                self.trace.tags.setdefault(number, what)
+            if number is not None and self.trace.tags.get(number, TEMPORARY) == TEMPORARY:
+                self.trace.tags[number] = what
+
+    @contextlib.contextmanager
+    def inside(self, module: str) -> Iterator[None]:
+        """Allocations belong to the module of this name, as in its forward pass."""
+        self._module.append(module)
+        try:
+            yield
+        finally:
+            self._module.pop()
 
     @contextlib.contextmanager
     def naming(self, model: torch.nn.Module) -> Iterator[None]:
@@ -139,21 +166,53 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._scalar is not None and func is torch.ops.aten._local_scalar_dense.default:
-            return self._scalar(args[0].dtype)
-        name = func.__name__
-        temporaries = [self._allocate(size, name, (size,), "uint8") for size in self._temporaries(func, args, kwargs)]
+            return self._scalar(args[0].dtype, self._made_by(args[0]))
+        name, module = func.__name__, self._where()
+        self._open_workspace(func._overloadpacket.__name__)
+        temporaries = [
+            self._allocate(size, name, module, (size,), "uint8") for size in self._temporaries(func, args, kwargs)
+        ]
+        self.trace.tags.update(dict.fromkeys(temporaries, TEMPORARY))
         out = func(*args, **kwargs)
-        for leaf in tree_leaves(out):
+        for position, leaf in enumerate(tree_leaves(out)):
             if isinstance(leaf, torch.Tensor):
-                self._note(leaf, name)
+                self._note(leaf, name, module) if module else self._note_outside(leaf, name, args, position)
         self.trace.events.extend(-number for number in temporaries)
+        if self.watch is not None:
+            self.watch(self.phase, func, args, kwargs, out)
         return out
+
+    def _made_by(self, tensor: torch.Tensor) -> str:
+        number = self._live.get(_storage(tensor))
+        return self.trace.allocations[number - 1].op.partition(".")[0] if number is not None else ""
+
+    def _open_workspace(self, op: str) -> None:
+        """Each thread's first matrix product makes the workspace that stays."""
+        backward = torch._C._current_autograd_node() is not None
+        if op in self._matmuls and backward not in self._workspaces:
+            self._workspaces.add(backward)
+            number = self._allocate(self._workspace, op, "", (self._workspace,), "uint8")
+            self.trace.tags[number] = "workspace"
 
     def _temporaries(self, func: Any, args: Any, kwargs: Any) -> list[int]:
         hidden = self._hidden.get(func._overloadpacket.__name__)
         return hidden(args, kwargs) if hidden else []
 
-    def _note(self, tensor: torch.Tensor, op: str) -> None:
+    def _note_outside(self, tensor: torch.Tensor, op: str, args: tuple[Any, ...], position: int) -> None:
+        """Note the result of an operator outside of the model: it belongs where its first argument, or the one of the
+        list there, does. What is computed from weights and gradients is temporary, until the caller says otherwise."""
+        first = args[0] if args else None
+        if isinstance(first, list | tuple):
+            first = first[position] if position < len(first) else None
+        owner = self._live.get(_storage(first)) if isinstance(first, torch.Tensor) else None
+        if owner is None:
+            return self._note(tensor, op, "")
+        before = len(self.trace.allocations)
+        self._note(tensor, op, self.trace.allocations[owner - 1].module)
+        if owner in self.trace.tags and len(self.trace.allocations) > before:
+            self.trace.tags[before + 1] = TEMPORARY
+
+    def _note(self, tensor: torch.Tensor, op: str, module: str) -> None:
         key = _storage(tensor)
         if key in self._live:
             return
@@ -161,7 +220,7 @@ class Recorder(TorchDispatchMode):
         size = -(-storage.nbytes() // ROUNDING) * ROUNDING
         if size == 0:
             return
-        number = self._allocate(size, op, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        number = self._allocate(size, op, module, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         self._live[key] = number
 
         def gone(_: Any) -> None:
@@ -172,8 +231,8 @@ class Recorder(TorchDispatchMode):
 
         self._watched[number] = weakref.ref(storage, gone)
 
-    def _allocate(self, size: int, op: str, shape: tuple[int, ...], dtype: str) -> int:
-        self.trace.allocations.append(Allocation(size, op, self.phase, self._where(), shape, dtype))
+    def _allocate(self, size: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
+        self.trace.allocations.append(Allocation(size, op, self.phase, module, shape, dtype))
         number = len(self.trace.allocations)
         self.trace.events.append(number)
         return number
@@ -182,11 +241,11 @@ class Recorder(TorchDispatchMode):
         """The innermost module in the forward pass; in the backward pass the one whose operator is differentiated."""
         if self._module:
             # The node that autograd makes for this operator has the number before the next one.
-            self._forward_of[torch.autograd._get_sequence_nr() - 1] = self._module[-1]
+            self._forward_of[torch._C._autograd._get_sequence_nr() - 1] = self._module[-1]
             return self._module[-1]
         node = torch._C._current_autograd_node()
         return self._forward_of.get(node._sequence_nr(), "") if node is not None else ""
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

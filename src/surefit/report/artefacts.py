@@ -145,8 +145,23 @@ class PlannedSteps(Shape):
     gradient_accumulation_steps: Count | None = None
 
 
+class PlannedMemory(Shape):
+    verdict: str = ""
+    how: str = ""
+    low_bytes: Number
+    high_bytes: Number
+    peak_bytes: Number
+
+
+class PlannedTime(Shape):
+    parts: dict[str, Number] | None = None
+
+
 class Plan(Shape):
     """plan.json"""
+
+    estimate: PlannedMemory | None = None
+    time: PlannedTime | None = None
 
     device: Device | None = None
     model: PlannedModel = PlannedModel()

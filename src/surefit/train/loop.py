@@ -23,10 +23,12 @@ from surefit.core.rundir import RunDir
 from surefit.data.collate import collate
 from surefit.model.compat import checkpoint_activations
 from surefit.telemetry.jsonl import MetricsLog
+from surefit.telemetry.memory import PhaseMemory
 from surefit.train.export import export
 from surefit.train.identity import identity, require_same
 from surefit.train.optim import MasterAdamW, learning_rate
 from surefit.train.order import Rows, batch_rows, dropout_seed, micro_batches, survey
+from surefit.train.preflight import audited_rows, require_sound_batches
 from surefit.train.progress import Counters, OnNote, OnStep, Progress, TrainResult
 from surefit.train.signals import StopRequest
 from surefit.train.step import Batch, StepResult, mean_loss, train_step
@@ -45,6 +47,7 @@ class Training:
         eval_rows: the held-out rows; may be empty.
         config: nothing in it is "auto".
         run: where everything is written.
+        conversations: the rows are conversations, whose prompts must be masked; plain text has none.
         resume_command: what the user types to continue after an interruption.
         on_progress: called after every step.
         on_note: called with a sentence when something unusual happened.
@@ -62,12 +65,13 @@ class Training:
         eval_rows: Rows,
         config: Config,
         run: RunDir,
+        conversations: bool = False,
         resume_command: str = "surefit train --resume",
         on_progress: OnStep = lambda progress: None,
         on_note: OnNote = lambda text: None,
     ) -> None:
         self.model, self.tokenizer, self.config, self.run = model, tokenizer, config, run
-        self.rows, self.eval_rows = rows, eval_rows
+        self.rows, self.eval_rows, self.conversations = rows, eval_rows, conversations
         self.resume_command, self.on_progress, self.on_note = resume_command, on_progress, on_note
         self.survey = survey(rows)
         train = config.train
@@ -83,6 +87,7 @@ class Training:
             checkpoint_activations(model)
         model.train()
         self.log = MetricsLog(run.metrics)
+        self.memory = PhaseMemory()
         self.counters = Counters()
         self.eval_loss: float | None = None
         self.loss = math.nan
@@ -96,18 +101,21 @@ class Training:
 
         Raises:
             Interrupted: after a stop signal, with a complete checkpoint of the last finished step.
-            GateError: too many rejected steps in a row; the result is not complete.
+            GateError: the batches are not what they should be; too many rejected steps in a row.
             MachineError: no disk space, no GPU memory.
             ConfigError, ModelError: checkpoints are there and not to be resumed, are of other settings, or all damaged.
         """
-        with StopRequest() as stop:
+        with StopRequest() as stop, self.memory.noted(self.run):
             resumed_from = self._resume() if resume else None
             if resumed_from is None:
                 self._start()
+            if self.counters.step < self.total_steps:
+                self.audit()
             if resumed_from is not None and self._is_due() and self.eval_loss is None:
                 self._evaluate(stop)
             first, began = self.counters.step, time.monotonic()
             while self.counters.step < self.total_steps:
+                self.memory.enter("first step" if self.counters.step == first else "step")
                 self._step(first, began)
                 if self._is_due():
                     self._save()
@@ -119,6 +127,14 @@ class Training:
             output = export(self.model, self.tokenizer, self.config.model, self.run)
             self._leave_if_asked(stop)
         return TrainResult(output, self.counters, self.loss, self.eval_loss, resumed_from, self.notes)
+
+    def audit(self, write: bool = True) -> None:
+        """Look at the next micro batches as the loss will see them; an error found there is a `GateError`."""
+        batches = [
+            (next(self._batches(self.rows, micro, self.survey.lengths)), [self.rows[index] for index in micro])
+            for micro in audited_rows(self.config.train, self.survey.lengths, self.counters.step)
+        ]
+        require_sound_batches(batches, self.tokenizer, self.conversations, self.config, self.run if write else None)
 
     def _is_due(self) -> bool:
         every, step = self.config.checkpoint.every, self.counters.step
@@ -219,7 +235,8 @@ class Training:
         """Log the held-out loss, unless a stop is asked for: then the resumed run does."""
         lengths = [len(self.eval_rows[index][0]) for index in range(len(self.eval_rows))]
         batches = self._batches(self.eval_rows, range(len(lengths)), lengths)
-        measured = mean_loss(self.model, batches, lambda: stop.requested)
+        with self.memory.during("eval"):
+            measured = mean_loss(self.model, batches, lambda: stop.requested)
         if measured is not None:
             self.eval_loss, tokens = measured
             self.log.append({"step": self.counters.step, "eval_loss": self.eval_loss, "eval_tokens": tokens})
@@ -228,7 +245,8 @@ class Training:
         same = identity(self.config, self.survey, self.total_steps)
         trainer = {"counters": self.counters.as_dict(), "identity": same}
         state = manager.State(self.optimizer.parameters, self.optimizer.tensors(), trainer)
-        manager.save(self.run.checkpoints, self.counters.step, state)
+        with self.memory.during("save"):
+            manager.save(self.run.checkpoints, self.counters.step, state)
         for path in manager.prune(self.run.checkpoints, self.config.checkpoint.save_total_limit):
             self._note(f"{path} should be gone and cannot be deleted: the disk may fill up")
 

@@ -11,14 +11,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaForCausalLM
 
-from surefit.checkpoint.manager import OPTIMIZER, WEIGHTS, State, save
 from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
-from surefit.facts.budget import LOSS_BYTES, Term, at_least, disk_terms, memory_terms, target_modules, trained
-from surefit.facts.model import ModelFacts, model_facts
+from surefit.facts.budget import LOSS_BYTES, Term, at_least, memory_terms, target_modules, trained
+from surefit.facts.model import model_facts
 from surefit.model.adapter import add_adapter, trainable_parameters
 from surefit.train.loss import summed_cross_entropy
-from surefit.train.optim import MasterAdamW
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
 N = 20_971_520
@@ -34,7 +32,7 @@ def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., Resolved]) -
         LLAMA_8B, "adapter.r=8", "train.per_device_train_batch_size=2", "train.global_batch_size=8"
     )
     terms = memory_terms(resolved, model_facts(LLAMA_8B))
-    assert sizes(terms) == {
+    known = {
         "weights": 2 * 8_030_261_248,
         "adapter": 2 * N,
         "optimizer": 8 * N,
@@ -43,18 +41,10 @@ def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., Resolved]) -
         "float32 gradients": 4 * N,
         "logits": 12 * 2 * 2048 * 128_256,
     }
-    assert at_least(terms) == 2 * 8_030_261_248 + 16 * N + 12 * 2 * 2048 * 128_256
-
-
-def test_disk_of_8b_lora(make_resolved: Callable[..., Resolved]) -> None:
-    model = model_facts(LLAMA_8B)
-    single = sizes(disk_terms(make_resolved(LLAMA_8B, "adapter.r=8", "model.dtype=float32"), model))
-    assert single["adapter"] == pytest.approx(83.9e6, rel=0.002)
-    assert single["checkpoints"] / 3 - single["adapter"] == pytest.approx(167.8e6, rel=0.003)
-    half = sizes(disk_terms(make_resolved(LLAMA_8B, "adapter.r=8", "checkpoint.save_total_limit=4"), model))
-    assert half["adapter"] == pytest.approx(41.9e6, rel=0.003)
-    assert half["checkpoints"] / 5 - half["adapter"] == pytest.approx(167.8e6 + 83.9e6, rel=0.003)
-    assert half["merged"] == 16_060_522_496
+    sums = sizes(terms)
+    assert known.items() <= sums.items()
+    beside = sums["activations"] + sums["batch"] + sums["workspace"]
+    assert at_least(terms) == 2 * 8_030_261_248 + 16 * N + 12 * 2 * 2048 * 128_256 + beside
 
 
 def test_full_training_holds_twenty_bytes_per_parameter(make_resolved: Callable[..., Resolved]) -> None:
@@ -62,11 +52,8 @@ def test_full_training_holds_twenty_bytes_per_parameter(make_resolved: Callable[
         LLAMA_8B, "adapter.kind=full", "train.global_batch_size=1", "train.per_device_train_batch_size=1"
     )
     model = model_facts(LLAMA_8B)
-    without_logits = [term for term in memory_terms(resolved, model) if term.moment != "loss"]
-    assert at_least(without_logits) == (2 + 2 + 8 + 4 + 4) * 8_030_261_248
-    disk = sizes(disk_terms(resolved, model))
-    assert set(disk) == {"checkpoints", "model"}
-    assert disk["checkpoints"] == pytest.approx(3 * (2 + 4 + 8) * 8_030_261_248, rel=1e-4)
+    names = ("weights", "optimizer", "masters", "gradients", "float32 gradients")
+    assert sum(sizes(memory_terms(resolved, model))[name] for name in names) == (2 + 2 + 8 + 4 + 4) * 8_030_261_248
 
 
 def test_gradients_are_held_with_the_logits_only_when_they_accumulate(make_resolved: Callable[..., Resolved]) -> None:
@@ -81,7 +68,7 @@ def test_gradients_are_held_with_the_logits_only_when_they_accumulate(make_resol
 
 
 def test_the_fullest_moment_is_not_the_sum() -> None:
-    terms = [Term("a", 5, ""), Term("b", 3, "", "loss"), Term("c", 4, "", "step")]
+    terms = [Term("a", 5, ""), Term("b", 3, "", "loss"), Term("c", 4, "", "step"), Term("d", 2, "", "backward")]
     assert at_least(terms) == 9
     assert at_least([]) == 0
 
@@ -90,7 +77,6 @@ def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -
     model = replace(model_facts(LLAMA_8B), parameters=None, linear_modules={})
     resolved = make_resolved(LLAMA_8B)
     assert memory_terms(resolved, model) == []
-    assert disk_terms(resolved, model) == []
     assert trained(model, AdapterSection(kind="full"), "float32") is None
 
 
@@ -105,7 +91,6 @@ def test_trained_parameters_are_those_peft_makes(
     adapted = add_adapter(model, section)
     assert part is not None
     assert part.parameters == trainable_parameters(adapted)[0]
-    assert part.tensors == sum(p.requires_grad for p in adapted.parameters())
 
 
 def test_all_linear_leaves_the_head_out() -> None:
@@ -134,25 +119,3 @@ def peak_bytes(recorded: profile) -> int:
             held += event.nbytes()
             peak = max(peak, held)
     return peak
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_checkpoints_have_the_size_that_is_planned(
-    make_tiny: Callable[..., LlamaForCausalLM],
-    make_resolved: Callable[..., Resolved],
-    tmp_path: Path,
-    dtype: str,
-) -> None:
-    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
-    model = make_tiny(**shape).to(getattr(torch, dtype))
-    model.save_pretrained(tmp_path / "base")
-    adapted = add_adapter(model, AdapterSection(r=16))
-    optimizer = MasterAdamW(adapted)
-    adapted(input_ids=torch.ones(1, 4, dtype=torch.int64)).logits.sum().backward()
-    optimizer.step()
-    written = save(tmp_path / "checkpoints", 1, State(optimizer.parameters, optimizer.tensors(), {}))
-    real = sum((written / name).stat().st_size for name in (WEIGHTS, OPTIMIZER))
-
-    facts: ModelFacts = model_facts(str(tmp_path / "base"))
-    resolved = make_resolved(str(tmp_path / "base"), f"model.dtype={dtype}", "checkpoint.save_total_limit=1")
-    assert sizes(disk_terms(resolved, facts))["checkpoints"] / 2 == pytest.approx(real, rel=0.01)

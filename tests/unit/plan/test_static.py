@@ -49,7 +49,7 @@ def test_the_shape_of_plan_json(plan) -> None:
     assert made["steps"]["total_steps"] == 919
     steps = made["steps"]
     assert steps["per_device_train_batch_size"] * steps["gradient_accumulation_steps"] == steps["global_batch_size"]
-    assert {term["moment"] for term in made["memory"]} <= {"always", "loss", "step"}
+    assert {term["moment"] for term in made["memory"]} <= {"always", "loss", "backward", "step"}
     assert all(term["why"] for term in made["memory"] + made["disk"])
     assert made["disk_total_bytes"] == sum(term["bytes"] for term in made["disk"])
 
@@ -62,8 +62,12 @@ def test_trainable_is_what_lora_adds(plan) -> None:
 
 def test_what_is_left_out_is_said(plan) -> None:
     left_out = " ".join(plan()["left_out"])
-    for word in ("activations", "temporaries", "allocator", "CUDA context", "time", "download"):
+    for word in ("allocator", "CUDA context", "time", "download"):
         assert word in left_out
+    assert "activations" not in left_out
+    other = plan(change_model=lambda facts: replace(facts, architecture="OtherForCausalLM"))
+    assert "activations" in " ".join(other["left_out"])
+    assert "activations" not in [term["term"] for term in other["memory"]]
     assert "download" not in " ".join(plan(model="surefit/nano", gpu="cpu")["left_out"])
     two = plan(change_hardware=lambda facts: replace(facts, gpu_count=2))
     assert "the other 1 GPUs" in " ".join(two["left_out"])

@@ -78,7 +78,7 @@ def around(text: str, start: int, end: int, margin: int = 12) -> str:
     """A place in a text with what stands around it, as `repr` shows it.
 
     >>> around("a long text with a cafÃ© in it", 22, 24)
-    "'… with a cafÃ© in it'"
+    "'…t with a cafÃ© in it'"
     """
     left, right = max(0, start - margin), min(len(text), end + margin)
     return repr(("…" if left else "") + text[left:right] + ("…" if right < len(text) else ""))

@@ -13,6 +13,9 @@ from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.adapter import ABSURD
 
+PER_ROW = ("loss", "backward")
+"""The moments whose memory grows with the length of the rows."""
+
 
 @rule("MEM001", "does-not-fit", severity="error", needs=(Resolved, ModelFacts, HardwareFacts))
 def does_not_fit(
@@ -22,7 +25,7 @@ def does_not_fit(
 
     ## What it does
     Adds up what every optimizer step holds whatever the data is: the weights, the LoRA factors, the gradients, AdamW's
-    two float32 moments and its float32 masters. Activations are not counted, so staying below proves nothing.
+    two float32 moments and its float32 masters. Activations are left to MEM002: staying below proves nothing.
 
     ## Why it is bad
     The run cannot start, and after minutes of downloading and loading it says so.
@@ -38,7 +41,7 @@ def does_not_fit(
     """
     full = resolved.config.adapter.kind == "full"
     yield from _too_large(
-        [term for term in memory_terms(resolved, model) if term.moment != "loss"],
+        [term for term in memory_terms(resolved, model, hardware.compute_capability) if term.moment not in PER_ROW],
         hardware,
         "adapter.kind" if full else "model.name_or_path",
         "train with adapter.kind: lora" if full else "take a smaller model or a larger GPU",
@@ -49,11 +52,12 @@ def does_not_fit(
 def logits_do_not_fit(
     context: LintContext, resolved: Resolved, model: ModelFacts, hardware: HardwareFacts
 ) -> Iterator[Finding]:
-    """With the logits of full-length rows, the memory does not suffice.
+    """With the logits and activations of full-length rows, the memory does not suffice.
 
     ## What it does
-    Adds to MEM001's terms what the loss holds for one micro batch of `max_length` tokens: 12 bytes per token and
-    vocabulary entry.
+    Adds to MEM001's terms what one micro batch of `max_length` tokens holds: the activations, where the architecture is
+    one whose layers are known (Llama, Mistral, Qwen 2 and 3 and others), and in the loss 12 bytes per token and
+    vocabulary entry. The terms are explained under "The closed form" in docs/plan.md.
 
     ## Why it is bad
     The run starts, and dies at the first batch with a long enough row, which may come after hours.
@@ -62,14 +66,15 @@ def logits_do_not_fit(
     One row of 262,144 tokens and a vocabulary of 151,936: 445 GiB for the loss alone.
 
     ## Fix
-    Lower `max_length` to what the rows need, or `per_device_train_batch_size`.
+    Lower `max_length` to what the rows need, or `per_device_train_batch_size`; or recompute the activations
+    (`gradient_checkpointing`).
 
     ## Evidence
     A published plan for training Qwen3-4B on 262,144 tokens counted 59 GB per GPU and left the logits out, which are
     80 GB in bfloat16.
     """
-    terms = memory_terms(resolved, model)
-    without = [term for term in terms if term.moment != "loss"]
+    terms = memory_terms(resolved, model, hardware.compute_capability)
+    without = [term for term in terms if term.moment not in PER_ROW]
     if hardware.memory_bytes is not None and at_least(without) <= hardware.memory_bytes:
         micro = resolved.config.train.per_device_train_batch_size
         yield from _too_large(
@@ -77,7 +82,8 @@ def logits_do_not_fit(
             hardware,
             "data.max_length",
             f"lower data.max_length from {resolved.config.data.max_length:,} to what the rows need"
-            + (f", or per_device_train_batch_size from {micro}" if micro != 1 else ""),
+            + (f", or per_device_train_batch_size from {micro}" if micro != 1 else "")
+            + ("" if resolved.config.train.gradient_checkpointing else ", or set train.gradient_checkpointing: true"),
         )
 
 

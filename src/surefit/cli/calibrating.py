@@ -1,0 +1,49 @@
+"""The verb `calibrate`: how fast is the device of this machine?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from surefit.core.errors import EXIT_OK, ConfigError, MachineError
+from surefit.core.units import bytes_text, duration_text
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+    from surefit.plan.profile import Profile
+
+
+def calibrate(out: Output, output: Path | None) -> int:
+    """Measure, store the profile where `plan` looks for it, and also in `output` if that is given."""
+    from surefit.plan.calibrate import calibrate as measure
+
+    if output is not None and output.is_dir():
+        raise ConfigError("this is a folder", path=output, field="--output", help="name a file, e.g. profile.json")
+    profile = measure(lambda what: out.note(f"measuring {what}"))
+    profile.save(profile.stored_at)
+    if output is not None:
+        try:
+            profile.save(output)
+        except OSError as error:
+            message = f"cannot write: {error.strerror}; the profile is in {profile.stored_at}"
+            raise MachineError(message, path=output, field="--output", help="choose another place") from None
+    _say(out, profile)
+    out.result(asdict(profile) | {"stored_at": str(profile.stored_at)})
+    return EXIT_OK
+
+
+def _say(out: Output, profile: Profile) -> None:
+    driver = f", driver {profile.driver}" if profile.driver else ""
+    out.say(f"{profile.device}: torch {profile.torch}{driver}, in {duration_text(profile.seconds)}", "bold")
+    rows = [
+        [f"products in {dtype}", f"{max(speed for _, speed in curve) / 1e9:,.0f} GFLOP/s at best"]
+        for dtype, curve in profile.matmul.items()
+    ]
+    rows.append(["copies", f"{profile.copy[-1][1] / 1e9:.3g} GB/s"])
+    rows.append(["a kernel, besides its work", f"{profile.launch * 1e6:.3g} µs"])
+    for what, size in (("CUDA context", profile.context_bytes), ("cuBLAS workspace", profile.workspace_bytes)):
+        if size is not None:
+            rows.append([what, bytes_text(size)])
+    out.table("Measured", ["what", "speed or size"], rows)
+    out.say(f"`surefit plan` uses it from now on: {profile.stored_at}")

@@ -1,0 +1,234 @@
+"""The verb `plan`: what a run needs, what would be faster, how far it can go, and what it took in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.prepare import Prepared, prepare
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from surefit.core.rundir import RunDir, read_json, write_atomic
+from surefit.core.units import bytes_text, count_text, duration_text
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+    from surefit.plan.forecast import Lengths
+    from surefit.plan.verify import Compared
+
+VERDICT_STYLE = {"fits": "bold green", "does not fit": "bold red"}
+
+
+def plan(
+    out: Output,
+    target: Path,
+    overrides: Sequence[str],
+    *,
+    quick: bool = False,
+    optimize: bool = False,
+    compare: str | None = None,
+    price: str | None = None,
+    solve: str | None = None,
+    against: Path | None = None,
+    plot: Path | None = None,
+) -> int:
+    """The verb: the plan itself, or what was asked of it."""
+    from surefit.cli import searching
+
+    given = {"--optimize": optimize, "--solve": solve, "--against": against, "--quick": quick}
+    given |= {"--compare": compare and not optimize, "--plot": plot and not quick}
+    names = [name for name, value in given.items() if value]
+    if len(names) > 1:
+        raise ConfigError(f"{' and '.join(names)} do not go together", help="ask for one at a time")
+    run = prepare(target, overrides)
+    if optimize:
+        return searching.optimize(out, run, compare, price)
+    if compare:
+        return searching.compare(out, run, compare, price)
+    if solve:
+        return searching.solve(out, run, solve)
+    if against:
+        return say_against(out, run, against)
+    planned = planned_run(run, quick=quick)
+    if plot is not None:
+        _write_plot(out, planned, plot)
+    return say_plan(out, planned)
+
+
+def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
+    """The content of plan.json."""
+    from surefit.plan.forecast import planned
+
+    rows = len(run.rows) if run.rows is not None else None
+    return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths_of(run))
+
+
+def lengths_of(run: Prepared) -> Lengths:
+    """The lengths that `surefit audit` wrote into the run directory, if it was for these very rows."""
+    from surefit.plan.forecast import Lengths
+
+    if not run.run.passport.is_file() or run.rows is None:
+        return Lengths()
+    passport = read_json(run.run.passport)
+    whole = passport.get("lengths", {}).get("whole", {})
+    if passport.get("sha256") != run.rows.sha256 or passport.get("unit") != "tokens" or "max" not in whole:
+        return Lengths()
+    return Lengths(whole["max"], whole["mean"], "the real rows', as passport.json has them")
+
+
+def say_plan(out: Output, planned: dict[str, Any]) -> int:
+    """The plan for a person."""
+    device, estimate = planned["device"], planned["estimate"]
+    memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
+    out.paragraph(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
+    out.paragraph(_steps(planned["steps"], estimate))
+    if estimate and estimate["phases"]:
+        _say_memory(out, estimate, device["memory_bytes"])
+    elif planned["memory"]:
+        _say_terms(out, planned, device["memory_bytes"])
+    if estimate:
+        _say_verdict(out, estimate, device)
+    _say_time(out, planned["time"])
+    _say_disk(out, planned)
+    out.say("Not counted:")
+    for text in planned["left_out"]:
+        out.paragraph(f"  - {text}", indent=4)
+    for text in planned["does_not_fit"]:
+        out.paragraph(f"Does not fit: {text}", "bold red", indent=2)
+    out.result(planned)
+    return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
+
+
+def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
+    text = (
+        f"{steps['total_steps'] or 'an unknown number of'} optimizer steps of {steps['global_batch_size']} examples "
+        f"({steps['per_device_train_batch_size']} per micro batch × {steps['gradient_accumulation_steps']})"
+    )
+    return f"{text}; {estimate['setting']}; the longest row has {estimate['length']:,} tokens" if estimate else text
+
+
+def _say_memory(out: Output, estimate: dict[str, Any], capacity: int | None) -> None:
+    """Every phase, and what the fullest moment is made of."""
+    rows = [
+        [phase["name"], bytes_text(phase["allocated_bytes"]), bytes_text(phase["reserved_bytes"])]
+        for phase in estimate["phases"]
+    ]
+    out.table("Memory by phase, at its fullest", ["phase", "in tensors", "held from the driver"], rows)
+    peak = estimate["peak"]
+    terms = [(term["term"], term["bytes"]) for term in peak["terms"]]
+    total, whole = sum(size for _, size in terms), _whole(terms, capacity)
+    bar = "; the bar is the whole device" if whole == capacity else ""
+    out.say(f"The fullest moment of a step: {bytes_text(total)} in tensors{bar}", "bold")
+    out.stacked(terms, whole, bytes_text)
+    out.paragraph(
+        f"It is reached in {_module(peak)}, where {peak['operator'].partition('.')[0]} makes "
+        f"{bytes_text(peak['made_bytes'])}: {' × '.join(f'{size:,}' for size in peak['shape'])} of {peak['dtype']}"
+    )
+
+
+def _module(peak: dict[str, Any]) -> str:
+    return str(peak["module"]) or "the loss or the update, outside the model's modules"
+
+
+def _say_terms(out: Output, planned: dict[str, Any], capacity: int | None) -> None:
+    """The terms that arithmetic knows."""
+    rows = [[term["term"], bytes_text(term["bytes"]), term["moment"]] for term in planned["memory"] if term["bytes"]]
+    out.table("Memory, the terms of the closed form", ["term", "size", "held"], rows)
+    out.say(f"The fullest moment of a step: {bytes_text(planned['memory_total_bytes'])} in tensors", "bold")
+
+
+def _whole(parts: Sequence[tuple[str, float]], capacity: int | None) -> float:
+    """What a bar's width stands for: the device, unless the parts would be too small on it to be seen."""
+    total = sum(size for _, size in parts)
+    return capacity if capacity is not None and total > capacity / 20 else total
+
+
+def _say_verdict(out: Output, estimate: dict[str, Any], device: dict[str, Any]) -> None:
+    """The interval beside what the device has, and what can be said of it."""
+    margin = f"{estimate['how']} ± {estimate['margin']:.0%}"
+    have = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "an unknown amount"
+    verdict = estimate["verdict"]
+    out.paragraph(
+        f"{verdict.capitalize()}: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} needed "
+        f"({margin}, and {estimate['beside']}) of {have}",
+        VERDICT_STYLE.get(verdict, "bold yellow"),
+        indent=2,
+    )
+    if estimate.get("disagreement"):
+        out.paragraph(f"note: {estimate['disagreement']}", indent=2)
+
+
+def _say_time(out: Output, time: dict[str, Any] | None) -> None:
+    if time is None:
+        return
+    step = _between(time["seconds_per_step_low"], time["seconds_per_step"], time["seconds_per_step_high"])
+    whole = ""
+    if time["total_seconds"] is not None:
+        total = _between(time["total_seconds_low"], time["total_seconds"], time["total_seconds_high"])
+        whole = f"; the whole run: {total}"
+    out.paragraph(
+        f"Time per step: {step}{whole}; {count_text(time['tokens_per_second'])} tokens/s, {time['mfu']:.0%} MFU, "
+        f"with rows of {time['length']:,} tokens; limited by {time['limit']}",
+        indent=2,
+    )
+
+
+def _between(low: float, middle: float, high: float) -> str:
+    return f"{duration_text(middle)} ({duration_text(low)} to {duration_text(high)})"
+
+
+def _say_disk(out: Output, planned: dict[str, Any]) -> None:
+    if planned["disk_total_bytes"] is None:
+        return
+    parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in planned["disk"])
+    out.paragraph(
+        f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {bytes_text(planned['disk_free_bytes'])} free",
+        indent=2,
+    )
+
+
+def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:
+    from surefit.plan.plot import svg
+
+    if path.suffix != ".svg":
+        raise ConfigError(
+            f"a plot is written as SVG, not as {path.suffix or 'a file without a suffix'}",
+            path=path,
+            help=f"--plot {path.with_suffix('.svg')}; any browser opens it",
+        )
+    if not (planned["estimate"] and planned["estimate"]["phases"]):
+        raise ConfigError("there are no phases to plot: nothing was simulated", help="leave --quick out")
+    write_atomic(path, svg(planned))
+    out.note(f"wrote {path}")
+
+
+def say_against(out: Output, run: Prepared, directory: Path) -> int:
+    """The plan beside what a run took."""
+    from surefit.plan.verify import against
+
+    planned = planned_run(run)
+    found = against(planned, run.resolved, RunDir(directory))
+    rows = [[row.what, _size(row.planned, row), _size(row.actual, row), _error(row)] for row in found.rows]
+    out.table(f"Planned against actual: {directory}", ["quantity", "planned", "actual", "plan is off by"], rows)
+    if found.widest is not None:
+        out.paragraph(f"They part most in: {found.widest.what} ({_error(found.widest)})")
+    for note in found.notes:
+        out.paragraph(f"  - {note}", indent=4)
+    out.result({"rows": [row.as_dict() for row in found.rows], "notes": list(found.notes)})
+    return EXIT_OK
+
+
+def _size(value: float | None, row: Compared) -> str:
+    if value is None:
+        return "–"
+    match row.unit:
+        case "bytes":
+            return bytes_text(value)
+        case "seconds":
+            return f"{value:.3f} s" if value < 10 else duration_text(value)
+        case "steps":
+            return f"{value:,.0f}"
+
+
+def _error(row: Compared) -> str:
+    return "–" if row.error is None else f"{row.error:+.1%}"

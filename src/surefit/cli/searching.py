@@ -1,0 +1,255 @@
+"""What `plan` can look for: the fastest way that fits, the same on other GPUs, and how far one setting can go."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.planning import lengths_of
+from surefit.cli.prepare import Prepared
+from surefit.config.resolve import resolve
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, did_you_mean
+from surefit.core.units import GIB, bytes_text, duration_text, plural
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+    from surefit.plan.forecast import Planner
+    from surefit.plan.search import Candidate, Choice, Place
+
+
+def optimize(out: Output, run: Prepared, gpus: str | None = None, prices: str | None = None) -> int:
+    """The fastest configuration that fits, on this device or on any of several."""
+    from surefit.plan.forecast import Planner
+    from surefit.plan.search import optimize as search
+
+    start, costs = time.monotonic(), _prices(prices)
+    planner = Planner(run.model, lengths_of(run))
+    chosen = search(planner, _places(run, gpus) if gpus else [_here(run)], _here(run))
+    seconds = time.monotonic() - start
+    out.say(
+        f"{plural(chosen.considered, 'candidate')} considered, {chosen.fitting} fit by the closed form, "
+        f"{plural(len(chosen.simulated), 'candidate')} simulated, in {duration_text(seconds)}"
+    )
+    out.result(
+        {
+            "considered": chosen.considered, "fitting": chosen.fitting, "seconds": seconds,
+            "best": _as_dict(chosen.best, costs, planner, run) if chosen.best else None,
+            "given": _as_dict(chosen.given, costs, planner, run),
+            "simulated": [_as_dict(one, costs, planner, run) for one in chosen.simulated],
+        }
+    )  # fmt: skip
+    if chosen.best is None:
+        _say_nothing_fits(out, chosen)
+        return EXIT_FINDINGS
+    _say_choice(out, chosen, chosen.best)
+    return EXIT_OK
+
+
+def _say_nothing_fits(out: Output, chosen: Choice) -> None:
+    least = min((chosen.given, *chosen.simulated), key=lambda one: one.need.high)
+    memory = least.place.hardware.memory_bytes
+    out.paragraph(
+        f"Nothing fits for certain: the least that was found needs {bytes_text(least.need.low)} to "
+        f"{bytes_text(least.need.high)} of {bytes_text(memory) if memory else 'an unknown amount'} on "
+        f"{least.place.hardware.name}",
+        "bold red",
+        indent=2,
+    )
+    out.paragraph("Ask `--solve max_length` or `--solve rank` what would, or name a larger GPU.")
+
+
+def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
+    hardware, needed = best.place.hardware, best.need
+    assert hardware.memory_bytes is not None
+    out.paragraph(
+        f"Fits {hardware.name}: {bytes_text(needed.low)} to {bytes_text(needed.high)} needed (simulation ± "
+        f"{needed.margin:.0%}) of {bytes_text(hardware.memory_bytes)}; "
+        f"{bytes_text(hardware.memory_bytes - needed.high)} to spare",
+        "bold green",
+        indent=2,
+    )
+    out.paragraph(f"Why: {_reason(chosen, best)}", indent=2)
+    out.say("The lines to write:")
+    out.say(
+        "train:\n"
+        f"  per_device_train_batch_size: {best.micro_batch}  # × {best.accumulation} = the same global batch\n"
+        f"  gradient_checkpointing: {str(best.checkpointing).lower()}"
+    )
+    if best.place.hardware.name != chosen.given.place.hardware.name:
+        out.say(f"hardware:\n  gpu: {best.place.resolved.config.hardware.gpu}")
+
+
+def _reason(chosen: Choice, best: Candidate) -> str:
+    """Why this one, beside the config as it is."""
+    given = chosen.given
+    same = (best.micro_batch, best.checkpointing) == (given.micro_batch, given.checkpointing)
+    if same and best.place.hardware.name == given.place.hardware.name:
+        return "it is the config as it is: no faster one fits"
+    if best.step and given.step and given.verdict == "fits":
+        return (
+            f"{duration_text(best.step.seconds)} per step instead of {duration_text(given.step.seconds)} "
+            f"({best.step.seconds / given.step.seconds - 1:+.0%}); the global batch and the optimisation are the same"
+        )
+    if given.verdict != "fits":
+        return f"the config as it is: {given.verdict}; this is the fastest that fits, with the same global batch"
+    return "nothing is recomputed that fits in memory, in as few micro batches as fit"
+
+
+def compare(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
+    """The config on several GPUs: what fits, how long, how much."""
+    from surefit.plan.forecast import Planner
+    from surefit.plan.search import compare as on_each
+
+    costs = _prices(prices)
+    planner = Planner(run.model, lengths_of(run))
+    places = _places(run, gpus)
+    found = [_as_dict(one, costs, planner, run) for one in on_each(planner, places)]
+    rows = [
+        [
+            one["gpu"], one["verdict"], f"{one['high_bytes'] / GIB:.1f}",
+            f"{one['memory_bytes'] / GIB:.1f}" if one["memory_bytes"] else "n/a",
+            f"{one['micro_batch']} × {one['accumulation']}{' c' if one['checkpointing'] else ''}",
+            duration_text(one["seconds"]) if one["seconds"] is not None else "–",
+            f"{one['cost']:.2f}" if one["cost"] is not None else "–",
+        ]
+        for one in found
+    ]  # fmt: skip
+    out.table(
+        "The config on each GPU (c: checkpointing)", ["GPU", "verdict", "≤ GiB", "of", "batch", "time", "cost"], rows
+    )
+    if any(one["dtype"] != found[0]["dtype"] for one in found):
+        types = ", ".join(f"{one['dtype']} on {one['gpu']}" for one in found)
+        out.paragraph(f"note: model.dtype is auto, so they compute in different types: {types}", indent=2)
+    if not costs:
+        out.paragraph("For the cost give what an hour costs you: --price h100=2.5,a100-80=1.6", indent=2)
+    out.result({"gpus": found})
+    return EXIT_OK if any(one["verdict"] == "fits" for one in found) else EXIT_FINDINGS
+
+
+def solve(out: Output, run: Prepared, field: str) -> int:
+    """How far one setting can go on this device."""
+    from surefit.plan.forecast import Planner
+    from surefit.plan.search import FIELDS
+    from surefit.plan.search import solve as search
+
+    known = next((one for one in FIELDS if one == field), None)
+    if known is None:
+        raise ConfigError(
+            f"{field!r} cannot be solved for{did_you_mean(field, FIELDS)}", help=f"one of {', '.join(FIELDS)}"
+        )
+    found = search(known, Planner(run.model, lengths_of(run)), _here(run))
+    name, memory = run.hardware.name, bytes_text(run.hardware.memory_bytes or 0)
+    if found.value is None:
+        out.paragraph(f"Nothing fits: not even the least {field} does on {name} ({memory})", "bold red")
+    else:
+        assert found.need is not None
+        value = f"{found.value:,}" if isinstance(found.value, int) else found.value
+        out.paragraph(
+            f"{field}: {value} fits {name}, {bytes_text(found.need.high)} at most of {memory}", "bold green", indent=2
+        )
+    if found.beyond_need is not None:
+        value = f"{found.beyond:,}" if isinstance(found.beyond, int) else str(found.beyond)
+        out.paragraph(
+            f"{value} does not fit for certain: {bytes_text(found.beyond_need.low)} to "
+            f"{bytes_text(found.beyond_need.high)}",
+            indent=2,
+        )
+    elif found.value is not None:
+        out.paragraph(f"Beyond it is nothing: {found.limit}", indent=2)
+    out.note(f"{plural(found.simulations, 'simulation')}; everything else is as the config says")
+    out.result(
+        {
+            "field": field, "value": found.value, "beyond": found.beyond, "limit": found.limit,
+            "high_bytes": found.need.high if found.need else None,
+            "beyond_high_bytes": found.beyond_need.high if found.beyond_need else None,
+            "simulations": found.simulations,
+        }
+    )  # fmt: skip
+    return EXIT_OK if found.value is not None else EXIT_FINDINGS
+
+
+def _here(run: Prepared) -> Place:
+    from surefit.plan.search import Place
+
+    return Place(run.hardware, run.resolved)
+
+
+def _places(run: Prepared, gpus: str) -> list[Place]:
+    """The named GPUs, with every "auto" of the config decided for each.
+
+    Raises:
+        ConfigError: an unknown GPU, or none.
+    """
+    from surefit.facts.hardware import hardware_facts
+    from surefit.plan.search import Place
+
+    places = []
+    for name in _names(gpus):
+        hardware = hardware_facts(name, Path(run.run.path))
+        config = run.loaded.config
+        named = config.model_copy(update={"hardware": config.hardware.model_copy(update={"gpu": name})})
+        rows = len(run.rows) if run.rows is not None else None
+        places.append(Place(hardware, resolve(replace(run.loaded, config=named), run.model, hardware, rows)))
+    return places
+
+
+def _names(text: str) -> list[str]:
+    """Names between commas; "all" is every GPU of the catalogue."""
+    from surefit.facts.gpus import GPUS
+
+    names = list(GPUS) if text.strip() == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("no GPU is named", help="--compare t4,l4,a100-80,h200, or all")
+    return names
+
+
+def _prices(text: str | None) -> dict[str, float]:
+    """`h100=2.5,l4=0.7` → the price of an hour by GPU.
+
+    Raises:
+        ConfigError: a part that is not NAME=NUMBER, an unknown GPU, a negative price.
+    """
+    from surefit.facts.gpus import GPUS, find_gpu
+
+    found: dict[str, float] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, _, amount = part.partition("=")
+        gpu = find_gpu(name.strip())
+        if gpu is None:
+            raise ConfigError(
+                f"--price: no GPU named {name.strip()!r} is known{did_you_mean(name.strip(), GPUS)}",
+                help=f"one of {', '.join(GPUS)}",
+            )
+        try:
+            found[gpu.name] = float(amount)
+        except ValueError:
+            found[gpu.name] = -1.0
+        if not 0 <= found[gpu.name] < float("inf"):
+            raise ConfigError(f"--price: {part.strip()!r} is not NAME=PRICE", help="--price h100=2.5,l4=0.7")
+    return found
+
+
+def _as_dict(one: Candidate, prices: dict[str, float], planner: Planner, run: Prepared) -> dict[str, Any]:
+    """A candidate for JSON; `seconds` and `cost` are of the whole run, where it fits."""
+    rows = len(run.rows) if run.rows is not None else None
+    whole = planner.run(one.place.resolved, one.step, rows) if one.step and one.verdict != "does not fit" else None
+    price = prices.get(one.place.hardware.name)
+    return {
+        "gpu": one.place.hardware.name,
+        "memory_bytes": one.place.hardware.memory_bytes,
+        "dtype": one.place.resolved.config.model.dtype,
+        "verdict": one.verdict,
+        "how": one.need.how,
+        "low_bytes": one.need.low,
+        "high_bytes": one.need.high,
+        "micro_batch": one.micro_batch,
+        "accumulation": one.accumulation,
+        "checkpointing": one.checkpointing,
+        "seconds_per_step": one.step.seconds if one.step else None,
+        "seconds": whole.seconds if whole else None,
+        "cost": whole.cost(price)[0] if whole and price is not None else None,
+    }

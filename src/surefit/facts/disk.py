@@ -1,0 +1,146 @@
+"""What a run directory holds at its largest, and what the tokenised data takes in the cache.
+
+A safetensors file is 8 bytes, a JSON header that names every tensor, and the tensors; the header is built here as the
+library writes it, so small models are as exact as large ones (a test compares with the files of real runs).
+
+Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, in bfloat16: 20,971,520 factors in 448 tensors. The
+adapter file is 2 × 20,971,520 bytes and a header of 59,536: 42.0 MB. A checkpoint holds that, and in float32 the
+masters and AdamW's two moments, 12 × 20,971,520 bytes: 293.9 MB in all. Three are on the
+disk while one is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from surefit.config.resolve import Resolved
+from surefit.core.units import count_text
+from surefit.facts.activations import LLAMA_LIKE
+from surefit.facts.budget import FLOAT32, Term, target_modules, trained
+from surefit.facts.model import DTYPE_BYTES, ModelFacts
+
+Shape = tuple[int, ...]
+CHECKPOINT_FILES = 1515
+"""manifest.json and trainer.json, measured; a few bytes more or less with the config."""
+ADAPTER_FILES, MODEL_FILES = 1840, 1200
+"""adapter_config.json and surefit.json; config.json, generation_config.json and surefit.json, measured."""
+LOG_BYTES = 285
+"""A step's line in metrics.jsonl, measured."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER_ENTRY = 100
+"""Bytes of tokenizer files per vocabulary entry, about, where they are not on this machine."""
+ARRAY_HEADER, CACHE_META = 128, 300
+_DTYPES = {2: "BF16", 4: "F32"}
+
+
+def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
+    """What the run directory holds at its largest; empty where the model's size is not known.
+
+    One checkpoint more than are kept: the new one is complete before the oldest is deleted.
+    """
+    config = resolved.config
+    part = trained(model, config.adapter, config.model.dtype)
+    if model.parameters is None or part is None:
+        return []
+    number, lora = DTYPE_BYTES[config.model.dtype], config.adapter.kind == "lora"
+    shapes = list(_factors(resolved, model) if lora else _parameters(model))
+    weights = _file_bytes(shapes, number, part.parameters)
+    states = ("exp_avg", "exp_avg_sq", *(["master"] if part.master_bytes else []))
+    state = [(f"{key}.{name}", shape) for key in states for name, shape in shapes]
+    state += [(f"step.{name}", ()) for name, _ in shapes]
+    optimizer = _file_bytes(state, FLOAT32, len(states) * part.parameters + len(shapes))
+    copies = copies_at_once(resolved)
+    masters = ", masters" if part.master_bytes else ""
+    n = count_text(part.parameters)
+    terms = [
+        Term(
+            "checkpoints",
+            copies * (weights + optimizer + CHECKPOINT_FILES),
+            f"{copies} at a time, the one being written included, {n} trained parameters each: weights{masters} and "
+            "AdamW's moments",
+        )
+    ]
+    if lora:
+        saved = [(name.replace(".default.", "."), shape) for name, shape in shapes]
+        adapter = _file_bytes(saved, number, part.parameters, _METADATA) + ADAPTER_FILES
+        terms.append(Term("adapter", adapter, f"the result of training, in {config.model.dtype}"))
+    whole = _file_bytes(_parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
+    result = "the base with the adapter folded in" if lora else "the result of training"
+    terms.append(Term("merged" if lora else "model", whole, f"{result}, in {config.model.dtype}"))
+    terms.append(_tokenizer_term(model, 2 if lora else 1))
+    if resolved.total_steps is not None:
+        terms.append(Term("log", LOG_BYTES * resolved.total_steps, f"{resolved.total_steps:,} lines of metrics.jsonl"))
+    return terms
+
+
+def token_cache_bytes(examples: int, tokens: int) -> int:
+    """The tokenised data in the cache: 4 bytes per id, 1 per label, 8 per example; `data/cache.py` writes it."""
+    return 5 * tokens + 8 * (examples + 1) + 3 * ARRAY_HEADER + CACHE_META
+
+
+_METADATA = {"__metadata__": {"format": "pt"}}
+
+
+def _file_bytes(
+    tensors: Iterable[tuple[str, Shape]], number: int, elements: int, metadata: dict[str, dict[str, str]] | None = None
+) -> int:
+    """A safetensors file of `elements` numbers; `tensors` are those whose names are known, and make its header."""
+    header: dict[str, object] = dict(metadata or {})
+    end = 0
+    for name, shape in sorted(tensors):
+        start, end = end, end + number * math.prod(shape)
+        header[name] = {"dtype": _DTYPES[number], "shape": shape, "data_offsets": (start, end)}
+    text = len(json.dumps(header, separators=(",", ":")))
+    return 8 + -(-text // 8) * 8 + number * elements
+
+
+def copies_at_once(resolved: Resolved) -> int:
+    """Checkpoints that are on the disk together at most."""
+    kept, every = resolved.config.checkpoint.save_total_limit, resolved.config.checkpoint.every
+    assert isinstance(every, int)
+    saved = kept + 1 if resolved.total_steps is None else math.ceil(resolved.total_steps / every)
+    return min(kept + 1, saved)
+
+
+def _tokenizer_term(model: ModelFacts, copies: int) -> Term:
+    sizes = [_size(model.path / name) for name in TOKENIZER_FILES] if model.path is not None else [0]
+    if any(sizes):
+        return Term("tokenizer", copies * sum(sizes), "the base model's, beside each result")
+    about = copies * TOKENIZER_ENTRY * model.vocab_size
+    return Term("tokenizer", about, f"beside each result, about {TOKENIZER_ENTRY} bytes per vocabulary entry")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _factors(resolved: Resolved, model: ModelFacts) -> Iterator[tuple[str, Shape]]:
+    """The LoRA factors by their names in the model that trains."""
+    adapter = resolved.config.adapter
+    for name, (outputs, inputs) in target_modules(model, adapter).items():
+        yield f"base_model.model.{name}.lora_A.default.weight", (adapter.r, inputs)
+        yield f"base_model.model.{name}.lora_B.default.weight", (outputs, adapter.r)
+
+
+def _parameters(model: ModelFacts) -> list[tuple[str, Shape]]:
+    """The parameters of a model by their names; matrices alone where the architecture is not one of `LLAMA_LIKE`."""
+    found: list[tuple[str, Shape]] = [(f"{name}.weight", shape) for name, shape in model.linear_modules.items()]
+    found.append(("model.embed_tokens.weight", (model.vocab_size, model.hidden_size)))
+    if model.architecture not in LLAMA_LIKE:
+        return found
+    norms: dict[str, int] = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), model.hidden_size)
+    if LLAMA_LIKE[model.architecture]:
+        norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), model.head_dim)
+    layers = [f"model.layers.{layer}." for layer in range(model.num_layers)]
+    found += [(f"{layer}{name}.weight", (width,)) for layer in layers for name, width in norms.items()]
+    found.append(("model.norm.weight", (model.hidden_size,)))
+    biases = {
+        f"self_attn.{name}.bias": (model.linear_modules[f"model.layers.0.self_attn.{name}"][0],)
+        for name in ("q_proj", "k_proj", "v_proj")
+    }
+    if sum(math.prod(shape) for _, shape in found) != model.parameters:
+        found += [(f"{layer}{name}", shape) for layer in layers for name, shape in biases.items()]
+    return found

@@ -1,0 +1,222 @@
+"""The catalogue of GPUs: what a card has, without asking one.
+
+Rates are the vendor's for dense matrices (data sheets print twice as much "with sparsity") accumulated in float32, as
+PyTorch does; a GeForce card has half the rate its box says for that. None stands where no figure was found. Measured
+rates are better: `surefit calibrate` takes them, and `plan.time` prefers them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from surefit.core.errors import ConfigError
+from surefit.core.units import GIB, MIB, bytes_text
+
+BF16_CAPABILITY = (8, 0)
+"""NVIDIA GPUs multiply bfloat16 natively from compute capability 8.0 (Ampere) on:
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities."""
+FP8_ARCHITECTURES = {"Ada", "Hopper", "Blackwell", "CDNA 3"}
+FLASH_ATTENTION_2 = {"Ampere", "Ada", "Hopper", "Blackwell", "CDNA 2", "CDNA 3"}
+"""Those PyTorch's own flash attention runs on."""
+FLASH_ATTENTION_3 = {"Hopper"}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU model.
+
+    Attributes:
+        memory_bytes: as PyTorch reports it on the real card, not as the box says.
+        compute_capability: NVIDIA's; None for other makers.
+        source: where `memory_bytes` comes from. "an upper bound" in it: PyTorch will report less.
+        bf16, fp16, fp8, tf32, fp32: dense TFLOP/s of matrix products; fp32 without the tensor cores, which PyTorch uses
+            unless told otherwise (`torch.backends.cuda.matmul`). None: the card cannot, or no figure was found.
+        bandwidth: of its memory, bytes per second.
+        rates_source: where the rates and the bandwidth come from.
+
+    Raises:
+        ConfigError: a card without memory.
+    """
+
+    name: str
+    architecture: str
+    memory_bytes: int
+    compute_capability: tuple[int, int] | None
+    source: str
+    bf16: float | None
+    fp16: float | None
+    fp8: float | None
+    tf32: float | None
+    fp32: float | None
+    bandwidth: float | None
+    rates_source: str
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0:
+            raise ConfigError(
+                f"{self.name} has {bytes_text(self.memory_bytes)} of memory: nothing can be trained on it",
+                field="hardware.gpu",
+                help="name a GPU with memory, e.g. h100",
+            )
+
+    @property
+    def multiplies_bf16(self) -> bool:
+        """Whether bfloat16 is multiplied natively."""
+        return self.compute_capability is None or self.compute_capability >= BF16_CAPABILITY
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Of bf16, fp8, flash-attention-2 and flash-attention-3 those that the architecture has."""
+        has = {
+            "bf16": self.multiplies_bf16,
+            "fp8": self.architecture in FP8_ARCHITECTURES,
+            "flash-attention-2": self.architecture in FLASH_ATTENTION_2,
+            "flash-attention-3": self.architecture in FLASH_ATTENTION_3,
+        }
+        return tuple(name for name, there in has.items() if there)
+
+    def flops(self, dtype: str) -> float | None:
+        """FLOP/s of matrix products by torch's name of the type; a card without bfloat16 computes it in float32."""
+        by_name = {"bfloat16": self.bf16 if self.multiplies_bf16 else self.fp32, "float16": self.fp16}
+        rate = by_name.get(dtype, self.fp32)
+        return rate * 1e12 if rate is not None else None
+
+
+Rates = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
+"""bf16, fp16, fp8, tf32, fp32 in TFLOP/s; bandwidth in GB/s."""
+
+
+def _gpu(
+    name: str, architecture: str, gib: float, capability: tuple[int, int] | None, source: str, rates: Rates, where: str
+) -> Gpu:
+    bf16, fp16, fp8, tf32, fp32, bandwidth = rates
+    speed = bandwidth * 1e9 if bandwidth is not None else None
+    return Gpu(name, architecture, round(gib * GIB), capability, source, bf16, fp16, fp8, tf32, fp32, speed, where)
+
+
+def _mib(count: int) -> float:
+    return count * MIB / GIB
+
+
+_OOM = "'total capacity' in an out-of-memory message, github.com/"
+_SMI = "nvidia-smi total, an upper bound, github.com/modal-labs/modal-client/pull/2797"
+_SHEET = "vendor's data sheet, {} GB: an upper bound"
+_NV = "NVIDIA data sheet, nvidia.com/content/dam/en-zz/Solutions/"
+_V100 = "NVIDIA data sheet volta-v100-datasheet-update-us-1165301-r5, SXM2 (PCIe: 112 in float16)"
+_TURING = "NVIDIA Turing architecture white paper WP-09183-001"
+_GA102 = "NVIDIA white paper nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2"
+_ADA = "NVIDIA white paper nvidia-ada-gpu-architecture"
+_A100 = f"{_NV}Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf"
+_H100 = "NVIDIA data sheet, resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet, halved"
+_HGX = "NVIDIA data sheet of HGX B200 and B300, dense"
+_AMD = "AMD data sheet, amd.com/en/products/accelerators/instinct/"
+
+GPUS: dict[str, Gpu] = {
+    "t4": _gpu("T4", "Turing", 14.75, (7, 5), f"{_OOM}hpcaitech/Open-Sora/issues/697",
+               (None, 65, None, None, 8.1, 320), f"{_NV}Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf"),
+    "v100-16": _gpu("V100 16 GB", "Volta", 16, (7, 0), _SHEET.format(16), (None, 125, None, None, 15.7, 900), _V100),
+    "v100-32": _gpu("V100 32 GB", "Volta", 31.74, (7, 0), f"{_OOM}liucongg/ChatGLM-Finetuning/issues/73",
+                    (None, 125, None, None, 15.7, 900), _V100),
+    "rtx6000-turing": _gpu("Quadro RTX 6000 (Turing)", "Turing", 24, (7, 5), _SHEET.format(24),
+                           (None, 130.5, None, None, 16.3, 672), "NVIDIA data sheet of Quadro RTX 6000 and 8000"),
+    "rtx2080ti": _gpu("RTX 2080 Ti", "Turing", 10.76, (7, 5), f"{_OOM}JDAI-CV/image-captioning/issues/11",
+                      (None, 53.8, None, None, 13.4, 616), f"{_TURING}, reference card"),
+    "rtx3090": _gpu("RTX 3090", "Ampere", 23.70, (8, 6), f"{_OOM}Lightning-AI/lit-llama/issues/137",
+                    (71, 71, None, 35.6, 35.6, 936), _GA102),
+    "rtx4090": _gpu("RTX 4090", "Ada", 23.65, (8, 9), f"{_OOM}tloen/llama-int8/issues/7",
+                    (165.2, 165.2, 330.3, 82.6, 82.6, 1008), _ADA),
+    "rtx5090": _gpu("RTX 5090", "Blackwell", 31.36, (12, 0), f"{_OOM}TrajectoryCrafter/TrajectoryCrafter/issues/20",
+                    (209.5, 209.5, 419, 104.8, 104.8, 1792), "NVIDIA RTX Blackwell GPU architecture white paper"),
+    "rtx-a4000": _gpu("RTX A4000", "Ampere", 15.61, (8, 6), f"{_OOM}DengKaiCQ/VGGT-Long/issues/6",
+                      (76.7, 76.7, None, None, 19.2, 448), "NVIDIA data sheet: 153.4 with sparsity"),
+    "rtx-a5000": _gpu("RTX A5000", "Ampere", _mib(24564), (8, 6), "nvidia-smi total (24,564 MiB), an upper bound",
+                      (111.1, 111.1, None, None, 27.8, 768), "NVIDIA data sheet: 222.2 with sparsity"),
+    "rtx-a6000": _gpu("RTX A6000", "Ampere", _mib(49140), (8, 6), "nvidia-smi total (49,140 MiB), an upper bound",
+                      (154.8, 154.8, None, 77.4, 38.7, 768), f"{_GA102}, appendix C"),
+    "rtx6000-ada": _gpu("RTX 6000 Ada", "Ada", 44.43, (8, 9), f"{_OOM}DINGYANB/MTVCrafter/issues/21, with ECC on",
+                        (364.2, 364.2, 728.5, 182.1, 91.1, 960), "NVIDIA data sheet: 1,457 in fp8 with sparsity"),
+    "rtx-pro-6000": _gpu("RTX PRO 6000 Blackwell", "Blackwell", 94.97, (12, 0),
+                         "device total, github.com/antirez/ds4/issues/431",
+                         (None, None, None, None, None, 1792), "NVIDIA data sheet; no dense rate found"),
+    "a10": _gpu("A10", "Ampere", _mib(23028), (8, 6), _SMI, (125, 125, None, 62.5, 31.2, 600),
+                f"{_NV}Data-Center/a10/pdf/a10-datasheet.pdf"),
+    "a10g": _gpu("A10G", "Ampere", _mib(23028), (8, 6), f"as for the A10: {_SMI}", (70, 70, None, 35, 35, 600),
+                 "NVIDIA data sheet, as in baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference"),
+    "a30": _gpu("A30", "Ampere", 23.53, (8, 0), f"{_OOM}google/RB-Modulation/issues/5",
+                (165, 165, None, 82, 10.3, 933), "NVIDIA A30 data sheet"),
+    "a40": _gpu("A40", "Ampere", _mib(46068), (8, 6), "nvidia-smi total, an upper bound, "
+                "github.com/sgl-project/sglang/issues/1522", (149.7, 149.7, None, 74.8, 37.4, 696),
+                "NVIDIA A40 data sheet"),
+    "l4": _gpu("L4", "Ada", _mib(23034), (8, 9), _SMI, (121, 121, 242, 60, 30.3, 300), "NVIDIA L4 data sheet, halved"),
+    "l40": _gpu("L40", "Ada", 48, (8, 9), _SHEET.format(48), (181, 181, 362, 90.5, 90.5, 864), "NVIDIA L40 data sheet"),
+    "l40s": _gpu("L40S", "Ada", 44.53, (8, 9), f"{_OOM}Wan-Video/Wan2.1/issues/205",
+                 (362, 362, 733, 183, 91.6, 864), "NVIDIA data sheet, resources.nvidia.com/en-us-l40s"),
+    "a100-40": _gpu("A100 40 GB", "Ampere", 39.50, (8, 0), f"{_OOM}TianheWu/CoSeR/issues/10",
+                    (312, 312, None, 156, 19.5, 1555), _A100),
+    "a100-80": _gpu("A100 80 GB", "Ampere", 79.25, (8, 0), f"{_OOM}HiDream-ai/VAREdit/issues/6",
+                    (312, 312, None, 156, 19.5, 2039), f"{_A100}, SXM4 (PCIe: 1,935 GB/s)"),
+    "h100": _gpu("H100 80 GB", "Hopper", 79.11, (9, 0), f"{_OOM}vllm-project/vllm/issues/27508",
+                 (989, 989, 1979, 495, 67, 3350), f"{_H100}, SXM5"),
+    "h100-pcie": _gpu("H100 PCIe", "Hopper", 80, (9, 0), _SHEET.format(80),
+                      (756, 756, 1513, 378, 51, 2000), f"{_H100}, PCIe"),
+    "h100-nvl": _gpu("H100 NVL", "Hopper", 93.00, (9, 0), f"{_OOM}ali-vilab/VACE/issues/56",
+                     (835, 835, 1671, 418, 60, 3900), f"{_H100}, NVL"),
+    "h200": _gpu("H200", "Hopper", _mib(143771), (9, 0), "nvidia-smi total (143,771 MiB), an upper bound",
+                 (989, 989, 1979, 495, 67, 4800), "NVIDIA data sheet, nvidia.com/en-us/data-center/h200, halved"),
+    "gh200": _gpu("GH200 96 GB", "Hopper", 96, (9, 0), _SHEET.format(96),
+                  (989, 989, 1979, 495, 67, 4000), "NVIDIA Grace Hopper data sheet, halved"),
+    "b200": _gpu("B200", "Blackwell", 178.35, (10, 0), "device query, github.com/pytorch/ao/pull/4002",
+                 (2250, 2250, 4500, 1100, 75, 7700), _HGX),
+    "b300": _gpu("B300", "Blackwell", 288, (10, 3), _SHEET.format(288), (2250, 2250, 4500, 1100, 75, 8000), _HGX),
+    "mi210": _gpu("MI210", "CDNA 2", 64, None, _SHEET.format(64), (181, 181, None, None, 45.3, 1600), f"{_AMD}mi200"),
+    "mi250x": _gpu("MI250X, one of its two dies", "CDNA 2", 64, None, _SHEET.format("128/2"),
+                   (191.5, 191.5, None, None, 47.9, 1600), f"{_AMD}mi200/mi250x.html, halved: PyTorch sees two GPUs"),
+    "mi300x": _gpu("MI300X", "CDNA 3", 201310208 / 1024**2, None, "rocminfo, github.com/ROCm/rocm-examples/issues/187",
+                   (1307.4, 1307.4, 2614.9, 653.7, 163.4, 5300), f"{_AMD}mi300/mi300x.html"),
+    "mi325x": _gpu("MI325X", "CDNA 3", 256, None, _SHEET.format(256),
+                   (1307.4, 1307.4, 2614.9, 653.7, 163.4, 6000), f"{_AMD}mi300/mi325x.html"),
+}  # fmt: skip
+_ALIASES = {
+    "v100": "v100-16", "v10016gb": "v100-16", "v10032gb": "v100-32", "quadrortx6000": "rtx6000-turing",
+    "2080ti": "rtx2080ti", "3090": "rtx3090", "4090": "rtx4090", "5090": "rtx5090", "a4000": "rtx-a4000",
+    "a5000": "rtx-a5000", "a6000": "rtx-a6000", "6000ada": "rtx6000-ada", "rtx6000adageneration": "rtx6000-ada",
+    "rtxpro6000blackwell": "rtx-pro-6000", "rtxpro6000blackwellserveredition": "rtx-pro-6000",
+    "rtxpro6000blackwellworkstationedition": "rtx-pro-6000", "a10040gb": "a100-40", "a100": "a100-80",
+    "a10080gb": "a100-80", "h10080gb": "h100", "h10080gbhbm2e": "h100-pcie", "gh20096gb": "gh200",
+    "gh200480gb": "gh200", "mi250": "mi250x",
+}  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"nvidia|geforce|tesla|amd|instinct|[^a-z0-9]", "", name.lower())
+
+
+_NAMES = {_plain(spelling): key for key, gpu in GPUS.items() for spelling in (key, gpu.name)} | _ALIASES
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """A GPU of the catalogue, however its name is written: h100, RTX_3090, "NVIDIA A100-SXM4-80GB"."""
+    plain = _plain(name)
+    # The form of the card is left out only where it makes no card of its own, as it does for the H100.
+    key = _NAMES.get(plain) or _NAMES.get(re.sub(r"pcie|sxm\d?|hbm\de?", "", plain))
+    return GPUS[key] if key else None
+
+
+def table(gpus: Iterable[tuple[str, Gpu]] = GPUS.items()) -> str:
+    """The catalogue as Markdown, as docs/plan.md shows it.
+
+    >>> print(table([("t4", GPUS["t4"])]).splitlines()[2])
+    | `t4` | Turing | 14.75 | – | 65 | – | – | 8.1 | 320 | – |
+    """
+    head = ("name", "architecture", "GiB", "bf16", "fp16", "fp8", "TF32", "fp32", "GB/s", "features")
+    lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * 7 + "---|"]
+    for key, gpu in gpus:
+        rates = [gpu.bf16, gpu.fp16, gpu.fp8, gpu.tf32, gpu.fp32]
+        bandwidth = gpu.bandwidth / 1e9 if gpu.bandwidth is not None else None
+        numbers = [f"{number:,.6g}" if number is not None else "–" for number in (*rates, bandwidth)]
+        bound = "≤ " if "upper bound" in gpu.source else ""
+        cells = [f"`{key}`", gpu.architecture, f"{bound}{gpu.memory_bytes / GIB:.2f}", *numbers]
+        lines.append(f"| {' | '.join(cells)} | {', '.join(gpu.features) or '–'} |")
+    return "\n".join(lines)

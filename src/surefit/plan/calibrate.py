@@ -1,0 +1,165 @@
+"""Measuring a device in under two minutes: matrix products, copies, the cost of a launch, what CUDA itself takes.
+
+Written for CUDA and for CPUs alike, and so far run on CPUs only: no figure of a GPU has been measured with it yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from shutil import which
+
+import torch
+
+from surefit.core.units import MIB
+from surefit.facts.hardware import detect_gpus
+from surefit.plan.operations import Tally
+from surefit.plan.profile import Profile, cpu_name
+from surefit.plan.trace import Recorder
+
+Progress = Callable[[str], None]
+TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Rows of the products: a micro batch of that many tokens, through square layers of these widths."""
+WIDTHS = {"cpu": (64, 128, 256, 512, 1024, 2048), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192, 16384)}
+COPIES = {"cpu": (1, 8, 64), "cuda": (1, 8, 64, 512, 2048)}
+"""MiB of the tensor that is copied."""
+DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat16")}
+SPREAD = 0.02
+"""Standard deviation of the numbers multiplied: zeros would cost a GPU less power, and so run faster."""
+MEASURE_SECONDS = 0.5
+"""For each figure, in this many trials."""
+TRIALS = 5
+SLOWEST_SECONDS = 1.5
+"""Wider layers are left out once one product takes this long."""
+TINY_LAYERS, TINY_WIDTH = 40, 8
+
+
+def calibrate(progress: Progress = lambda text: None, measure_seconds: float | None = None) -> Profile:
+    """Measure the first GPU that PyTorch sees, or else this CPU with the threads PyTorch uses.
+
+    Args:
+        progress: told what is measured.
+        measure_seconds: that each figure is measured for; MEASURE_SECONDS by default.
+    """
+    start = time.perf_counter()
+    each = measure_seconds or MEASURE_SECONDS
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    used_before = _driver_used_bytes() if kind == "cuda" else None
+    context = _context_bytes(used_before) if kind == "cuda" else None
+    workspace = _workspace_bytes() if kind == "cuda" else None
+    matmul = {}
+    for dtype in DTYPES[kind]:
+        progress(f"matrix products in {dtype}")
+        matmul[dtype] = _products(kind, getattr(torch, dtype), each)
+    progress("copies")
+    copy = [_copy(kind, mib * MIB, each) for mib in COPIES[kind]]
+    progress("launches")
+    launch = _launch_seconds(kind, each)
+    return Profile(
+        device=torch.cuda.get_device_name() if kind == "cuda" else cpu_name(torch.get_num_threads()),
+        kind=kind,
+        threads=torch.get_num_threads() if kind == "cpu" else None,
+        torch=torch.__version__,
+        driver=next((card.driver for card in detect_gpus()), None) if kind == "cuda" else None,
+        matmul=matmul,
+        copy=copy,
+        launch=launch,
+        memory_bytes=torch.cuda.get_device_properties(0).total_memory if kind == "cuda" else None,
+        context_bytes=context,
+        workspace_bytes=workspace,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _products(kind: str, dtype: torch.dtype, measure_seconds: float) -> list[tuple[float, float]]:
+    """(FLOP, FLOP/s) of TOKENS × width times width × width."""
+    curve = []
+    for width in WIDTHS[kind]:
+        x = (torch.randn(TOKENS[kind], width, device=kind) * SPREAD).to(dtype)
+        weight = (torch.randn(width, width, device=kind) * SPREAD).to(dtype)
+        seconds = _seconds(lambda x=x, weight=weight: torch.mm(x, weight), kind, measure_seconds)  # type: ignore[misc]
+        flops = 2.0 * TOKENS[kind] * width * width
+        curve.append((flops, flops / seconds))
+        if seconds > SLOWEST_SECONDS:
+            break
+    return curve
+
+
+def _copy(kind: str, size: int, measure_seconds: float) -> tuple[float, float]:
+    """(bytes, bytes/s), what is read and what is written counted both, as `operations.Operation` does."""
+    source = torch.randn(size // 4, device=kind)
+    target = torch.empty_like(source)
+    seconds = _seconds(lambda: target.copy_(source), kind, measure_seconds)
+    return 2.0 * size, 2.0 * size / seconds
+
+
+def _launch_seconds(kind: str, measure_seconds: float) -> float:
+    """Per kernel of a network so small that its arithmetic is nothing: Python, autograd and the launch itself."""
+    layers = [torch.nn.Sequential(torch.nn.Linear(TINY_WIDTH, TINY_WIDTH), torch.nn.SiLU()) for _ in range(TINY_LAYERS)]
+    model = torch.nn.Sequential(*layers).to(kind)
+    x = torch.randn(1, TINY_WIDTH, device=kind)
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    recorder, tally = Recorder(), Tally({"step"})
+    recorder.watch = tally.note
+    with recorder:
+        recorder.start("step")
+        step()
+    kernels = sum(times * operation.kernels for operation, times in tally.operations.items())
+    return _seconds(step, kind, measure_seconds) / kernels
+
+
+def _seconds(work: Callable[[], object], kind: str, measure_seconds: float) -> float:
+    """Of one call: the fastest trial of many calls each, after a warm-up; what disturbs can only make it slower."""
+    work()
+    once = _timed(work, 1, kind)
+    calls = max(1, int(measure_seconds / TRIALS / max(once, 1e-7)))
+    return min(_timed(work, calls, kind) for _ in range(TRIALS))
+
+
+def _timed(work: Callable[[], object], calls: int, kind: str) -> float:
+    _wait(kind)
+    start = time.perf_counter()
+    for _ in itertools.repeat(None, calls):
+        work()
+    _wait(kind)
+    return (time.perf_counter() - start) / calls
+
+
+def _wait(kind: str) -> None:
+    if kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def _driver_used_bytes() -> int | None:
+    """What the driver says is in use on the first GPU, before this process touches it."""
+    with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        answer = subprocess.run(
+            [which("nvidia-smi") or "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+        return int(answer.stdout.splitlines()[0]) * MIB
+    return None
+
+
+def _context_bytes(used_before: int | None) -> int | None:
+    """What a context with PyTorch's kernels takes of the card; right only while nothing else starts or ends on it."""
+    if used_before is None:
+        return None
+    torch.zeros(1, device="cuda").add_(1)
+    free, total = torch.cuda.mem_get_info()
+    return max(0, total - free - used_before - torch.cuda.memory_reserved())
+
+
+def _workspace_bytes() -> int:
+    """What cuBLAS keeps of PyTorch's memory from its first product on."""
+    x = torch.randn(512, 512, device="cuda", dtype=torch.float16)
+    before = torch.cuda.memory_allocated()
+    result = torch.mm(x, x)
+    torch.cuda.synchronize()
+    return max(0, torch.cuda.memory_allocated() - before - result.nbytes)

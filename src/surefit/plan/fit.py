@@ -1,0 +1,91 @@
+"""Whether a run fits a device: an interval around the estimate, and a verdict only outside it. Torch-free.
+
+Worked example, a simulation that reserves 60 GiB on an A100 of 79.25 GiB: 60 × 0.97 + 0.25 = 58.45 GiB at least and
+60 × 1.03 + 0.75 = 62.55 GiB at most, so it fits. At 77 GiB the interval is 74.94 to 80.06 GiB: too close to call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from surefit.config.resolve import Resolved
+from surefit.core.errors import ConfigError, MachineError
+from surefit.core.units import MIB, bytes_text
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts
+
+How = Literal["simulation", "closed form"]
+Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
+
+MARGIN: dict[How, float] = {"simulation": 0.03, "closed form": 0.06}
+"""How far an estimate may be off, as a share of it. The closed form may differ from the simulation by another 3 %."""
+CPU_MARGIN = 0.10
+"""The same for a CPU, whose allocator is the C library's: what it keeps is not simulated."""
+CONTEXT = (256 * MIB, 768 * MIB)
+"""What the CUDA context and the libraries' kernels take on the card, beside PyTorch's own memory: about 300 MiB with
+the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/107667), 200 to over 700 MiB by GPU
+(issues/28113)."""
+PROCESS = (350 * MIB, 1200 * MIB)
+"""What the process takes of a machine's RAM beside the tensors: 352 MiB with torch and transformers imported, on Linux;
+the tokenised rows, which are mapped from the disk, and the threads make up the rest."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that the device must have.
+
+    Attributes:
+        bytes: PyTorch's own memory, as estimated.
+        low, high: with everything else on the device, at least and at most.
+        how: what the estimate is by.
+        margin: how far it may be off, as a share.
+        beside: what else is on the device, in words.
+    """
+
+    bytes: int
+    low: int
+    high: int
+    how: How
+    margin: float
+    beside: str
+
+
+def need(estimate: int, kind: str, how: How) -> Need:
+    """The interval around an estimate, on a "cuda" or a "cpu" device."""
+    cpu = kind == "cpu"
+    margin, (least, most) = (CPU_MARGIN, PROCESS) if cpu else (MARGIN[how], CONTEXT)
+    low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + margin)) + most
+    beside = f"{least // MIB} to {most // MIB} MiB for {'the process itself' if cpu else 'the CUDA context'}"
+    return Need(estimate, low, high, how, margin, beside)
+
+
+def verdict(needed: Need, capacity: int | None) -> Verdict:
+    """What can be said: "fits" only where even the upper end does, "does not fit" only where not even the lower."""
+    if capacity is None:
+        return "unknown"
+    if needed.high <= capacity:
+        return "fits"
+    return "does not fit" if needed.low > capacity else "too close to call"
+
+
+def require_possible(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> None:
+    """Refuse what no plan can be made for.
+
+    Raises:
+        MachineError: a device without memory.
+        ConfigError: a LoRA rank over the model's hidden size.
+    """
+    if hardware.memory_bytes is not None and hardware.memory_bytes <= 0:
+        raise MachineError(
+            f"{hardware.name} has {bytes_text(hardware.memory_bytes)} of memory",
+            field="hardware.gpu",
+            help="name the GPU to plan for, e.g. --gpu h100",
+        )
+    adapter = resolved.config.adapter
+    if adapter.kind == "lora" and adapter.r > model.hidden_size:
+        raise ConfigError(
+            f"rank {adapter.r:,} is over the hidden size of {model.name}, {model.hidden_size:,}",
+            field="adapter.r",
+            help="a factorisation wider than the layer saves nothing: choose 8 to 256, or adapter.kind: full",
+        )

@@ -1,0 +1,189 @@
+"""How fast a device is: measured by `surefit calibrate` and kept as JSON, or taken from its data sheet. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from surefit.core.env import cache_dir
+from surefit.core.errors import ConfigError, MachineError
+from surefit.core.rundir import write_atomic
+from surefit.facts.gpus import Gpu, find_gpu
+from surefit.facts.hardware import HardwareFacts, processor_name
+
+Curve = Sequence[tuple[float, float]]
+"""(size, speed) from small to large: FLOP and FLOP/s of a product, or bytes and bytes/s of a copy."""
+
+EFFICIENCY = 0.588
+LAUNCH_SECONDS = 7.9e-6
+"""What training reaches of a data sheet's rates, and what a kernel costs besides: least squares over 36 published runs
+of Llama-3.2-3B on an L40S (`benchmarks/time_published.py`)."""
+SHEET_MARGIN = 0.20
+"""Nine in ten of those runs are within this, each predicted from the others. Other GPUs were not measured."""
+CALIBRATED_MARGIN = 0.15
+"""For a measured device; an assumption, until runs on GPUs have been compared with it."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What `plan.time` needs of a device.
+
+    Attributes:
+        matmul: FLOP/s of matrix products over FLOP, by torch's name of the type.
+        copy: bytes/s, read and written together, over bytes.
+        launch: seconds per kernel.
+        peak: the most FLOP/s by type, the base of MFU: the data sheet's where there is one.
+        margin: how far a prediction with them may be off, as a share of it.
+        source: where they come from, in words.
+    """
+
+    matmul: Mapping[str, Curve]
+    copy: Curve
+    launch: float
+    peak: Mapping[str, float]
+    margin: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `surefit calibrate` measured.
+
+    Attributes:
+        device: the GPU's name, or the processor's with the number of threads.
+        kind: "cuda" or "cpu".
+        threads: PyTorch used on a CPU; None for a GPU.
+        matmul, copy, launch: as in `Rates`.
+        memory_bytes: as PyTorch reports it; None for a CPU.
+        context_bytes, workspace_bytes: what the CUDA context and cuBLAS take; None for a CPU or where unknown.
+        seconds: the measurement took.
+    """
+
+    device: str
+    kind: str
+    threads: int | None
+    torch: str
+    driver: str | None
+    matmul: dict[str, list[tuple[float, float]]]
+    copy: list[tuple[float, float]]
+    launch: float
+    memory_bytes: int | None
+    context_bytes: int | None
+    workspace_bytes: int | None
+    seconds: float
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all."""
+        write_atomic(path, json.dumps(asdict(self), indent=2) + "\n")
+
+    @property
+    def stored_at(self) -> Path:
+        """Where SureFit keeps it, and looks for it."""
+        return profile_folder() / f"{re.sub(r'[^a-z0-9]+', '-', self.device.lower()).strip('-')}.json"
+
+
+def profile_folder() -> Path:
+    """Where profiles are kept."""
+    return cache_dir() / "profiles"
+
+
+def cpu_name(threads: int) -> str:
+    """This processor with a number of threads: another number is another speed."""
+    return f"{processor_name()}, {threads} thread{'' if threads == 1 else 's'}"
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["matmul"] = {dtype: [(x, y) for x, y in curve] for dtype, curve in content["matmul"].items()}
+        content["copy"] = [(x, y) for x, y in content["copy"]]
+        profile = Profile(**content)
+        speeds = [y for curve in (*profile.matmul.values(), profile.copy) for _, y in curve]
+        if not profile.matmul or not profile.copy or not all(y > 0 for y in speeds) or profile.launch < 0:
+            raise ValueError("it holds no speeds")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"this is no profile of a device: {error}", path=path, help="delete it, or run `surefit calibrate` again"
+        ) from None
+    return profile
+
+
+def stored_profile(device: Gpu | None = None) -> Profile | None:
+    """What was measured last of a GPU of the catalogue, or of this processor (`device` None).
+
+    Raises:
+        ConfigError: a file among the profiles is none.
+    """
+    for path in sorted(profile_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        profile = load_profile(path)
+        if device is not None and find_gpu(profile.device) == device:
+            return profile
+        if device is None and profile.kind == "cpu" and profile.device.startswith(f"{processor_name()}, "):
+            return profile
+    return None
+
+
+def device_of(hardware: HardwareFacts) -> Gpu | Profile | None:
+    """What is known of the speed of a run's device; None for a CPU, or a GPU not in the catalogue, never measured."""
+    gpu = find_gpu(hardware.name) if hardware.kind == "cuda" else None
+    return stored_profile(gpu) or gpu if gpu or hardware.kind == "cpu" else None
+
+
+def rates_of(device: Gpu | Profile) -> Rates:
+    """The rates of a measured device, or those a data sheet promises.
+
+    Raises:
+        MachineError: the catalogue lacks a figure of that GPU.
+    """
+    if isinstance(device, Profile):
+        return _measured(device)
+    rates = {dtype: device.flops(dtype) for dtype in ("bfloat16", "float16", "float32")}
+    peak = {dtype: rate for dtype, rate in rates.items() if rate is not None}
+    if "float32" not in peak or not peak.keys() & {"bfloat16", "float16"} or device.bandwidth is None:
+        raise MachineError(
+            f"how fast {device.name} is, is not known: the catalogue lacks a figure",
+            field="hardware.gpu",
+            help="run `surefit calibrate` on one, and copy the profile into SureFit's cache folder",
+        )
+    return Rates(
+        {dtype: [(1.0, rate * EFFICIENCY)] for dtype, rate in peak.items()},
+        [(1.0, device.bandwidth * EFFICIENCY)],
+        LAUNCH_SECONDS,
+        peak,
+        SHEET_MARGIN,
+        f"data sheet: {device.rates_source}",
+    )
+
+
+def _measured(profile: Profile) -> Rates:
+    sheet = find_gpu(profile.device)
+    fastest = {dtype: max(speed for _, speed in curve) for dtype, curve in profile.matmul.items()}
+    peak = {dtype: (sheet and sheet.flops(dtype)) or speed for dtype, speed in fastest.items()}
+    versions = f"torch {profile.torch}" + (f", driver {profile.driver}" if profile.driver else "")
+    source = f"measured on {profile.device} with {versions}"
+    return Rates(profile.matmul, profile.copy, profile.launch, peak, CALIBRATED_MARGIN, source)
+
+
+def speed_at(curve: Curve, size: float) -> float:
+    """The speed at a size, between two measured ones on a line of logarithms; outside them that of the nearest.
+
+    >>> round(speed_at([(10, 1.0), (1000, 100.0)], 100), 6), speed_at([(10, 1.0), (1000, 100.0)], 1)
+    (10.0, 1.0)
+    """
+    if size <= curve[0][0]:
+        return curve[0][1]
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if size <= x1:
+            share = math.log(size / x0) / math.log(x1 / x0)
+            return math.exp(math.log(y0) + share * math.log(y1 / y0))
+    return curve[-1][1]

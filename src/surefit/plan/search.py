@@ -1,0 +1,343 @@
+"""The fastest way to run the same optimisation within a device's memory, and how far one setting can go.
+
+Every candidate keeps the global batch, the adapter, the lengths and the dtype: what is learnt is the same. The closed
+form judges all of them in milliseconds; the few that matter are simulated before anything is said of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError, ModelError
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts, catalogue, model_facts
+from surefit.plan.fit import Need, Verdict, need, require_possible, verdict
+from surefit.plan.forecast import Planner
+
+if TYPE_CHECKING:
+    from surefit.plan.time import StepTime
+
+Field = Literal["max_length", "batch", "rank", "model"]
+FIELDS: tuple[Field, ...] = get_args(Field)
+SIMULATED = 3
+"""How many of the fastest candidates are simulated, the fastest first, until one fits."""
+LENGTH_STEP = 64
+"""Tokens between two lengths that `solve` tells apart."""
+LONGEST = 2**20
+"""Tokens up to which a length is looked for where the model states no context length."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, and the config with every "auto" decided for it."""
+
+    hardware: HardwareFacts
+    resolved: Resolved
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run it.
+
+    Attributes:
+        need: memory; by the closed form until it was simulated.
+        step: seconds of an optimizer step; None on a device whose speed is not known.
+    """
+
+    place: Place
+    need: Need
+    verdict: Verdict
+    step: StepTime | None
+
+    @property
+    def micro_batch(self) -> int:
+        size = self.place.resolved.config.train.per_device_train_batch_size
+        assert isinstance(size, int)
+        return size
+
+    @property
+    def accumulation(self) -> int:
+        return self.place.resolved.gradient_accumulation_steps
+
+    @property
+    def checkpointing(self) -> bool:
+        return self.place.resolved.config.train.gradient_checkpointing is True
+
+    @property
+    def speed(self) -> tuple[float, bool, int]:
+        """What candidates are sorted by, fastest first; those without a known time come last, in a likely order."""
+        return (self.step.seconds if self.step else math.inf, self.checkpointing, self.accumulation)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the search found.
+
+    Attributes:
+        best: the fastest candidate that fits, by simulation; None where none does.
+        given: the config as it was, judged in the same way.
+        considered: candidates that were judged.
+        fitting: those of them that fit by the closed form.
+        simulated: those that were simulated, in the order they were.
+    """
+
+    best: Candidate | None
+    given: Candidate
+    considered: int
+    fitting: int
+    simulated: tuple[Candidate, ...]
+
+
+def candidates(planner: Planner, places: Sequence[Place]) -> list[Candidate]:
+    """Every device × micro batch that divides the global batch × checkpointing, judged by the closed form.
+
+    Raises:
+        ModelError: the model's layers are not known.
+    """
+    return [
+        _judge(planner, Place(place.hardware, _with(place.resolved, micro, checkpointing)))
+        for place in places
+        for micro in _divisors(place.resolved.config.train.global_batch_size)
+        for checkpointing in (False, True)
+    ]
+
+
+def optimize(planner: Planner, places: Sequence[Place], given: Place) -> Choice:
+    """The fastest candidate that fits on any of the places.
+
+    Args:
+        planner: of the model.
+        places: where to look.
+        given: the config as it is.
+
+    Raises:
+        ModelError: the model's layers are not known.
+        MachineError, ConfigError: no plan can be made.
+    """
+    for place in places:
+        require_possible(place.resolved, planner.model, place.hardware)
+    every = candidates(planner, places)
+    # A candidate that the closed form finds too close to call may fit by the narrower interval of a simulation.
+    hopeful = sorted((one for one in every if one.verdict != "does not fit"), key=lambda one: one.speed)
+    simulated: list[Candidate] = []
+    best = None
+    for candidate in hopeful:
+        if len(simulated) == SIMULATED and candidate.verdict != "fits":
+            continue
+        simulated.append(_simulate(planner, candidate))
+        if simulated[-1].verdict in ("fits", "unknown"):
+            best = simulated[-1]
+            break
+        if len(simulated) == 2 * SIMULATED:
+            break
+    fitting = sum(one.verdict == "fits" for one in every)
+    return Choice(best, _simulate(planner, _judge(planner, given)), len(every), fitting, tuple(simulated))
+
+
+def compare(planner: Planner, places: Sequence[Place]) -> list[Candidate]:
+    """The config on each device as it would run there, simulated."""
+    for place in places:
+        require_possible(place.resolved, planner.model, place.hardware)
+    return [_simulate(planner, _judge(planner, place)) for place in places]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """How far one setting can go.
+
+    Attributes:
+        value: the largest that fits; None where not even the smallest does.
+        need: of that value, simulated.
+        beyond: the next value, and what it needs; None where `value` is the last there is.
+        beyond_need: of `beyond`, simulated.
+        limit: why there is no `beyond`.
+        simulations: how many were run.
+    """
+
+    field: Field
+    value: int | str | None
+    need: Need | None
+    beyond: int | str | None
+    beyond_need: Need | None
+    limit: str
+    simulations: int
+
+
+def solve(field: Field, planner: Planner, place: Place) -> Solution:
+    """The largest value of one setting that fits, everything else as it is.
+
+    The closed form is bisected; its answer and the value one step beyond are simulated, and the answer is moved until
+    the one fits and the other does not.
+
+    Args:
+        field: max_length (in steps of 64 tokens, up to the model's context), batch (the micro batch, a divisor of the
+            global batch), rank (of the LoRA) or model (of the catalogue).
+        planner: of the model; its known lengths are not used where the length is asked for.
+        place: the device and the config.
+
+    Raises:
+        ConfigError: there is no such field, or it means nothing for this config; the device's memory is not known.
+    """
+    require_possible(place.resolved, planner.model, place.hardware)
+    if place.hardware.memory_bytes is None:
+        raise ConfigError(
+            f"the memory of {place.hardware.name} is not known", field="hardware.gpu", help="name a GPU: --gpu h100"
+        )
+    scale = _scale(field, planner, place)
+    needs: dict[int, Need] = {}
+
+    def fits(index: int) -> bool:
+        if index not in needs:
+            needs[index] = scale.simulated(index)
+        return verdict(needs[index], place.hardware.memory_bytes) == "fits"
+
+    def about(index: int, ratio: float) -> bool:
+        estimate = round(scale.closed_form(index).bytes * ratio)
+        return verdict(need(estimate, place.hardware.kind, "simulation"), place.hardware.memory_bytes) == "fits"
+
+    first = max(0, _bisect(lambda index: about(index, 1.0), scale.count))
+    fits(first)
+    ratio = needs[first].bytes / scale.closed_form(first).bytes
+    found = _correct(fits, max(0, _bisect(lambda index: about(index, ratio), scale.count)), scale.count)
+    after = found + 1 if found + 1 < scale.count else None
+    return Solution(
+        field,
+        scale.value(found) if found >= 0 else None,
+        needs.get(found),
+        scale.value(after) if after is not None else None,
+        needs.get(after) if after is not None else None,
+        "" if after is not None else scale.limit,
+        len(needs),
+    )
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """The values of a setting by index, from the least demanding on, and what each needs."""
+
+    count: int
+    value: Callable[[int], int | str]
+    closed_form: Callable[[int], Need]
+    simulated: Callable[[int], Need]
+    limit: str
+
+
+def _scale(field: Field, planner: Planner, place: Place) -> _Scale:
+    resolved, hardware = place.resolved, place.hardware
+    values, limit = _values(field, planner.model, resolved.config)
+
+    def at(index: int) -> tuple[Planner, Resolved]:
+        value = values[index]
+        match field:
+            case "max_length":
+                return replace(planner, lengths=replace(planner.lengths, longest=None)), _set(
+                    resolved, data={"max_length": value}
+                )
+            case "batch":
+                return planner, _with(resolved, int(value), resolved.config.train.gradient_checkpointing is True)
+            case "rank":
+                return planner, _set(resolved, adapter={"r": value})
+            case "model":
+                return Planner(model_facts(str(value)), planner.lengths), resolved
+
+    def closed(index: int) -> Need:
+        one, changed = at(index)
+        return _closed(one, changed, hardware)
+
+    def simulated(index: int) -> Need:
+        one, changed = at(index)
+        return one.simulated(changed, hardware)
+
+    return _Scale(len(values), lambda index: values[index], closed, simulated, limit)
+
+
+def _values(field: Field, model: ModelFacts, config: Config) -> tuple[Sequence[int] | Sequence[str], str]:
+    """The values to look among, least demanding first, and why they end."""
+    match field:
+        case "max_length":
+            context = model.max_position_embeddings or LONGEST
+            return range(LENGTH_STEP, context + 1, LENGTH_STEP), f"the context of {model.name} ends there"
+        case "batch":
+            return _divisors(config.train.global_batch_size), "it is the whole global batch"
+        case "rank":
+            if config.adapter.kind != "lora":
+                raise ConfigError("there is no rank: all weights are trained", field="adapter.kind", help="use lora")
+            return range(1, model.hidden_size + 1), "it is the model's hidden size"
+        case "model":
+            names = sorted(catalogue(), key=lambda name: (model_facts(name).parameters or 0, name))
+            return names, "it is the largest model of the catalogue"
+        case _:
+            raise ConfigError(f"{field!r} cannot be solved for", help=f"one of {', '.join(FIELDS)}")
+
+
+def _bisect(fits: Callable[[int], bool], count: int) -> int:
+    """The largest index below `count` that fits, -1 where none does; whatever fits, all before it do."""
+    low, high = -1, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _correct(fits: Callable[[int], bool], guess: int, count: int) -> int:
+    """The same, from a guess near it: steps that double until the answer is bracketed, then bisection.
+
+    >>> [_correct(lambda index: index < 40, guess, 100) for guess in (0, 39, 40, 99)]
+    [39, 39, 39, 39]
+    """
+    low, high, stride, probe = -1, count, max(1, guess // 64), guess
+    while high - low > 1:
+        low, high = (probe, high) if fits(probe) else (low, probe)
+        if low >= 0 and high < count:
+            probe = (low + high) // 2
+        else:
+            probe = min(low + stride, count - 1) if low >= 0 else max(high - stride, 0)
+        stride *= 2
+    return low
+
+
+def _judge(planner: Planner, place: Place) -> Candidate:
+    """By the closed form; the time only of what may fit, and near enough to sort by."""
+    needed = _closed(planner, place.resolved, place.hardware)
+    said = verdict(needed, place.hardware.memory_bytes)
+    step = None if said == "does not fit" else planner.step(place.resolved, place.hardware, near=True)
+    return Candidate(place, needed, said, step)
+
+
+def _closed(planner: Planner, resolved: Resolved, hardware: HardwareFacts) -> Need:
+    found = planner.closed_form(resolved, hardware)
+    if found is None:
+        raise ModelError(
+            f"the layers of {planner.model.name} are not known, so nothing can be searched",
+            field="model.name_or_path",
+            help="`surefit plan CONFIG` simulates it as it is",
+        )
+    return found
+
+
+def _simulate(planner: Planner, candidate: Candidate) -> Candidate:
+    place = candidate.place
+    needed = planner.simulated(place.resolved, place.hardware)
+    step = planner.step(place.resolved, place.hardware)
+    return replace(candidate, need=needed, verdict=verdict(needed, place.hardware.memory_bytes), step=step)
+
+
+def _divisors(whole: int) -> list[int]:
+    return [size for size in range(1, whole + 1) if whole % size == 0]
+
+
+def _with(resolved: Resolved, micro: int, checkpointing: bool) -> Resolved:
+    """The same optimisation in other parts."""
+    changed = _set(resolved, train={"per_device_train_batch_size": micro, "gradient_checkpointing": checkpointing})
+    return replace(changed, gradient_accumulation_steps=resolved.config.train.global_batch_size // micro)
+
+
+def _set(resolved: Resolved, **sections: dict[str, Any]) -> Resolved:
+    config = resolved.config
+    changes = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
+    return replace(resolved, config=config.model_copy(update=changes))

@@ -1,0 +1,167 @@
+"""What decides the memory and the time of a training step, taken from a resolved config and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from surefit.config.resolve import Resolved
+from surefit.config.schema import AdapterSection
+from surefit.core.errors import ConfigError, ModelError
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.hub import fetch
+from surefit.facts.model import ModelFacts, catalogue, read_config
+
+FIELD = "model.name_or_path"
+AMPERE = (8, 0)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides the memory of a training step.
+
+    Attributes:
+        config: the model's architecture.
+        dtype: of the weights: "float32" or "bfloat16".
+        adapter: what is trained.
+        rows: examples per micro batch; length: tokens of the longest, to which all are padded.
+        padded: some are shorter, so attention needs a mask.
+        micro_batches: per optimizer step. More than one keeps the gradients between them.
+        checkpointing: activations are recomputed.
+        cuda: the operators a GPU would run; else those of a CPU.
+        attention: transformers' attn_implementation; None for its own choice, as in training.
+        capability: the GPU's compute capability.
+    """
+
+    config: PretrainedConfig
+    dtype: str
+    adapter: AdapterSection
+    rows: int
+    length: int
+    padded: bool = False
+    micro_batches: int = 1
+    checkpointing: bool = False
+    cuda: bool = True
+    attention: str | None = None
+    capability: tuple[int, int] = AMPERE
+
+    @property
+    def layers(self) -> int:
+        return int(self.config.get_text_config().num_hidden_layers)
+
+
+def setting_of(
+    resolved: Resolved,
+    model: ModelFacts,
+    hardware: HardwareFacts,
+    length: int | None = None,
+    padded: bool | None = None,
+) -> Setting:
+    """The setting of a run.
+
+    Args:
+        resolved: the config without "auto".
+        model: facts about its base model; config.json is read again where they are from.
+        hardware: the device.
+        length: tokens of the longest micro batch; None: `data.max_length`.
+        padded: whether rows of a micro batch differ in length; None: wherever there is more than one.
+
+    Raises:
+        ModelError: there is no config.json that transformers knows, or the weights are stored quantised.
+        ConfigError: nothing can be trained with these numbers; see `require_possible`.
+    """
+    config = resolved.config
+    micro, dtype, checkpointing = (
+        config.train.per_device_train_batch_size,
+        config.model.dtype,
+        config.train.gradient_checkpointing,
+    )
+    assert isinstance(micro, int)
+    assert isinstance(checkpointing, bool)
+    allowed = config.data.max_length
+    setting = Setting(
+        config=pretrained_config(model, config.model.revision),
+        dtype=dtype,
+        adapter=config.adapter,
+        rows=micro,
+        length=allowed if length is None else min(length, allowed),
+        padded=micro > 1 if padded is None else padded,
+        micro_batches=resolved.gradient_accumulation_steps,
+        checkpointing=checkpointing,
+        cuda=hardware.kind == "cuda",
+        capability=hardware.compute_capability or AMPERE,
+    )
+    require_possible(setting)
+    return setting
+
+
+def pretrained_config(model: ModelFacts, revision: str | None = None) -> PretrainedConfig:
+    """The model's config.json as transformers reads it: from its folder, the packaged catalogue or the hub.
+
+    Raises:
+        ModelError: it needs code of its own, is stored quantised, or is of no type that this transformers knows.
+        MachineError: only the hub has it, and the hub cannot be reached.
+    """
+    if model.custom_code:
+        raise ModelError("comes with Python code of its own", path=model.name, field=FIELD, help="it is not simulated")
+    if model.quantization:
+        raise ModelError(
+            f"its weights are stored quantised ({model.quantization})",
+            path=model.name, field=FIELD, help="name the model they were quantised from",
+        )  # fmt: skip
+    values = dict(_config_json(model, revision))
+    kind = values.pop("model_type", None)
+    try:
+        config = AutoConfig.for_model(kind, **values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"transformers cannot read its config.json: {' '.join(str(error).split())[:200]}",
+            path=model.name, field=FIELD, help="a newer transformers may know this model_type",
+        ) from error  # fmt: skip
+    assert isinstance(config, PretrainedConfig)
+    return config
+
+
+def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
+    if model.path is not None:
+        return read_config(model.path)
+    known = catalogue()
+    if model.name in known:
+        config: Mapping[str, Any] = known[model.name]["config"]
+        return config
+    return fetch(model.name, revision, known=list(known)).config
+
+
+def require_possible(setting: Setting) -> None:
+    """Refuse numbers that no run can have.
+
+    Raises:
+        ConfigError: no rows, no tokens, no micro batch; a LoRA rank above the model's width; float16, which is not
+            trained.
+        ModelError: a model without layers.
+    """
+    config = setting.config.get_text_config()
+    layers, width = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
+    if not layers or layers < 1 or not width or width < 1:
+        raise ModelError(
+            f"a model of {layers} layers of width {width}",
+            field=FIELD,
+            help="correct num_hidden_layers and hidden_size",
+        )
+    for what, field, number in (
+        ("rows in a micro batch", "train.per_device_train_batch_size", setting.rows),
+        ("tokens in a row", "data.max_length", setting.length),
+        ("micro batches in a step", "train.global_batch_size", setting.micro_batches),
+    ):
+        if number < 1:
+            raise ConfigError(f"{number} {what}", field=field, help="at least 1")
+    if setting.adapter.kind == "lora" and setting.adapter.r > width:
+        raise ConfigError(
+            f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",
+            field="adapter.r", help=f"at most {width}; 8 to 64 is usual, and kind: full trains everything",
+        )  # fmt: skip
+    if setting.dtype not in ("float32", "bfloat16"):
+        raise ConfigError(f"training in {setting.dtype} is not simulated", field="model.dtype", help="use bfloat16")

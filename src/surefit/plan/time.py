@@ -1,0 +1,265 @@
+"""How long a training step takes, and a run, and what it costs.
+
+Each operator of the real step, simulated, takes as long as its arithmetic or the bytes it moves, whichever is longer
+(the roofline), and each kernel a fixed time besides. The rates are measured (`surefit calibrate`) or a data sheet's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from surefit.core.errors import ConfigError
+from surefit.facts.gpus import Gpu
+from surefit.plan.operations import Operation, Operations, Tally, extended
+from surefit.plan.profile import Profile, Rates, rates_of, speed_at, stored_profile
+from surefit.plan.simulate import SHALLOW, Setting, record
+
+DEEP = 8
+"""Models with more layers than this are extrapolated from two shallow ones."""
+START_SECONDS = 15.0
+"""From the command to the first step without reading the weights: imports and the tokenizer."""
+DISK_BYTES_PER_SECOND = 500e6
+"""A disk that is not named: reading weights and writing checkpoints."""
+LOADING_TOKENS_PER_SECOND = 2e6
+"""Tokenised rows put together into batches in the training process (measured: docs/plan.md)."""
+
+Limit = Literal["arithmetic", "memory bandwidth", "kernel launches", "data loading"]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One optimizer step.
+
+    Attributes:
+        seconds: expected; low, high: the interval that the known error of the method gives.
+        flops: floating-point operations of matrix products, recomputed ones included.
+        bytes: read and written by all operators; kernels: launched.
+        mfu: share of the device's peak that the operations would take without recomputation (model FLOPs utilisation).
+        tokens_per_second: padding included.
+        evaluation_tokens_per_second: of a forward pass alone.
+        limit: what takes the largest part of the time.
+        source: where the rates come from.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    flops: int
+    bytes: int
+    kernels: int
+    mfu: float
+    tokens_per_second: float
+    evaluation_tokens_per_second: float
+    limit: Limit
+    source: str
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """A whole run.
+
+    Attributes:
+        parts: seconds of start, steps, loading, evaluations and saves; they add up to `seconds`.
+        low, high: the interval; only the steps and evaluations have one.
+        limit: of the steps.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    parts: dict[str, float]
+    limit: Limit
+
+    def cost(self, price: float, devices: int = 1) -> tuple[float, float, float]:
+        """(expected, low, high) in the currency of `price`, which is per device and hour.
+
+        Raises:
+            ConfigError: a negative price.
+        """
+        if price < 0:
+            raise ConfigError(f"a price of {price:g} per hour", field="--price", help="0 or more, e.g. --price 2.5")
+        hours = price * devices / 3600
+        return self.seconds * hours, self.low * hours, self.high * hours
+
+
+def step_time(setting: Setting, device: Gpu | Profile | Rates) -> StepTime:
+    """The time of one optimizer step.
+
+    Args:
+        setting: what is trained; its `length` is that of the padded micro batches.
+        device: a GPU of the catalogue, for which a stored profile is preferred to the data sheet; or a profile.
+
+    Raises:
+        MachineError: how fast that GPU is, is not known.
+    """
+    rates = device if isinstance(device, Rates) else rates_of(preferred(device))
+    step, evaluation = operations(setting)
+    seconds, limit = roofline(step, rates)
+    flops = _total(step, "flops")
+    needed = _total(operations(replace(setting, checkpointing=False))[0], "flops") if setting.checkpointing else flops
+    tokens = setting.rows * setting.length * setting.micro_batches
+    peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
+    return StepTime(
+        seconds,
+        seconds * (1 - rates.margin),
+        seconds * (1 + rates.margin),
+        flops,
+        _total(step, "bytes"),
+        _total(step, "kernels"),
+        needed / (seconds * peak),
+        tokens / seconds,
+        setting.rows * setting.length / roofline(evaluation, rates)[0],
+        limit,
+        rates.source,
+    )
+
+
+def preferred(device: Gpu | Profile) -> Gpu | Profile:
+    """The stored profile of a GPU, if it was ever measured; else the GPU."""
+    return device if isinstance(device, Profile) else stored_profile(device) or device
+
+
+def length_curve(setting: Setting, device: Gpu | Profile | Rates, lengths: Sequence[int]) -> Callable[[float], float]:
+    """Seconds per step by padded length: the parabola through the shortest, middle and longest of `lengths`.
+
+    Attention grows with the square of the length and everything else with the length, so a parabola is exact but for
+    where an operator turns from one limit to the other.
+    """
+    low, high = min(lengths), max(lengths)
+    points = sorted({low, (low + high) // 2, high})
+    times = [step_time(replace(setting, length=length), device).seconds for length in points]
+
+    def at(length: float) -> float:
+        """Lagrange's interpolation."""
+        total = 0.0
+        for here, seconds in zip(points, times, strict=True):
+            for other in points:
+                if other != here:
+                    seconds *= (length - other) / (here - other)
+            total += seconds
+        return total
+
+    return at
+
+
+def run_time(
+    step: StepTime,
+    steps: int,
+    *,
+    tokens_per_step: float = 0,
+    weight_bytes: int = 0,
+    evaluations: int = 0,
+    evaluation_tokens: float = 0,
+    saves: int = 0,
+    save_bytes: int = 0,
+    disk: float = DISK_BYTES_PER_SECOND,
+    loading: float = LOADING_TOKENS_PER_SECOND,
+) -> RunTime:
+    """The time of a run, from the command to the trained adapter.
+
+    Args:
+        step: of a step of usual length (see `length_curve` where the lengths differ).
+        steps: optimizer steps.
+        tokens_per_step: padding included; what the data loader puts together between two steps.
+        weight_bytes: read from the disk before the first step.
+        evaluations: held-out losses; evaluation_tokens: in each, padding included.
+        saves: checkpoints; save_bytes: of each.
+        disk: bytes per second; loading: tokens per second.
+    """
+    parts = {
+        "start": START_SECONDS + weight_bytes / disk,
+        "steps": steps * step.seconds,
+        "loading": steps * tokens_per_step / loading,
+        "evaluations": evaluations * evaluation_tokens / step.evaluation_tokens_per_second,
+        "saves": saves * save_bytes / disk,
+    }
+    seconds = sum(parts.values())
+    uncertain = parts["steps"] + parts["evaluations"]
+    limit: Limit = "data loading" if parts["loading"] > parts["steps"] else step.limit
+    return RunTime(
+        seconds,
+        seconds - uncertain * (1 - step.low / step.seconds),
+        seconds + uncertain * (step.high / step.seconds - 1),
+        parts,
+        limit,
+    )
+
+
+def operations(setting: Setting) -> tuple[Operations, Operations]:
+    """The operators of one optimizer step, and of one held-out micro batch. Known settings are answered at once."""
+    text = f"{setting.config.to_json_string()} {replace(setting, config=None)!r}"  # type: ignore[arg-type]
+    return _operations(_Known(text, setting))
+
+
+def roofline(counted: Operations, rates: Rates) -> tuple[float, Limit]:
+    """(seconds, what takes most of them) of these operators, one after the other."""
+    spent: dict[Limit, float] = {"arithmetic": 0.0, "memory bandwidth": 0.0, "kernel launches": 0.0}
+    for operation, times in counted.items():
+        arithmetic, movement = _arithmetic(operation, rates), operation.bytes / speed_at(rates.copy, operation.bytes)
+        limit: Limit = "arithmetic" if arithmetic > movement else "memory bandwidth"
+        spent[limit] += times * max(arithmetic, movement)
+        spent["kernel launches"] += times * operation.kernels * rates.launch
+    return sum(spent.values()), max(spent, key=lambda limit: spent[limit])
+
+
+def _arithmetic(operation: Operation, rates: Rates) -> float:
+    """Seconds of the matrix products; of a type that has no rate of its own at that of float32."""
+    if not operation.flops:
+        return 0.0
+    curve = rates.matmul.get(operation.dtype) or rates.matmul["float32"]
+    return operation.flops / speed_at(curve, operation.flops)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A setting by what is written in it: a PretrainedConfig has no hash."""
+
+    text: str
+    setting: Setting = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _operations(known: _Known) -> tuple[Operations, Operations]:
+    """Of many micro batches one and two are run: every further one costs what the second does."""
+    setting = known.setting
+    if setting.micro_batches <= 2:
+        return _all_layers(setting)
+    (one, _), (two, evaluation) = (_all_layers(replace(setting, micro_batches=count)) for count in (1, 2))
+    return extended(one, two, setting.micro_batches - 2), evaluation
+
+
+def _all_layers(setting: Setting) -> tuple[Operations, Operations]:
+    layers = setting.config.num_hidden_layers
+    kinds = getattr(setting.config, "layer_types", None)
+    if layers <= DEEP or len(set(kinds or [""])) > 1:
+        return _count(setting)
+    (step2, evaluation2), (step3, evaluation3) = (_count(_at_depth(setting, depth)) for depth in SHALLOW)
+    further = layers - SHALLOW[1]
+    return extended(step2, step3, further), extended(evaluation2, evaluation3, further)
+
+
+def _count(setting: Setting) -> tuple[Operations, Operations]:
+    step, evaluation = Tally({"step"}), Tally({"eval"})
+
+    def watch(phase: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        (evaluation if phase == "eval" else step).note(phase, func, args, kwargs, out)
+
+    record(setting, watch)
+    return step.operations, evaluation.operations
+
+
+def _at_depth(setting: Setting, layers: int) -> Setting:
+    config = copy.deepcopy(setting.config)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return replace(setting, config=config)
+
+
+def _total(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> int:
+    total: int = sum(times * getattr(operation, what) for operation, times in counted.items())
+    return total

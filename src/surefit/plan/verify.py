@@ -1,0 +1,148 @@
+"""Plan against actual: what was predicted for a run beside what its run directory says it took. Torch-free."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefit.config.resolve import Resolved
+from surefit.core.errors import ConfigError
+from surefit.core.rundir import RunDir, read_json, read_jsonl
+from surefit.facts.disk import TOKENIZER_FILES, copies_at_once
+
+Unit = Literal["bytes", "seconds", "steps"]
+KEPT_TERMS = ("weights", "adapter", "optimizer")
+"""What is in memory between two steps."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One quantity: None where it was not planned, or not measured."""
+
+    what: str
+    planned: float | None
+    actual: float | None
+    unit: Unit
+
+    @property
+    def error(self) -> float | None:
+        """How far the plan is off, as a share of what was measured; positive where it said too much."""
+        if self.planned is None or not self.actual:
+            return None
+        return self.planned / self.actual - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "error": self.error}
+
+
+@dataclass(frozen=True)
+class Against:
+    """A plan beside a run.
+
+    Attributes:
+        rows: memory by phase, steps, time, disk.
+        notes: what could not be compared, and why; what differs between the two.
+    """
+
+    rows: tuple[Compared, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def widest(self) -> Compared | None:
+        """Where plan and run part most."""
+        known = [row for row in self.rows if row.error is not None]
+        return max(known, key=lambda row: abs(row.error or 0.0), default=None)
+
+
+def against(planned: dict[str, Any], resolved: Resolved, run: RunDir) -> Against:
+    """Compare a plan with a run.
+
+    Args:
+        planned: the content of plan.json, as it would be made now.
+        resolved: the config it was made for.
+        run: the run directory.
+
+    Raises:
+        ConfigError: nothing was trained there.
+        DataError: a log of the run is damaged.
+    """
+    steps = [line for line in read_jsonl(run.metrics) if "loss" in line]
+    if not steps:
+        raise ConfigError("no step was trained in this run", path=run.path, help="name a run directory after training")
+    phases = _measured_phases(run)
+    rows = [*_memory(planned, phases), *_time(planned, steps), *_disk(planned, resolved, run)]
+    return Against(tuple(rows), tuple(_notes(planned, run, phases)))
+
+
+def _measured_phases(run: RunDir) -> dict[str, dict[str, int]]:
+    """phase → what was measured, the most of all attempts at the training."""
+    found: dict[str, dict[str, int]] = {}
+    for event in read_jsonl(run.events):
+        for name, figures in event.get("phases", {}).items() if event["event"] == "memory" else ():
+            before = found.get(name, {})
+            found[name] = {key: max(value, before.get(key, 0)) for key, value in figures.items()}
+    return found
+
+
+def _memory(planned: dict[str, Any], phases: dict[str, dict[str, int]]) -> Iterator[Compared]:
+    estimate = planned.get("estimate") or {}
+    for phase in estimate.get("phases", []):
+        actual = phases.get(phase["name"], {})
+        for key in ("allocated", "reserved"):
+            if key in actual:
+                yield Compared(f"{phase['name']}: {key}", phase[f"{key}_bytes"], actual[key], "bytes")
+    kept = next((phases[name]["held"] for name in ("step", "first step") if "held" in phases.get(name, {})), None)
+    if kept is not None and estimate.get("peak"):
+        terms = {term["term"]: term["bytes"] for term in estimate["peak"]["terms"]}
+        expected = sum(terms.get(name, 0) for name in KEPT_TERMS)
+        yield Compared("between steps: weights, adapter, optimizer", expected, kept, "bytes")
+
+
+def _time(planned: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Compared]:
+    time = planned.get("time") or {}
+    # The first step of a process also warms up kernels and allocator; a median leaves it out.
+    seconds = [line["seconds"] for line in steps]
+    yield Compared("optimizer steps", planned["steps"]["total_steps"], steps[-1]["step"], "steps")
+    yield Compared("seconds per step (median)", time.get("seconds_per_step"), statistics.median(seconds), "seconds")
+    parts = time.get("parts") or {}
+    yield Compared("seconds in all steps", parts.get("steps"), sum(seconds), "seconds")
+
+
+def _disk(planned: dict[str, Any], resolved: Resolved, run: RunDir) -> Iterator[Compared]:
+    terms = {term["term"]: term["bytes"] for term in planned["disk"]}
+    saved = sorted(run.checkpoints.glob("step-*"), key=lambda path: path.stat().st_mtime)
+    if "checkpoints" in terms and saved:
+        yield Compared("one checkpoint", terms["checkpoints"] // copies_at_once(resolved), _size(saved[-1]), "bytes")
+    for term, directory in (("adapter", run.adapter), ("model", run.model), ("merged", run.merged)):
+        if term in terms and directory.is_dir():
+            yield Compared(f"{term} on disk", terms[term], _size(directory), "bytes")
+
+
+def _size(directory: Path) -> int:
+    """Bytes of a directory's files, the tokenizer's left out: they are a term of their own."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name not in TOKENIZER_FILES)
+    return sum(path.stat().st_size for path in files)
+
+
+def _notes(planned: dict[str, Any], run: RunDir, phases: dict[str, dict[str, int]]) -> Iterator[str]:
+    estimate = planned.get("estimate") or {}
+    if run.plan.is_file():
+        device = read_json(run.plan).get("device", {}).get("name")
+        if device not in (None, planned["device"]["name"]):
+            yield f"the run was planned for {device}, this plan is for {planned['device']['name']}"
+    if not phases:
+        yield "memory: the run did not record it"
+    elif not any("allocated" in figures for figures in phases.values()):
+        most = max(figures.get("resident", 0) for figures in phases.values())
+        yield (
+            f"memory by phase: measured on CUDA only; the process had {most:,} bytes of RAM at most, planned "
+            f"{estimate.get('low_bytes', 0):,} to {estimate.get('high_bytes', 0):,}"
+        )
+    if not estimate.get("phases"):
+        yield f"memory by phase: the plan was not simulated: {estimate.get('not_simulated', 'nothing is known')}"
+    if planned.get("time") is None:
+        yield "time: not planned, because how fast this device is, is not known; `surefit calibrate` measures it"

@@ -1,0 +1,119 @@
+"""`surefit plan`: what it says to a person and to a script, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.cli.conftest import Surefit
+
+
+def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, config: Path) -> None:
+    planned = surefit("plan", config, "--gpu", "t4", "--json")
+    assert planned.code == 0, planned.text
+    assert planned.json["device"]["name"] == "T4"
+    estimate = planned.json["estimate"]
+    assert (estimate["how"], estimate["verdict"]) == ("simulation", "fits")
+    names = [phase["name"] for phase in estimate["phases"]]
+    assert names[:3] == ["load", "first step", "step"]
+    assert len(names) == len(set(names))
+    assert {"save", "eval", "merge"} <= set(names)
+    assert sum(term["bytes"] for term in estimate["peak"]["terms"]) <= estimate["peak_bytes"]
+    assert estimate["low_bytes"] < estimate["peak_bytes"] + 2**28 < estimate["high_bytes"]
+    assert planned.json["left_out"]
+
+    text = surefit("plan", config, "--gpu", "t4").stdout
+    for part in ("Memory by phase", "The fullest moment of a step", "[A", "Fits: ", "of 14.75 GiB", "Not counted:"):
+        assert part in text, part
+
+
+def test_a_quick_plan_needs_no_torch(config: Path) -> None:
+    arguments = ["-X", "importtime", "-m", "surefit", "plan", str(config), "--quick", "--gpu", "h100"]
+    done = subprocess.run([sys.executable, *arguments], cwd=config.parent, capture_output=True, text=True, check=False)
+    assert "closed form" in done.stdout, done.stderr[-2000:]
+    assert not [line for line in done.stderr.splitlines() if line.rpartition("|")[2].strip() == "torch"]
+
+
+def test_a_plot_is_valid_svg(surefit: Surefit, config: Path) -> None:
+    assert surefit("plan", config, "--gpu", "l4", "--plot", "memory.svg").code == 0
+    drawn = ElementTree.fromstring(Path("memory.svg").read_text(encoding="utf-8"))
+    assert drawn.tag.endswith("svg")
+    assert "L4" in "".join(drawn.itertext())
+    refused = surefit("plan", config, "--plot", "memory.png")
+    assert refused.code == 2
+    assert "--plot memory.svg" in refused.text
+
+
+def test_compare_says_what_each_costs(surefit: Surefit, config: Path) -> None:
+    answer = surefit("plan", config, "--compare", "h100,h200", "--price", "h200=3.6", "--json")
+    assert answer.code == 0, answer.text
+    h100, h200 = answer.json["gpus"]
+    assert (h100["gpu"], h100["cost"], h100["verdict"]) == ("H100 80 GB", None, "fits")
+    assert h200["cost"] == pytest.approx(h200["seconds"] / 1000)
+
+
+def test_optimize_prints_the_lines_to_write(surefit: Surefit, config: Path) -> None:
+    answer = surefit("plan", config, "--gpu", "h100", "--optimize", "--set", "train.global_batch_size=2")
+    assert answer.code == 0, answer.text
+    assert "per_device_train_batch_size: 2  # × 1 = the same global batch" in answer.stdout
+    assert "gradient_checkpointing: false" in answer.stdout
+
+
+def test_solve_answers_how_long_the_context_can_be(surefit: Surefit, config: Path) -> None:
+    answer = surefit("plan", config, "--gpu", "t4", "--solve", "max_length", "--json")
+    assert answer.code == 0, answer.text
+    assert answer.json["value"] % 64 == 0
+    assert answer.json["high_bytes"] <= 14.75 * 2**30
+
+
+def test_plan_against_a_run_that_was_trained(surefit: Surefit, config: Path) -> None:
+    assert surefit("train", config).code == 0
+    answer = surefit("plan", config, "--against", "runs/one", "--json")
+    assert answer.code == 0, answer.text
+    rows = {row["what"]: row for row in answer.json["rows"]}
+    assert rows["optimizer steps"]["actual"] == 3
+    assert abs(rows["one checkpoint"]["error"]) < 0.01
+    assert abs(rows["adapter on disk"]["error"]) < 0.01
+    assert any("measured on CUDA only" in note for note in answer.json["notes"])
+    assert "They part most in" in surefit("plan", config, "--against", "runs/one").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "h1000"], "no GPU named 'h1000' is known"),
+        (["--set", "train.global_batch_size=0"], "global_batch_size"),
+        (["--set", "train.per_device_train_batch_size=0"], "per_device_train_batch_size"),
+        (["--set", "adapter.r=100000"], "rank 100,000 is over the hidden size of surefit/nano"),
+        (["--compare", "t4,none"], "no GPU named 'none' is known"),
+        (["--compare", ","], "no GPU is named"),
+        (["--compare", "t4", "--price", "tee4=1"], "no GPU named 'tee4' is known"),
+        (["--compare", "t4", "--price", "t4=-1"], "is not NAME=PRICE"),
+        (["--compare", "t4", "--price", "t4=cheap"], "is not NAME=PRICE"),
+        (["--solve", "max_lenght"], "did you mean"),
+        (["--solve", "rank", "--against", "runs/one"], "do not go together"),
+        (["--against", "runs/none"], "no step was trained"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_planned_is_said_clearly(
+    surefit: Surefit, config: Path, arguments: list[str], said: str
+) -> None:
+    answer = surefit("plan", config, *arguments)
+    assert answer.code == 2, answer.text
+    assert said in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_a_model_without_layers(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/config.json").write_text(
+        '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "vocab_size": 99, '
+        '"num_attention_heads": 4, "num_hidden_layers": 0}'
+    )
+    answer = surefit("plan", config, "--set", f"model.name_or_path={tmp_path / 'empty'}")
+    assert answer.code == 2, answer.text
+    assert "num_hidden_layers" in answer.text

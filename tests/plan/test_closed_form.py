@@ -1,0 +1,174 @@
+"""The closed form against the simulation, which runs the training step itself on tensors without data."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, PretrainedConfig
+
+from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
+from surefit.facts.budget import at_least, disagreement, peak_bytes
+from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
+from surefit.plan.allocator import replay
+from surefit.plan.simulate import Setting, record, simulate
+
+NAMES = {
+    "qwen2-0.5b": "Qwen/Qwen2.5-0.5B-Instruct", "qwen2-7b": "Qwen/Qwen2.5-7B", "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-4b": "Qwen/Qwen3-4B", "llama2-7b": "meta-llama/Llama-2-7b-hf", "llama3-1b": "meta-llama/Llama-3.2-1B",
+    "llama3-3b": "meta-llama/Llama-3.2-3B", "llama3-8b": "meta-llama/Llama-3.1-8B",
+}  # fmt: skip
+TINY = {
+    "vocab_size": 96, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def shape_of(name: str, **changes: Any) -> tuple[PretrainedConfig, ModelFacts]:
+    """A model of the catalogue, as transformers and as the facts describe it."""
+    shape = copy.deepcopy(catalogue()[NAMES[name]]["config"]) | changes
+    facts = build_facts(NAMES[name], shape, None, where=name, source="catalogue")
+    return AutoConfig.for_model(shape.pop("model_type"), **shape), facts
+
+
+def both(
+    shape: tuple[PretrainedConfig, ModelFacts],
+    kind: str = "lora",
+    r: int = 8,
+    rows: int = 1,
+    length: int = 1024,
+    dtype: str = "bfloat16",
+    padded: bool = False,
+    checkpointing: bool = False,
+    micro_batches: int = 1,
+    target_modules: Any = "all-linear",
+) -> tuple[int, int]:
+    """(closed form, simulated) bytes of the fullest moment of a step."""
+    resolved = resolved_run(kind, r, rows, length, dtype, checkpointing, micro_batches, target_modules)
+    setting = Setting(
+        shape[0], dtype, resolved.config.adapter, rows, length, padded, micro_batches=micro_batches,
+        checkpointing=checkpointing,
+    )  # fmt: skip
+    budget = peak_bytes(resolved, shape[1], padded=padded)
+    assert budget is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if shape[0].num_hidden_layers > 3:
+            phases = {phase.name: phase.allocated for phase in simulate(setting).phases}
+            return budget.phases["step"], phases["step"]
+        trace = record(setting)  # its fullest moment is the step's: what follows holds less
+    return budget.phases["step"], replay(trace.events, trace.sizes).peak_allocated
+
+
+def resolved_run(
+    kind: str, r: int, rows: int, length: int, dtype: str, checkpointing: bool, micro_batches: int, targets: Any
+) -> Resolved:
+    config = Config.model_validate(
+        {
+            "model": {"name_or_path": "unused", "dtype": dtype},
+            "adapter": {"kind": kind, "r": r, "target_modules": targets},
+            "data": {"train": "unused", "max_length": length},
+            "train": {
+                "global_batch_size": rows * micro_batches,
+                "per_device_train_batch_size": rows,
+                "gradient_checkpointing": checkpointing,
+            },
+            "output_dir": "unused",
+        }
+    )
+    return Resolved(config, {}, micro_batches, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("llama3-8b", {"length": 2048}),
+    ],
+)
+def test_at_its_whole_depth(name: str, run: dict[str, Any]) -> None:
+    closed, simulated = both(shape_of(name), **run)
+    assert closed == pytest.approx(simulated, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("qwen2-0.5b", {"rows": 8, "length": 512, "padded": True, "r": 64}),
+        ("llama3-1b", {"kind": "full", "dtype": "float32", "length": 512, "micro_batches": 4}),
+        ("llama3-3b", {"kind": "full", "rows": 2, "checkpointing": True}),
+        ("qwen2-7b", {"kind": "full", "rows": 4, "length": 512, "padded": True, "micro_batches": 2}),
+        ("llama2-7b", {"dtype": "float32", "rows": 8, "length": 512}),
+        ("qwen3-4b", {"dtype": "float32", "rows": 2, "length": 2048, "padded": True, "checkpointing": True}),
+    ],
+)
+def test_of_three_layers(name: str, run: dict[str, Any]) -> None:
+    """Where the gradients and the update compete with the loss, which of them is the fullest depends on the depth."""
+    closed, simulated = both(shape_of(name, num_hidden_layers=3), **run)
+    assert closed == pytest.approx(simulated, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"length": 4096},
+        {"length": 4096, "checkpointing": True},
+        {"kind": "full", "length": 8192},
+        {"kind": "full", "length": 8192, "dtype": "float32", "checkpointing": True},
+        {"target_modules": ["q_proj", "v_proj"], "length": 4096, "checkpointing": True},
+    ],
+)
+def test_a_small_vocabulary_leaves_the_peak_to_the_layers(run: dict[str, Any]) -> None:
+    closed, simulated = both(shape_of("llama3-8b", num_hidden_layers=3, vocab_size=512), **run)
+    assert closed == pytest.approx(simulated, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "kind"),
+    [("MistralForCausalLM", "mistral", "lora"), ("SmolLM3ForCausalLM", "smollm3", "full")],
+)
+def test_architectures_that_are_not_in_the_catalogue(architecture: str, model_type: str, kind: str) -> None:
+    config = TINY | {"architectures": [architecture]}
+    facts = build_facts(architecture, config, None, where=architecture, source="catalogue")
+    shape = AutoConfig.for_model(model_type, **TINY, pad_token_id=0, sliding_window=None)
+    closed, simulated = both((shape, facts), kind=kind, length=8192)
+    assert closed == pytest.approx(simulated, rel=0.01)
+
+
+def test_other_architectures_are_not_guessed() -> None:
+    run = resolved_run("lora", 8, 1, 1024, "bfloat16", False, 1, "all-linear")
+    facts = model_facts(NAMES["llama3-1b"])
+    assert peak_bytes(run, replace(facts, architecture="Gemma2ForCausalLM")) is None
+    assert peak_bytes(run, replace(facts, parameters=None, linear_modules={})) is None
+
+
+def test_the_worked_example() -> None:
+    run = resolved_run("lora", 8, 1, 2048, "bfloat16", False, 1, "all-linear")
+    budget = peak_bytes(run, model_facts(NAMES["llama3-8b"]))
+    assert budget is not None
+    terms = {term.term: term.bytes for term in budget.terms}
+    assert terms["activations"] / 2048 == pytest.approx(5_906_688, rel=1e-6)
+    assert terms["logits"] == 12 * 2048 * 128_256
+    assert budget.phases["step"] == at_least(budget.terms) == budget.allocated
+    assert budget.phases["load"] < budget.phases["eval"] < budget.phases["step"]
+
+
+def test_padding_is_assumed_for_more_than_one_row() -> None:
+    facts = model_facts(NAMES["llama3-1b"])
+    many = resolved_run("lora", 8, 4, 1024, "bfloat16", False, 1, "all-linear")
+    assert peak_bytes(many, facts) == peak_bytes(many, facts, padded=True)
+    one = resolved_run("lora", 8, 1, 1024, "bfloat16", False, 1, "all-linear")
+    assert peak_bytes(one, facts) == peak_bytes(one, facts, padded=False)
+    assert peak_bytes(one, facts, length=512) != peak_bytes(one, facts)
+
+
+def test_a_disagreement_over_three_percent_is_said() -> None:
+    assert disagreement(1029, 1000) is None
+    assert disagreement(971, 1000) is None
+    said = disagreement(10 << 30, 11 << 30)
+    assert said is not None
+    for part in ("10.00 GiB", "11.00 GiB", "-9.1%"):
+        assert part in said

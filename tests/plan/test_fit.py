@@ -1,0 +1,43 @@
+"""A verdict only outside the interval, and no plan for what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from surefit.core.errors import ConfigError, MachineError
+from surefit.core.units import GIB
+from surefit.plan.fit import need, require_possible, verdict
+
+
+@pytest.mark.parametrize(
+    ("reserved", "capacity", "said"),
+    [
+        (60.0, 79.25, "fits"),
+        (77.0, 79.25, "too close to call"),
+        (75.0, 79.25, "fits" if 75 * 1.03 + 0.75 <= 79.25 else "too close to call"),
+        (81.0, 79.25, "too close to call"),
+        (82.0, 79.25, "does not fit"),
+        (1.0, None, "unknown"),
+    ],
+)
+def test_only_outside_the_interval(reserved: float, capacity: float | None, said: str) -> None:
+    needed = need(round(reserved * GIB), "cuda", "simulation")
+    assert verdict(needed, None if capacity is None else round(capacity * GIB)) == said
+
+
+def test_the_worked_example_of_the_page() -> None:
+    needed = need(60 * GIB, "cuda", "simulation")
+    assert (needed.low / GIB, needed.high / GIB) == pytest.approx((58.45, 62.55))
+    wider = need(60 * GIB, "cuda", "closed form")
+    assert wider.low < needed.low < needed.high < wider.high
+
+
+def test_impossible_inputs(place) -> None:
+    empty, model = place(memory=0)
+    with pytest.raises(MachineError, match="has 0 B of memory"):
+        require_possible(empty.resolved, model, empty.hardware)
+    wide, model = place("adapter.r=1025")
+    with pytest.raises(ConfigError, match=r"rank 1,025 is over the hidden size of Qwen/Qwen3-0.6B, 1,024"):
+        require_possible(wide.resolved, model, wide.hardware)
+    exact, model = place("adapter.r=1024")
+    require_possible(exact.resolved, model, exact.hardware)

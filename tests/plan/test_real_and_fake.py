@@ -1,0 +1,122 @@
+"""The plan's tensors without data ask for the same memory as real ones: byte for byte, event for event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
+
+from surefit.config.schema import AdapterSection
+from surefit.plan.setting import Setting
+from surefit.plan.simulate import build, record, run_training
+from surefit.plan.trace import Recorder, Trace
+
+TINY = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+LLAMA = LlamaConfig(**TINY)
+QWEN2 = Qwen2Config(**TINY | {"num_hidden_layers": 1}, tie_word_embeddings=True)
+LORA = AdapterSection(r=4, target_modules=["v_proj", "down_proj"])
+FULL = AdapterSection(kind="full")
+PADDED, SAME = True, False
+
+
+def _setting(
+    config: PretrainedConfig, adapter: AdapterSection, dtype: str, checkpointing: bool, padded: bool,
+    micro_batches: int, attention: str,
+) -> Setting:  # fmt: skip
+    return Setting(
+        config, dtype, adapter, rows=2, length=24, padded=padded, micro_batches=micro_batches,
+        checkpointing=checkpointing, cuda=False, attention=attention,
+    )  # fmt: skip
+
+
+SETTINGS = [
+    _setting(LLAMA, LORA, "float32", False, SAME, 1, "sdpa"),
+    _setting(LLAMA, LORA, "float32", True, PADDED, 2, "sdpa"),
+    _setting(LLAMA, LORA, "bfloat16", True, SAME, 2, "sdpa"),
+    _setting(LLAMA, LORA, "bfloat16", False, PADDED, 1, "eager"),
+    _setting(LLAMA, FULL, "float32", False, PADDED, 1, "eager"),
+    _setting(LLAMA, FULL, "float32", True, SAME, 1, "sdpa"),
+    _setting(LLAMA, FULL, "bfloat16", False, SAME, 2, "sdpa"),
+    _setting(LLAMA, FULL, "bfloat16", True, PADDED, 1, "sdpa"),
+    _setting(QWEN2, LORA, "float32", False, PADDED, 2, "sdpa"),
+    _setting(QWEN2, LORA, "bfloat16", True, PADDED, 1, "eager"),
+    _setting(QWEN2, FULL, "float32", True, PADDED, 2, "sdpa"),
+    _setting(QWEN2, FULL, "bfloat16", False, PADDED, 1, "sdpa"),
+]
+
+
+def _name(setting: Setting) -> str:
+    return (
+        f"{setting.config.model_type}-{setting.adapter.kind}-{setting.dtype}-{setting.attention}"
+        f"{'-padded' * setting.padded}{'-checkpointing' * setting.checkpointing}-{setting.micro_batches}"
+    )
+
+
+@pytest.fixture
+def real() -> Callable[[Setting], Trace]:
+    """real(setting) → the trace of the same run with random numbers in it."""
+
+    def run(setting: Setting) -> Trace:
+        torch.manual_seed(0)
+        model, recorder = build(setting, "cpu"), Recorder()
+        with recorder:
+            recorder.start("load")
+            recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
+            recorder.tag(model.buffers(), "weights")
+            run_training(model, setting, recorder)
+            recorder.start("end")
+        return recorder.trace
+
+    return run
+
+
+def _signed_sizes(trace: Trace) -> dict[str, list[int]]:
+    """Phase → bytes of every allocation, and minus the bytes of whatever is freed, in order."""
+    return {
+        name: [(1 if event > 0 else -1) * trace.sizes[abs(event) - 1] for event in trace.events[start:end]]
+        for (name, start), (_, end) in pairwise(trace.phases)
+    }
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=_name)
+def test_every_allocation_is_that_of_real_tensors(setting: Setting, real: Callable[[Setting], Trace]) -> None:
+    expected, found = real(setting), record(setting)
+    ours, theirs = _signed_sizes(found), _signed_sizes(expected)
+    assert sum(ours.pop("load")) == sum(theirs.pop("load"))
+    assert ours == theirs
+    peaks = [
+        [trace.peak(start, end)[0] for (_, start), (_, end) in pairwise(trace.phases)] for trace in (found, expected)
+    ]
+    assert peaks[0] == peaks[1]
+
+
+def test_the_profiler_of_torch_sees_the_same_peak() -> None:
+    """Everything that PyTorch's CPU allocator is asked for, kernels' own temporaries included."""
+    setting = Setting(
+        LlamaConfig(**TINY | {"vocab_size": 8192, "hidden_size": 128}), "float32", LORA, 4, 64, cuda=False, padded=True
+    )
+    model, recorder = build(setting, "cpu"), Recorder()
+    held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in (*model.parameters(), *model.buffers())}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run_training(model, setting, recorder)
+    live = highest = sum(held.values())
+    for size in _memory_events(profiler):
+        live += size
+        highest = max(highest, live)
+    assert highest == pytest.approx(record(setting).peak()[0], rel=1e-3)
+
+
+def _memory_events(profiler: profile) -> list[int]:
+    """Bytes of every allocation, negative where it is freed, in the order of time."""
+    assert profiler.profiler is not None
+    results = profiler.profiler.kineto_results
+    assert results is not None
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

@@ -1,0 +1,141 @@
+"""The search: what it may change, what it calls the best, and where a setting ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from surefit.core.errors import ConfigError, MachineError
+from surefit.core.units import GIB
+from surefit.plan.fit import Need, need, verdict
+from surefit.plan.forecast import Lengths, Planner
+from surefit.plan.search import _bisect, _correct, candidates, optimize, solve
+
+
+@dataclass
+class Simulated(Planner):
+    """A planner whose "simulation" is the closed form times a factor, so that no test waits for a real one."""
+
+    factor: float = 1.0
+    asked: list[Any] = field(default_factory=list)
+
+    def simulated(self, resolved, hardware) -> Need:
+        self.asked.append(resolved)
+        closed = self.closed_form(resolved, hardware)
+        assert closed is not None
+        return need(round(closed.bytes * self.factor), hardware.kind, "simulation")
+
+    def step(self, resolved, hardware, *, near=False) -> None:
+        return None
+
+
+def test_every_candidate_is_the_same_optimisation(place) -> None:
+    here, model = place()
+    found = candidates(Simulated(model), [here])
+    assert len(found) == 4 * 2, "micro batches 1, 2, 4, 8 × checkpointing"
+    assert {one.micro_batch * one.accumulation for one in found} == {8}
+    for one in found:
+        before, after = here.resolved.config, one.place.resolved.config
+        assert (after.adapter, after.data, after.model) == (before.adapter, before.data, before.model)
+        assert after.train.learning_rate == before.train.learning_rate
+
+
+def test_two_hundred_candidates_over_the_catalogue_are_a_matter_of_a_second(place) -> None:
+    here, model = place("train.global_batch_size=64")
+    found = candidates(Simulated(model), [here] * 20)
+    assert len(found) == 280
+
+
+def test_the_best_fits_and_nothing_faster_did(place) -> None:
+    here, model = place(gpu="h100")
+    chosen = optimize(Simulated(model), [here], here)
+    assert chosen.best is not None
+    assert chosen.best.verdict == "fits"
+    assert not chosen.best.checkpointing, "an 80 GB card needs none for 0.6B"
+    assert chosen.best.accumulation == 1
+    small, _ = place(memory=6 * GIB)
+    tight = optimize(Simulated(model), [small], small)
+    assert tight.best is not None
+    assert tight.best.speed > chosen.best.speed
+    assert tight.best.need.high <= 6 * GIB
+
+
+def test_nothing_fits(place) -> None:
+    here, model = place(memory=GIB)
+    assert optimize(Simulated(model), [here], here).best is None
+
+
+def test_a_simulation_that_says_more_than_the_closed_form_is_believed(place) -> None:
+    here, model = place(memory=6 * GIB)
+    trusting = optimize(Simulated(model), [here], here)
+    warned = optimize(Simulated(model, factor=1.2), [here], here)
+    assert trusting.best is not None
+    assert warned.best is None or warned.best.need.high <= 6 * GIB
+    assert warned.best is None or warned.best.speed >= trusting.best.speed
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.15])
+@pytest.mark.parametrize("field", ["max_length", "rank", "batch"])
+def test_the_answer_fits_and_one_step_beyond_does_not(place, field: str, factor: float) -> None:
+    here, model = place("train.gradient_checkpointing=true", memory=8 * GIB)
+    planner = Simulated(model, factor=factor)
+    found = solve(field, planner, here)
+    assert found.value is not None
+    assert found.need is not None
+    assert verdict(found.need, 8 * GIB) == "fits"
+    if found.beyond is not None:
+        assert found.beyond_need is not None
+        assert verdict(found.beyond_need, 8 * GIB) != "fits"
+        assert found.beyond_need.bytes > found.need.bytes
+    assert found.simulations <= 16
+
+
+def test_a_length_is_looked_for_whatever_the_rows_are(place) -> None:
+    here, model = place()
+    known = solve("max_length", Simulated(model, Lengths(100, 50.0, "passport")), here)
+    assert known.value == solve("max_length", Simulated(model), here).value
+
+
+def test_the_end_of_a_scale_is_said(place) -> None:
+    here, model = place("train.gradient_checkpointing=true", gpu="b200")
+    found = solve("batch", Simulated(model), here)
+    assert (found.value, found.beyond) == (8, None)
+    assert "global batch" in found.limit
+
+
+def test_what_cannot_be_solved(place) -> None:
+    full, model = place("adapter.kind=full")
+    with pytest.raises(ConfigError, match="there is no rank"):
+        solve("rank", Simulated(model), full)
+    with pytest.raises(ConfigError, match="'colour' cannot be solved for"):
+        solve("colour", Simulated(model), full)
+    empty, _ = place(memory=0)
+    with pytest.raises(MachineError, match="0 B of memory"):
+        solve("batch", Simulated(model), empty)
+
+
+@pytest.mark.parametrize("answer", [-1, 0, 1, 37, 63, 99])
+@pytest.mark.parametrize("guess", [0, 40, 99])
+def test_bisection_and_correction_agree(answer: int, guess: int) -> None:
+    asked: list[int] = []
+
+    def fits(index: int) -> bool:
+        asked.append(index)
+        return index <= answer
+
+    assert _bisect(fits, 100) == answer
+    asked.clear()
+    assert _correct(fits, guess, 100) == answer
+    assert len(asked) <= 16
+
+
+def test_a_real_simulation_confirms_the_answer(place) -> None:
+    """The built-in model on a card of 1.5 GiB, lengths up to its context."""
+    here, model = place(model="surefit/nano", memory=int(1.5 * GIB))
+    found = solve("max_length", Planner(model), here)
+    assert isinstance(found.value, int)
+    assert found.need is not None
+    assert found.need.high <= 1.5 * GIB
+    assert found.beyond_need is None or found.beyond_need.high > 1.5 * GIB

@@ -1,0 +1,152 @@
+"""The phases of a run, their terms, deep models from shallow ones, and numbers that no run can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from surefit.config.schema import AdapterSection
+from surefit.core.errors import ConfigError, ModelError
+from surefit.core.units import MIB
+from surefit.facts.model import model_facts
+from surefit.plan.deepen import SHALLOW, deepen, layer_of
+from surefit.plan.setting import Setting, setting_of
+from surefit.plan.simulate import Memory, record, simulate
+from surefit.plan.trace import Trace
+
+LORA, FULL = AdapterSection(r=8, target_modules=["q_proj"]), AdapterSection(kind="full")
+
+
+def _config(**changes: Any) -> LlamaConfig:
+    shape = {
+        "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    return LlamaConfig(**shape | changes)
+
+
+@pytest.fixture(scope="module")
+def memory() -> Memory:
+    return simulate(Setting(_config(), "bfloat16", LORA, rows=2, length=128))
+
+
+def test_the_phases_of_a_run(memory: Memory) -> None:
+    phases = {phase.name: phase for phase in memory.phases}
+    assert list(phases) == ["load", "first step", "step", "save", "eval", "merge"]
+    assert all(phase.reserved >= phase.allocated for phase in memory.phases)
+    assert phases["load"].allocated < phases["save"].allocated < phases["step"].allocated
+    assert memory.reserved == max(phase.reserved for phase in memory.phases)
+    assert memory.fragmentation == memory.reserved - memory.allocated >= 0
+    assert memory.device_total == memory.reserved + memory.context > memory.reserved
+
+
+def test_a_checkpoint_takes_nothing_and_the_optimizer_stays(memory: Memory) -> None:
+    """A checkpoint copies to the host what is held anyway: weights, factors, masters and moments, and workspaces."""
+    save = next(phase for phase in memory.phases if phase.name == "save")
+    kept = sum(memory.terms[name] for name in ("weights", "adapter", "optimizer", "workspace"))
+    assert save.allocated == pytest.approx(kept, rel=1e-3)
+
+
+def test_the_terms_add_up_to_the_fullest_moment_of_a_step(memory: Memory) -> None:
+    step = max(phase.allocated for phase in memory.phases if "step" in phase.name)
+    assert sum(memory.terms.values()) == step
+    assert {"weights", "adapter", "optimizer", "activations", "loss", "workspace", "batch"} <= memory.terms.keys()
+    weights = 2 * (2 * 2048 * 256 + 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256) + 256)
+    assert memory.terms["weights"] == pytest.approx(weights, rel=2e-3)
+    factors = 2 * 8 * (256 + 256)
+    assert memory.terms["adapter"] == pytest.approx(2 * factors, rel=1e-2)
+    assert memory.terms["optimizer"] == pytest.approx((4 + 8) * factors, rel=5e-2)
+    assert memory.terms["workspace"] == 2 * (2 * 4096 * 1024 + 8 * 16 * 1024)
+    assert memory.peak.module.endswith("lm_head")
+
+
+def test_what_the_update_makes_is_temporary() -> None:
+    """All weights in bfloat16 and next to no tokens: the fullest moment is the float32 copies of all gradients."""
+    found = simulate(Setting(_config(), "bfloat16", FULL, rows=1, length=8))
+    assert found.terms["temporaries"] == pytest.approx(2 * found.terms["gradients"], rel=0.05)
+    assert found.terms["gradients"] == pytest.approx(found.terms["weights"], rel=0.01)
+    assert found.terms["optimizer"] == pytest.approx(6 * found.terms["weights"], rel=0.05)
+
+
+def test_a_gpu_of_this_generation_has_larger_workspaces() -> None:
+    setting = Setting(_config(num_hidden_layers=1), "bfloat16", LORA, 1, 16)
+    assert simulate(replace(setting, capability=(9, 0))).terms["workspace"] == 64 * MIB
+    assert "workspace" not in simulate(replace(setting, cuda=False)).terms
+
+
+def _events(trace: Trace) -> list[tuple[int, str]]:
+    found = []
+    for event in trace.events:
+        allocation = trace.allocations[abs(event) - 1]
+        found.append((allocation.bytes if event > 0 else -allocation.bytes, allocation.module))
+    return found
+
+
+@pytest.mark.parametrize(("adapter", "checkpointing"), [(LORA, False), (LORA, True), (FULL, True)], ids=str)
+def test_a_deep_model_s_trace_is_that_of_a_shallow_one_with_more_layers(
+    adapter: AdapterSection, checkpointing: bool
+) -> None:
+    """Equal event by event: sizes, order, and the layer that each belongs to. So reserved memory is equal as well."""
+    shallow = Setting(_config(num_hidden_layers=SHALLOW), "bfloat16", adapter, 2, 40, True, 1, checkpointing)
+    deep = deepen(record(shallow), 7)
+    assert deep is not None
+    whole = record(replace(shallow, config=_config(num_hidden_layers=7)))
+    assert _events(deep) == _events(whole)
+    assert (deep.phases, deep.tags) == (whole.phases, whole.tags)
+
+
+def test_layers_that_are_not_alike_are_not_repeated() -> None:
+    trace = record(Setting(_config(num_hidden_layers=SHALLOW), "bfloat16", LORA, 1, 16))
+    at = next(i for i, a in enumerate(trace.allocations) if a.phase == "step" and layer_of(a.module) == 2)
+    trace.allocations[at] = replace(trace.allocations[at], bytes=trace.allocations[at].bytes + 512)
+    assert deepen(trace, 9) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"rows": 0}, ConfigError, "0 rows in a micro batch"),
+        ({"length": 0}, ConfigError, "0 tokens in a row"),
+        ({"micro_batches": 0}, ConfigError, "0 micro batches"),
+        ({"adapter": AdapterSection(r=257)}, ConfigError, "rank 257 beside layers 256 wide"),
+        ({"dtype": "float16"}, ConfigError, "float16"),
+        ({"config": _config(num_hidden_layers=0)}, ModelError, "0 layers"),
+    ],
+    ids=str,
+)
+def test_impossible_numbers_are_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        simulate(replace(Setting(_config(), "bfloat16", LORA, 1, 16), **change))
+
+
+def test_a_setting_says_what_the_config_says(place: Callable[..., Any]) -> None:
+    where, facts = place(
+        "train.per_device_train_batch_size=2", "train.gradient_checkpointing=true", "adapter.r=4", gpu="h100"
+    )
+    setting = setting_of(where.resolved, facts, where.hardware)
+    assert (setting.rows, setting.micro_batches, setting.length, setting.padded) == (2, 4, 512, True)
+    assert (setting.dtype, setting.checkpointing, setting.cuda, setting.capability) == ("bfloat16", True, True, (9, 0))
+    assert (setting.adapter.r, setting.layers) == (4, facts.num_layers)
+    assert setting_of(where.resolved, facts, where.hardware, length=100, padded=False).length == 100
+    assert setting_of(where.resolved, facts, where.hardware, length=9999).length == 512
+
+
+def test_a_model_that_cannot_be_simulated_is_named(place: Callable[..., Any]) -> None:
+    where, facts = place()
+    for changed, message in (
+        (replace(facts, custom_code=True), "Python code of its own"),
+        (replace(facts, quantization="gptq"), "quantised"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            setting_of(where.resolved, changed, where.hardware)
+
+
+def test_the_built_in_model_is_read_from_its_folder(place: Callable[..., Any]) -> None:
+    where, facts = place("adapter.target_modules=[q_proj]", model="surefit/nano", gpu="cpu")
+    found = simulate(setting_of(where.resolved, facts, where.hardware, length=32))
+    assert found.terms["weights"] == pytest.approx(2 * (model_facts("surefit/nano").parameters or 0), rel=0.02)
+    assert (found.context, "workspace" in found.terms) == (0, False)

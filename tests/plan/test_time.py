@@ -1,0 +1,291 @@
+"""The time of a step: counts against arithmetic by hand and PyTorch's own counter, rates, runs, a real CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from typer.testing import CliRunner
+
+from surefit.cli.app import app
+from surefit.config.schema import AdapterSection
+from surefit.core.errors import ConfigError, MachineError
+from surefit.facts.gpus import GPUS
+from surefit.facts.hardware import hardware_facts
+from surefit.plan import calibrate as calibrating
+from surefit.plan import profile as profiles
+from surefit.plan.operations import Operation, Operations, Tally, extended
+from surefit.plan.profile import Profile, Rates, device_of, load_profile, rates_of, speed_at, stored_profile
+from surefit.plan.simulate import Setting, record
+from surefit.plan.time import length_curve, operations, roofline, run_time, step_time
+from surefit.train.optim import MasterAdamW
+from surefit.train.step import train_step
+
+ROOT = Path(__file__).parents[2]
+HIDDEN, INNER, HEADS, KEYS, VOCABULARY = 64, 160, 4, 2, 256
+FLAT = Rates({"float32": [(1, 1e10)], "bfloat16": [(1, 1e11)]}, [(1, 1e9)], 1e-5, {"float32": 1e10}, 0.1, "a test")
+
+
+def config(layers: int = 2) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=layers,
+        num_attention_heads=HEADS, num_key_value_heads=KEYS, tie_word_embeddings=False, use_cache=False,
+    )  # fmt: skip
+
+
+def setting(kind: str = "lora", layers: int = 2, **changes: Any) -> Setting:
+    base = Setting(config(layers), "bfloat16", AdapterSection(kind=kind, r=4), rows=2, length=48)  # type: ignore[arg-type]
+    return replace(base, **changes)
+
+
+def flops(counted: Operations, attention: bool | None = None) -> int:
+    """Of all operators, of attention, or of all but attention."""
+    return sum(
+        times * operation.flops
+        for operation, times in counted.items()
+        if attention is None or ("attention" in operation.name) == attention
+    )
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUREFIT_CACHE", str(tmp_path / "cache"))
+
+
+def linear_parameters(layers: int) -> tuple[int, int]:
+    """(of one layer's seven linear maps, of those that read the layer's input)."""
+    keys = HIDDEN // HEADS * KEYS
+    reading = HIDDEN * HIDDEN + 2 * HIDDEN * keys
+    return reading + HIDDEN * HIDDEN + 3 * HIDDEN * INNER, reading
+
+
+def test_full_training_multiplies_every_weight_three_times() -> None:
+    step, _ = operations(setting("full"))
+    tokens, (layer, _) = 2 * 48, linear_parameters(2)
+    assert flops(step, attention=False) == 6 * tokens * (2 * layer + HIDDEN * VOCABULARY)
+    scores = 2 * HEADS * 48 * 48 * (HIDDEN // HEADS)
+    assert flops(step, attention=True) == 2 * 2 * (2 + 5) * scores // 2
+
+
+def test_lora_skips_the_weight_gradients_of_the_base_model() -> None:
+    """And the first layer's input gradient, which nobody needs, of base and adapter."""
+    step, _ = operations(setting("lora"))
+    tokens, (layer, reading), r = 2 * 48, linear_parameters(2), 4
+    keys = HIDDEN // HEADS * KEYS
+    shapes = [(HIDDEN, HIDDEN), (HIDDEN, keys), (HIDDEN, keys), (HIDDEN, HIDDEN)]
+    shapes += [(HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)]
+    factors = r * sum(inputs + outputs for inputs, outputs in shapes)
+    base = 4 * tokens * (2 * layer + HIDDEN * VOCABULARY) - 2 * tokens * reading
+    adapter = 6 * tokens * 2 * factors - 2 * tokens * 3 * r * HIDDEN
+    assert flops(step, attention=False) == base + adapter
+
+
+def test_checkpointing_runs_the_layers_forward_twice() -> None:
+    plain, again = (operations(setting("full", checkpointing=each))[0] for each in (False, True))
+    layer, _ = linear_parameters(2)
+    extra = flops(again, attention=False) - flops(plain, attention=False)
+    # PyTorch stops recomputing at the last tensor it needs, which is before the last product of the layer.
+    assert extra == 2 * 2 * 48 * 2 * (layer - HIDDEN * INNER)
+
+
+def test_a_real_step_has_the_flops_that_pytorch_counts() -> None:
+    """torch.utils.flop_counter knows no attention of a CPU, so without it."""
+    model = AutoModelForCausalLM.from_config(config(), dtype=torch.float32)
+    ids = torch.randint(0, VOCABULARY, (2, 48))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    with FlopCounterMode(display=False) as counter:
+        train_step(model, [batch], MasterAdamW(model), 1.0)
+    step, _ = operations(setting("full", dtype="float32", cuda=False))
+    assert flops(step, attention=False) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("kind", "layers", "micro_batches"), [("lora", 9, 1), ("full", 2, 4)])
+def test_layers_and_micro_batches_are_extrapolated_exactly(kind: str, layers: int, micro_batches: int) -> None:
+    deep = setting(kind, layers, micro_batches=micro_batches)
+    tally = Tally({"step"})
+    record(deep, tally.note)
+    counted, _ = operations(deep)
+    for what in ("flops", "bytes"):
+        total, direct = (sum(n * getattr(o, what) for o, n in each.items()) for each in (counted, tally.operations))
+        assert total == direct
+    seconds, directly = roofline(counted, FLAT)[0], roofline(tally.operations, FLAT)[0]
+    assert seconds == pytest.approx(directly, rel=1e-3)  # launches of an operator on lists come in whole numbers
+
+
+def test_extended_continues_the_line() -> None:
+    same, small, large = (Operation(name, "float32", 0, size, 1) for name, size in (("a", 1), ("b", 20), ("b", 30)))
+    line = extended(Counter({same: 2, small: 1}), Counter({same: 3, large: 1}), 2)
+    assert sum(times * operation.bytes for operation, times in line.items()) == 5 * 1 + 50
+    assert line[same] == 5
+
+
+def test_the_roofline_by_hand() -> None:
+    product = Operation("mm", "bfloat16", 10**9, 10**6, 1)  # 10 ms of arithmetic, 1 ms of memory
+    thin = Operation("mm", "float32", 10**6, 10**7, 1)  # 0.1 ms of arithmetic, 10 ms of memory
+    many = Operation("_fused_adamw_", "float32", 0, 2 * 10**6, 5)  # 2 ms of memory
+    seconds, limit = roofline(Counter({product: 3, thin: 1, many: 1}), FLAT)
+    assert seconds == pytest.approx(0.030 + 0.010 + 0.002 + 9e-5)
+    assert limit == "arithmetic"
+    assert roofline(Counter({thin: 1}), FLAT)[1] == "memory bandwidth"
+
+
+def test_a_step_on_gpus_of_the_catalogue() -> None:
+    slow, fast = (step_time(setting(length=512), GPUS[name]) for name in ("t4", "h100"))
+    assert slow.seconds > fast.seconds
+    assert (slow.flops, slow.bytes, slow.kernels) == (fast.flops, fast.bytes, fast.kernels)
+    for each in (slow, fast):
+        assert each.low < each.seconds < each.high
+        assert each.tokens_per_second == pytest.approx(2 * 512 / each.seconds)
+        assert each.evaluation_tokens_per_second > each.tokens_per_second
+        assert 0 < each.mfu < 1
+        assert each.source.startswith("data sheet")
+
+
+def test_mfu_does_not_count_recomputation() -> None:
+    plain, again = (step_time(setting(checkpointing=each), FLAT) for each in (False, True))
+    assert again.flops > plain.flops
+    assert again.mfu * again.seconds == pytest.approx(plain.mfu * plain.seconds)
+
+
+def test_a_card_whose_speed_is_not_known_is_named() -> None:
+    with pytest.raises(MachineError, match="RTX PRO 6000") as caught:
+        step_time(setting(), GPUS["rtx-pro-6000"])
+    assert "surefit calibrate" in str(caught.value.help)
+
+
+def test_the_length_curve_passes_between_what_it_was_drawn_through() -> None:
+    curve = length_curve(setting(), FLAT, [32, 200, 384])
+    for length in (32, 100, 300):
+        assert curve(length) == pytest.approx(step_time(setting(length=length), FLAT).seconds, rel=0.02)
+    assert length_curve(setting(), FLAT, [64])(64) == pytest.approx(step_time(setting(length=64), FLAT).seconds)
+
+
+def test_a_run_adds_up_and_costs() -> None:
+    step = step_time(setting(), FLAT)
+    run = run_time(
+        step, 100, tokens_per_step=96, weight_bytes=10**9, evaluations=4, evaluation_tokens=1000, saves=2,
+        save_bytes=10**8, disk=1e8, loading=1e6,
+    )  # fmt: skip
+    assert run.parts["steps"] == pytest.approx(100 * step.seconds)
+    assert run.parts["loading"] == pytest.approx(0.0096)
+    assert run.parts["saves"] == pytest.approx(2.0)
+    assert run.parts["start"] == pytest.approx(25.0)
+    assert run.seconds == pytest.approx(sum(run.parts.values()))
+    certain = run.seconds - run.parts["steps"] - run.parts["evaluations"]
+    assert run.low - certain == pytest.approx(0.9 * (run.seconds - certain))
+    expected, low, high = run.cost(2.5, devices=2)
+    assert expected == pytest.approx(run.seconds / 3600 * 5)
+    assert low < expected < high
+    assert run.limit == step.limit
+    assert run_time(step, 100, tokens_per_step=96, loading=10).limit == "data loading"
+    with pytest.raises(ConfigError, match="price of -1"):
+        run.cost(-1)
+
+
+def profile(device: str, **changes: Any) -> Profile:
+    products = {"float32": [(1e6, 1e12), (1e9, 4e12)], "bfloat16": [(1e6, 2e12), (1e9, 3e14)]}
+    base = Profile(
+        device, "cuda", None, "2.13.0+cu130", "580.65.06", products, [(1e6, 1e11), (1e9, 1e12)], 5e-6,
+        85 * 10**9, 5 * 10**8, 10**7, 60.0,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def test_what_was_measured_is_preferred_to_the_data_sheet(tmp_path: Path) -> None:
+    before = step_time(setting(), GPUS["h100"])
+    measured = profile("NVIDIA H100 80GB HBM3")
+    measured.save(measured.stored_at)
+    profile("NVIDIA L4").save(profile("NVIDIA L4").stored_at)
+    after = step_time(setting(), GPUS["h100"])
+    assert stored_profile(GPUS["h100"]) == measured
+    assert stored_profile(GPUS["a100-80"]) is None
+    assert device_of(hardware_facts("h100", tmp_path)) == measured
+    assert device_of(hardware_facts("a100-80", tmp_path)) == GPUS["a100-80"]
+    assert device_of(hardware_facts("cpu", tmp_path)) is None
+    assert after.seconds == step_time(setting(), measured).seconds != before.seconds
+    assert "driver 580.65.06" in after.source
+    assert after.mfu == pytest.approx(after.flops / after.seconds / 989e12)
+
+
+def test_between_sizes_the_speed_is_on_a_line_of_logarithms() -> None:
+    curve = [(1e6, 1e10), (1e8, 1e12)]
+    assert speed_at(curve, 1e3) == 1e10
+    assert speed_at(curve, 1e7) == pytest.approx(1e11)
+    assert speed_at(curve, 1e12) == 1e12
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"device": "x", "matmul": {}, "copy": []}'])
+def test_a_damaged_profile_is_named(content: str) -> None:
+    path = profiles.profile_folder() / "x.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="no profile") as caught:
+        step_time(setting(), GPUS["h100"])
+    assert caught.value.path == str(path)
+
+
+def test_calibrate_measures_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrating, "WIDTHS", {"cpu": (64, 128), "cuda": (128, 256)})
+    monkeypatch.setattr(calibrating, "MEASURE_SECONDS", 0.02)
+    file = tmp_path / "mine.json"
+    done = CliRunner().invoke(app, ["calibrate", "--json", "--output", str(file)])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout.splitlines()[-1])
+    measured = load_profile(file)
+    assert load_profile(Path(answer["stored_at"])) == measured
+    assert measured.torch == torch.__version__
+    assert all(speed > 1e6 for curve in measured.matmul.values() for _, speed in curve)
+    assert 1e-7 < measured.launch < 1
+    if not torch.cuda.is_available():
+        assert measured.kind == "cpu"
+        assert stored_profile() == measured == device_of(hardware_facts("cpu", tmp_path))
+
+
+def test_calibrate_wants_a_file(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["calibrate", "--json", "--output", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "folder" in done.output
+
+
+def test_a_step_of_the_built_in_model_takes_about_what_this_cpu_is_measured_for() -> None:
+    """Shared cores vary: only the order of magnitude is asked for."""
+    import surefit.nano
+
+    shape = AutoConfig.from_pretrained(Path(surefit.nano.__file__).parent)
+    measured = calibrating.calibrate(measure_seconds=0.05)
+    planned = Setting(shape, "float32", AdapterSection(kind="full"), rows=4, length=128, cuda=False)
+    model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+    ids = torch.randint(0, shape.vocab_size, (4, 128))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    optimizer, taken = MasterAdamW(model), []
+    for _ in range(4):
+        start = time.perf_counter()
+        train_step(model, [batch], optimizer, 1.0)
+        taken.append(time.perf_counter() - start)
+    predicted = step_time(planned, rates_of(measured)).seconds
+    assert 0.1 < predicted / min(taken) < 10
+
+
+@pytest.mark.slow
+def test_published_runs_are_predicted_from_each_other() -> None:
+    data = ROOT.parent / "shared" / "data" / "planner" / "peft_metamathqa_l40s.jsonl"
+    if not data.exists():
+        pytest.skip("the published measurements are not beside this repository")
+    names = "lora--llama-3.2-3B-rank64,ia3--llama-3.2-3B-default,ln_tuning,miss--llama-3.2-3B-mini,tokens50,glora,full"
+    command = [sys.executable, str(ROOT / "benchmarks" / "time_published.py"), "--data", str(data), "--only", names]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["rows"] == 7
+    assert summary["mean_error"] < 0.12
+    assert summary["worst_error"] < 0.25
