@@ -41,7 +41,8 @@ L40S = (8, 9)
 """Compute capability of the GPU that was measured on."""
 SHORT = 110
 """Tokens of the batch before the longest one. 80 rows are sorted, the longest first, and cut into batches of 4; every
-tenth batch the cache is emptied. So the longest batch finds what the shortest of the bucket before it still holds."""
+tenth batch the cache is emptied. So the longest batch finds what the shortest of the bucket before it still holds. An
+assumption, as is that the batches after the longest are too short to need new segments (docs/plan.md)."""
 PER_LAYER = {"num_layers", "adapter_layers"}
 """Keys of methods that state the model's depth themselves."""
 LEFT_OUT = {

@@ -1,4 +1,4 @@
-"""SYSTEMS §3: Vietnamese AMR on one 24 GB Turing card."""
+"""A published project, its failures one by one: Vietnamese AMR on one 24 GB Turing card."""
 
 from __future__ import annotations
 

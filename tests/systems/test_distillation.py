@@ -1,4 +1,4 @@
-"""SYSTEMS §2: distilling math and code into an 8B model, merged and compared."""
+"""A published project, its failures one by one: distilling math and code into an 8B model, merged and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SYSTEMS §5: function calling on SLURM."""
+"""A published project, its failures one by one: function calling on SLURM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SYSTEMS §4: summaries of 200,000-token legal documents on four cards."""
+"""A published project, its failures one by one: summaries of 200,000-token legal documents on four cards."""
 
 from __future__ import annotations
 

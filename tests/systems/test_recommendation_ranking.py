@@ -1,4 +1,4 @@
-"""SYSTEMS §1: an LLM ranker on MovieLens, two 15 GB cards."""
+"""A published project, its failures one by one: an LLM ranker on MovieLens, two 15 GB cards."""
 
 from __future__ import annotations
 

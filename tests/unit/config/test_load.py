@@ -68,7 +68,7 @@ def test_a_key_in_the_wrong_section_is_pointed_to_the_right_one(tmp_path: Path) 
 
 
 def test_the_tuple_of_the_long_context_system(tmp_path: Path) -> None:
-    """`MAX_SEQ_LENGTH = 262144,` of SYSTEMS §4, as a list and as a trailing comma."""
+    """`MAX_SEQ_LENGTH = 262144,`, from a published report, as a list and as a trailing comma."""
     (listed,) = failing(tmp_path, MINIMAL.replace("rows.jsonl", "rows.jsonl, max_length: [262144]"))
     assert listed.field == "data.max_length"
     assert listed.help == "write 262144 without the brackets"
