@@ -98,7 +98,8 @@ def _audited(out: Output, subject: Subject, max_rows: int | None, workers: int |
         DataError: the rows cannot be read.
     """
     from surefit.data.audit.passport import passport
-    from surefit.data.audit.whole import audit, file_observations
+    from surefit.data.audit.sample import file_observations
+    from surefit.data.audit.whole import audit
     from surefit.facts.audit import AuditFacts
     from surefit.facts.hardware import cpu_count
 

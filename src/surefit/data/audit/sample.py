@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
-from surefit.core.units import shortened
-from surefit.data.detectors import Detector, Sighting, detectors
+from surefit.core.units import MIB, shortened
+from surefit.data.detectors import Detector, Sighting, detectors, file_detectors
+from surefit.data.load import data_files, resolve_source
 from surefit.facts.audit import AuditFacts, Observation
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = 3
 SAMPLE = 500
+SMALL_FILE = 8 * MIB
+"""Up to this size a check reads a file whole; `surefit audit` reads all."""
 
 
 @dataclass
@@ -75,11 +79,39 @@ def detected(tally: Tally, looking: Sequence[Detector], of: int, where: Callable
     return {name: tally.observation(name, of, where) for name in names}
 
 
+def file_observations(source: str, largest: int | None = None) -> dict[str, Observation]:
+    """What the detectors of whole files see, also in files that cannot be read as rows.
+
+    Args:
+        source: as the config names it.
+        largest: files over so many bytes are left out; None takes all.
+    """
+    try:
+        found = resolve_source(source)
+        files = data_files(found.path) if found.path and found.kind == "directory" else [found.path]
+    except DataError:
+        return {}
+    files = [path for path in files if path and (largest is None or path.stat().st_size <= largest)]
+    observations: dict[str, Observation] = {}
+    for detector in file_detectors():
+        for path in files:
+            for name, seen in detector.look_at(path).items():
+                observations[name] = _together(observations[name], seen) if name in observations else seen
+    return observations
+
+
+def _together(a: Observation, b: Observation) -> Observation:
+    detail = "; ".join(part for part in (a.detail, b.detail) if part)
+    return Observation(a.rows + b.rows, a.of + b.of, (*a.examples, *b.examples)[:EXAMPLES], detail)
+
+
 def sample_audit(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> AuditFacts:
-    """The row-level detectors on up to `limit` rows, spread evenly; no tokenizer, no numpy."""
+    """The row-level detectors on up to `limit` rows, spread evenly, and the whole files where they are small; no
+    tokenizer, no numpy."""
     numbers = evenly(len(rows), limit)
     sample = [(index, rows[index]) for index in numbers]
     columns = dict.fromkeys(name for _, row in sample for name in row)
     looking = chosen_detectors(columns, recipe)
     observations = detected(look_at_rows(looking, sample), looking, len(sample), rows.where)
+    observations |= file_observations(rows.source, SMALL_FILE)
     return AuditFacts(rows.source, len(rows), len(sample), observations)

@@ -20,13 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from surefit.core import env
-from surefit.core.errors import DataError
 from surefit.core.progress import OnProgress, silent
 from surefit.data.audit import chunk
 from surefit.data.audit.chunk import Looker, Question, Seen
-from surefit.data.audit.sample import EXAMPLES, Tally, chosen_detectors, detected
-from surefit.data.detectors import file_detectors
-from surefit.data.load import Rows, data_files, resolve_source
+from surefit.data.audit.sample import Tally, chosen_detectors, detected
+from surefit.data.load import Rows
 from surefit.data.near_duplicates import near_duplicates, near_matches
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.dataset import DatasetFacts, dataset_facts
@@ -136,26 +134,6 @@ def _rows_kept() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def file_observations(source: str) -> dict[str, Observation]:
-    """What the detectors of whole files see, also in files that cannot be read as rows."""
-    try:
-        found = resolve_source(source)
-        files = data_files(found.path) if found.path and found.kind == "directory" else [found.path]
-    except DataError:
-        return {}
-    observations: dict[str, Observation] = {}
-    for detector in file_detectors():
-        for path in files:
-            for name, seen in detector.look_at(path).items() if path else ():
-                observations[name] = _together(observations[name], seen) if name in observations else seen
-    return observations
-
-
-def _together(a: Observation, b: Observation) -> Observation:
-    detail = "; ".join(part for part in (a.detail, b.detail) if part)
-    return Observation(a.rows + b.rows, a.of + b.of, (*a.examples, *b.examples)[:EXAMPLES], detail)
 
 
 # Looking, in this process or in several
