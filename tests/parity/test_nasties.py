@@ -15,8 +15,7 @@ import pytest
 
 from surefit import recipes
 from surefit.core.errors import DataError
-from surefit.data.audit.sample import sample_audit
-from surefit.data.audit.whole import file_observations
+from surefit.data.audit.sample import file_observations, sample_audit
 from surefit.data.detectors.vintage import MovieLens
 from surefit.data.formats import to_examples, to_prompts
 from surefit.data.load import load_rows
