@@ -46,9 +46,11 @@ def both(
     checkpointing: bool = False,
     micro_batches: int = 1,
     target_modules: Any = "all-linear",
+    dropout: float = 0.0,
 ) -> tuple[int, int]:
     """(closed form, simulated) bytes of the fullest moment of a step."""
-    resolved = resolved_run(kind, r, rows, length, dtype, checkpointing, micro_batches, target_modules)
+    adapter = {"kind": kind, "r": r, "target_modules": target_modules, "dropout": dropout}
+    resolved = resolved_run(adapter, rows, length, dtype, checkpointing, micro_batches)
     setting = Setting(
         shape[0], dtype, resolved.config.adapter, rows, length, padded, micro_batches=micro_batches,
         checkpointing=checkpointing,
@@ -65,12 +67,12 @@ def both(
 
 
 def resolved_run(
-    kind: str, r: int, rows: int, length: int, dtype: str, checkpointing: bool, micro_batches: int, targets: Any
+    adapter: dict[str, Any], rows: int, length: int, dtype: str, checkpointing: bool, micro_batches: int
 ) -> Resolved:
     config = Config.model_validate(
         {
             "model": {"name_or_path": "unused", "dtype": dtype},
-            "adapter": {"kind": kind, "r": r, "target_modules": targets},
+            "adapter": adapter,
             "data": {"train": "unused", "max_length": length},
             "train": {
                 "global_batch_size": rows * micro_batches,
@@ -98,6 +100,7 @@ def test_at_its_whole_depth(name: str, run: dict[str, Any]) -> None:
     ("name", "run"),
     [
         ("qwen2-0.5b", {"rows": 8, "length": 512, "padded": True, "r": 64}),
+        ("llama3-1b", {"rows": 4, "length": 512, "padded": True, "dropout": 0.05}),
         ("llama3-1b", {"kind": "full", "dtype": "float32", "length": 512, "micro_batches": 4}),
         ("llama3-3b", {"kind": "full", "rows": 2, "checkpointing": True}),
         ("qwen2-7b", {"kind": "full", "rows": 4, "length": 512, "padded": True, "micro_batches": 2}),
@@ -139,14 +142,14 @@ def test_architectures_that_are_not_in_the_catalogue(architecture: str, model_ty
 
 
 def test_other_architectures_are_not_guessed() -> None:
-    run = resolved_run("lora", 8, 1, 1024, "bfloat16", False, 1, "all-linear")
+    run = resolved_run({"r": 8}, 1, 1024, "bfloat16", False, 1)
     facts = model_facts(NAMES["llama3-1b"])
     assert peak_bytes(run, replace(facts, architecture="Gemma2ForCausalLM")) is None
     assert peak_bytes(run, replace(facts, parameters=None, linear_modules={})) is None
 
 
 def test_the_worked_example() -> None:
-    run = resolved_run("lora", 8, 1, 2048, "bfloat16", False, 1, "all-linear")
+    run = resolved_run({"r": 8}, 1, 2048, "bfloat16", False, 1)
     budget = peak_bytes(run, model_facts(NAMES["llama3-8b"]))
     assert budget is not None
     terms = {term.term: term.bytes for term in budget.terms}
@@ -158,9 +161,9 @@ def test_the_worked_example() -> None:
 
 def test_padding_is_assumed_for_more_than_one_row() -> None:
     facts = model_facts(NAMES["llama3-1b"])
-    many = resolved_run("lora", 8, 4, 1024, "bfloat16", False, 1, "all-linear")
+    many = resolved_run({"r": 8}, 4, 1024, "bfloat16", False, 1)
     assert peak_bytes(many, facts) == peak_bytes(many, facts, padded=True)
-    one = resolved_run("lora", 8, 1, 1024, "bfloat16", False, 1, "all-linear")
+    one = resolved_run({"r": 8}, 1, 1024, "bfloat16", False, 1)
     assert peak_bytes(one, facts) == peak_bytes(one, facts, padded=False)
     assert peak_bytes(one, facts, length=512) != peak_bytes(one, facts)
 

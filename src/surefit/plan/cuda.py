@@ -19,14 +19,26 @@ ALIGNMENT = 8
 
 
 @contextmanager
-def cuda_attention(capability: tuple[int, int]) -> Iterator[None]:
-    """Let `scaled_dot_product_attention` record the operators that PyTorch chooses on a GPU."""
-    attention = partial(_as_on_cuda, flash=capability >= (8, 0))
-    with patch.object(torch.nn.functional, "scaled_dot_product_attention", attention):
+def cuda_operators(capability: tuple[int, int]) -> Iterator[None]:
+    """Let attention and dropout record the operators that PyTorch chooses on a GPU."""
+    functional = torch.nn.functional
+    attention = partial(_attention, flash=capability >= (8, 0))
+    with (
+        patch.object(functional, "scaled_dot_product_attention", attention),
+        patch.object(functional, "dropout", _dropout),
+    ):
         yield
 
 
-def _as_on_cuda(
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """One kernel, whose mask has a byte per number; a CPU keeps a mask of the input's type."""
+    if not training or p == 0.0:
+        return input
+    dropped: torch.Tensor = torch.native_dropout(input, p, True)[0]
+    return dropped
+
+
+def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -25,7 +25,7 @@ from surefit.merge.merge import fold
 from surefit.model.adapter import PREFIX, add_adapter, lora_modules
 from surefit.model.compat import checkpoint_activations, reads_masks_of_fake_tensors
 from surefit.plan.allocator import CachingAllocator
-from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_attention, workspace_bytes
+from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, workspace_bytes
 from surefit.plan.deepen import SHALLOW as FEW
 from surefit.plan.deepen import deepen
 from surefit.plan.setting import Setting as Setting
@@ -176,7 +176,7 @@ def record_run(
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(reads_masks_of_fake_tensors())
         if cuda:
-            stack.enter_context(cuda_attention(capability))
+            stack.enter_context(cuda_operators(capability))
         stack.enter_context(recorder)
         recorder.start("load")
         _materialise(model, recorder)
