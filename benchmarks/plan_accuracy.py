@@ -127,7 +127,8 @@ def predict(case: Case, gpu: str) -> dict[str, Any]:
     """What the plan says of it."""
     from surefit.config.schema import AdapterSection
     from surefit.facts.gpus import find_gpu
-    from surefit.plan.simulate import Setting, simulate
+    from surefit.plan.setting import Setting
+    from surefit.plan.simulate import simulate
     from surefit.plan.time import step_time
 
     adapter = AdapterSection(kind="lora" if case.kind == "lora" else "full")

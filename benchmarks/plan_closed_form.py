@@ -24,7 +24,8 @@ from surefit.config.schema import Config
 from surefit.core.units import GIB
 from surefit.facts.budget import disagreement, peak_bytes
 from surefit.facts.model import catalogue, model_facts
-from surefit.plan.simulate import Setting, simulate
+from surefit.plan.setting import Setting
+from surefit.plan.simulate import simulate
 
 MODELS = (
     "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B",

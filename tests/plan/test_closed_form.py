@@ -15,7 +15,8 @@ from surefit.config.schema import Config
 from surefit.facts.budget import at_least, disagreement, peak_bytes
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
 from surefit.plan.allocator import replay
-from surefit.plan.simulate import Setting, record, simulate
+from surefit.plan.setting import Setting
+from surefit.plan.simulate import record, simulate
 
 NAMES = {
     "qwen2-0.5b": "Qwen/Qwen2.5-0.5B-Instruct", "qwen2-7b": "Qwen/Qwen2.5-7B", "qwen3-0.6b": "Qwen/Qwen3-0.6B",

@@ -26,7 +26,8 @@ from surefit.plan import calibrate as calibrating
 from surefit.plan import profile as profiles
 from surefit.plan.operations import Operation, Operations, Tally, extended
 from surefit.plan.profile import Profile, Rates, device_of, load_profile, rates_of, speed_at, stored_profile
-from surefit.plan.simulate import Setting, record
+from surefit.plan.setting import Setting
+from surefit.plan.simulate import record
 from surefit.plan.time import length_curve, operations, roofline, run_time, step_time
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step

@@ -72,7 +72,8 @@ class Planner:
         Raises:
             Exception: whatever the model's own code raises on tensors without data.
         """
-        from surefit.plan.simulate import setting_of, simulate
+        from surefit.plan.setting import setting_of
+        from surefit.plan.simulate import simulate
 
         setting = setting_of(resolved, self.model, hardware, length=self.length(resolved))
         # The third micro batch of a step needs what the second did: the gradients are there already.

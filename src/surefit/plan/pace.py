@@ -17,7 +17,7 @@ from surefit.facts.model import ModelFacts
 if TYPE_CHECKING:
     from surefit.plan.operations import Operations
     from surefit.plan.profile import Rates
-    from surefit.plan.simulate import Setting
+    from surefit.plan.setting import Setting
     from surefit.plan.time import StepTime
 
 FEW, MANY = 2, 16

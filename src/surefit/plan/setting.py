@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
@@ -51,6 +52,21 @@ class Setting:
     @property
     def layers(self) -> int:
         return int(self.config.get_text_config().num_hidden_layers)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers are of one kind."""
+        kinds = getattr(self.config.get_text_config(), "layer_types", None)
+        return kinds is None or len(set(kinds)) == 1
+
+    def with_layers(self, layers: int) -> Setting:
+        """The same with the first few layers alone."""
+        config = copy.deepcopy(self.config)
+        text = config.get_text_config()
+        text.num_hidden_layers = layers
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[:layers]
+        return replace(self, config=config)
 
 
 def setting_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -26,19 +26,14 @@ from surefit.model.adapter import PREFIX, add_adapter, lora_modules
 from surefit.model.compat import checkpoint_activations, reads_masks_of_fake_tensors
 from surefit.plan.allocator import CachingAllocator
 from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, workspace_bytes
-from surefit.plan.deepen import SHALLOW as FEW
-from surefit.plan.deepen import deepen
-from surefit.plan.setting import Setting as Setting
-from surefit.plan.setting import require_possible
-from surefit.plan.setting import setting_of as setting_of
+from surefit.plan.deepen import SHALLOW, deepen
+from surefit.plan.setting import Setting, require_possible
 from surefit.plan.trace import Allocation, Recorder, Trace, Watch
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import mean_loss, train_step
 
 DEEP = 8
 """A model of more layers than this is not run whole."""
-SHALLOW = (2, 3)
-"""Layers of the two models whose operators `plan.time` counts, to continue the line."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +120,10 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
 
 def _trace(setting: Setting, run: Callable[[Setting], Trace], extrapolate: bool) -> tuple[Trace, int]:
     """The trace of the whole model, and the layers it was taken from."""
-    if extrapolate and setting.layers > DEEP and _uniform(setting):
-        deep = deepen(run(_with_layers(setting, FEW)), setting.layers)
+    if extrapolate and setting.layers > DEEP and setting.uniform:
+        deep = deepen(run(setting.with_layers(SHALLOW)), setting.layers)
         if deep is not None:
-            return deep, FEW
+            return deep, SHALLOW
     return run(setting), setting.layers
 
 
@@ -333,18 +328,3 @@ def _term(number: int, allocation: Allocation) -> str:
     if not allocation.module or allocation.module.rpartition(".")[2] in ("lm_head", "embed_out"):
         return "loss"
     return "activations"
-
-
-def _uniform(setting: Setting) -> bool:
-    """Whether all layers are of one kind."""
-    kinds = getattr(setting.config.get_text_config(), "layer_types", None)
-    return kinds is None or len(set(kinds)) == 1
-
-
-def _with_layers(setting: Setting, layers: int) -> Setting:
-    config = copy.deepcopy(setting.config)
-    text = config.get_text_config()
-    text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
-    return replace(setting, config=config)

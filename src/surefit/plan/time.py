@@ -6,7 +6,6 @@ Each operator of the real step, simulated, takes as long as its arithmetic or th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,10 +15,11 @@ from surefit.core.errors import ConfigError
 from surefit.facts.gpus import Gpu
 from surefit.plan.operations import Operation, Operations, Tally, extended
 from surefit.plan.profile import Profile, Rates, rates_of, speed_at, stored_profile
-from surefit.plan.simulate import SHALLOW, Setting, record
+from surefit.plan.setting import Setting
+from surefit.plan.simulate import DEEP, record
 
-DEEP = 8
-"""Models with more layers than this are extrapolated from two shallow ones."""
+SHALLOW = (2, 3)
+"""Layers of the two models whose operators are counted, to continue the line through them."""
 START_SECONDS = 15.0
 """From the command to the first step without reading the weights: imports and the tokenizer."""
 DISK_BYTES_PER_SECOND = 500e6
@@ -233,11 +233,10 @@ def _operations(known: _Known) -> tuple[Operations, Operations]:
 
 
 def _all_layers(setting: Setting) -> tuple[Operations, Operations]:
-    layers = setting.config.num_hidden_layers
-    kinds = getattr(setting.config, "layer_types", None)
-    if layers <= DEEP or len(set(kinds or [""])) > 1:
+    layers = setting.layers
+    if layers <= DEEP or not setting.uniform:
         return _count(setting)
-    (step2, evaluation2), (step3, evaluation3) = (_count(_at_depth(setting, depth)) for depth in SHALLOW)
+    (step2, evaluation2), (step3, evaluation3) = (_count(setting.with_layers(depth)) for depth in SHALLOW)
     further = layers - SHALLOW[1]
     return extended(step2, step3, further), extended(evaluation2, evaluation3, further)
 
@@ -250,14 +249,6 @@ def _count(setting: Setting) -> tuple[Operations, Operations]:
 
     record(setting, watch)
     return step.operations, evaluation.operations
-
-
-def _at_depth(setting: Setting, layers: int) -> Setting:
-    config = copy.deepcopy(setting.config)
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
-    return replace(setting, config=config)
 
 
 def _total(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> int:
