@@ -58,6 +58,12 @@ def flops(counted: Operations, attention: bool | None = None) -> int:
     )
 
 
+def linear_flops(counted: Operations) -> int:
+    """Of the linear layers alone: transformers 5.17 multiplies positions and frequencies as a batch of matrices (bmm),
+    5.23 number by number."""
+    return sum(times * each.flops for each, times in counted.items() if each.name in ("mm", "addmm"))
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUREFIT_CACHE", str(tmp_path / "cache"))
@@ -70,14 +76,10 @@ def linear_parameters(layers: int) -> tuple[int, int]:
     return reading + HIDDEN * HIDDEN + 3 * HIDDEN * INNER, reading
 
 
-ROTARY = 3e-5
-"""transformers 5.17 multiplies positions and frequencies as matrices, 5.23 number by number."""
-
-
 def test_full_training_multiplies_every_weight_three_times() -> None:
     step, _ = operations(setting("full"))
     tokens, (layer, _) = 2 * 48, linear_parameters(2)
-    assert flops(step, attention=False) == pytest.approx(6 * tokens * (2 * layer + HIDDEN * VOCABULARY), rel=ROTARY)
+    assert linear_flops(step) == 6 * tokens * (2 * layer + HIDDEN * VOCABULARY)
     scores = 2 * HEADS * 48 * 48 * (HIDDEN // HEADS)
     assert flops(step, attention=True) == 2 * 2 * (2 + 5) * scores // 2
 
@@ -92,7 +94,7 @@ def test_lora_skips_the_weight_gradients_of_the_base_model() -> None:
     factors = r * sum(inputs + outputs for inputs, outputs in shapes)
     base = 4 * tokens * (2 * layer + HIDDEN * VOCABULARY) - 2 * tokens * reading
     adapter = 6 * tokens * 2 * factors - 2 * tokens * 3 * r * HIDDEN
-    assert flops(step, attention=False) == pytest.approx(base + adapter, rel=ROTARY)
+    assert linear_flops(step) == base + adapter
 
 
 def test_checkpointing_runs_the_layers_forward_twice() -> None:
