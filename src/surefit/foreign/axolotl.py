@@ -22,15 +22,6 @@ ROW_KEYS = {"path", "type", "split", "data_files", "ds_type", "name", "chat_temp
 """Keys of one data set that leave its rows laid out as they are."""
 
 
-def _held_out(value: Any) -> Any:
-    found = c.number(value)
-    if found == 0:
-        raise c.NoPlace("SureFit always holds rows out, to measure the loss and the score on")
-    if found >= 1:
-        raise c.NoPlace("a number of rows; SureFit's data.eval is a share of them, or a file")
-    return found
-
-
 def _bf16(value: Any) -> Any:
     """true, false, auto or full."""
     return c.UNSAID if value == "auto" else value == "full" or c.switch(value)
@@ -73,7 +64,7 @@ KEYS: dict[str, To] = {
     "tokens": To(c.if_any, None, "new_tokens"),
     "sequence_len": To(c.whole, "data.max_length", "max_length"),
     "sample_packing": To(c.switch, None, "packing"),
-    "val_set_size": To(_held_out, "data.eval"),
+    "val_set_size": To(c.held_out, "data.eval"),
     "train_on_inputs": To(c.when_true("all"), None, "loss_on"),
     "micro_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
     "gradient_accumulation_steps": To(c.whole, None, "accumulation"),

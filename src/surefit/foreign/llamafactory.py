@@ -22,15 +22,6 @@ ATTENTION = {
 }  # fmt: skip
 
 
-def _held_out(value: Any) -> Any:
-    found = c.number(value)
-    if found == 0:
-        raise c.NoPlace("SureFit always holds rows out, to measure the loss and the score on")
-    if found >= 1:
-        raise c.NoPlace("a number of rows; SureFit's data.eval is a share of them, or a file")
-    return found
-
-
 def _attention(value: Any) -> Any:
     return c.choice(ATTENTION, "SureFit chooses the attention itself")(value)
 
@@ -43,7 +34,7 @@ KEYS = hf.KEYS | {
     "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
     "overwrite_output_dir": To(c.switch, None, "overwrite"),
     "cutoff_len": To(c.whole, "data.max_length", "max_length"),
-    "val_size": To(_held_out, "data.eval"),
+    "val_size": To(c.held_out, "data.eval"),
     "packing": To(c.switch, None, "packing"),
     "train_on_prompt": To(c.when_true("all"), None, "loss_on"),
     "mask_history": To(c.when_true("completion"), None, "loss_on"),
