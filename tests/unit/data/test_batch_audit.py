@@ -115,8 +115,8 @@ def test_padding_on_the_left_is_fine_where_it_is_masked(masked: bool, tokenizer,
     lengths = right["attention_mask"].sum(1).tolist()
     width = right["input_ids"].shape[1]
     left = {
-        name: torch.stack([row.roll(width - n) for row, n in zip(tensor, lengths, strict=True)])
-        for name, tensor in right.items()
+        name: torch.stack([row.roll(width - n) for row, n in zip(right[name], lengths, strict=True)])
+        for name in ("input_ids", "attention_mask", "labels")
     }
     if not masked:
         del left["attention_mask"]

@@ -1,0 +1,89 @@
+"""Which examples share a row: best-fit-decreasing bin packing, and a fair share of the bins for every rank."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from surefit.core.errors import DataError
+
+
+def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Put every item into the fullest bin that still has room for it, the longest items first.
+
+    At most 11/9 of the fewest bins possible, plus one (Johnson et al. 1974, doi:10.1137/0203025), in O(n log n).
+
+    Args:
+        lengths: tokens of each item, at least 1.
+        capacity: tokens a bin holds.
+
+    Returns:
+        The items' numbers, bin by bin: the fullest bin first, so that the peak of memory comes first; within a bin the
+        longest item first. Ties go by number: the same lengths give the same bins.
+
+    Raises:
+        DataError: an item is longer than a bin.
+    """
+    order = sorted(range(len(lengths)), key=lambda item: (-lengths[item], item))
+    if order and lengths[order[0]] > capacity:
+        raise DataError(
+            f"an example of {lengths[order[0]]:,} tokens does not fit a packed row of {capacity:,}",
+            field="data.max_length",
+            help="examples must be cut or dropped to data.max_length before they are packed",
+        )
+    bins: list[list[int]] = []
+    waiting: dict[int, list[int]] = {}  # room left → the bins that have it, a heap: the oldest goes first
+    rooms: list[int] = []  # the keys of `waiting`, ascending: at most one per room, so it stays short
+    for item in order:
+        length = lengths[item]
+        place = bisect_left(rooms, length)
+        if place == len(rooms):
+            number, room = len(bins), capacity
+            bins.append([])
+        else:
+            room = rooms[place]
+            number = heapq.heappop(waiting[room])
+            if not waiting[room]:
+                del waiting[room], rooms[place]
+        bins[number].append(item)
+        left = room - length
+        if left and left not in waiting:
+            insort(rooms, left)
+            waiting[left] = []
+        if left:
+            heapq.heappush(waiting[left], number)
+    return _fullest_first(bins, lengths)
+
+
+def shard(bins: Sequence[Sequence[int]], lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:
+    """Deal the bins out to the ranks, so that none waits long for another.
+
+    The costliest bin goes to the rank with the least work so far, among those with the fewest bins: ranks have the same
+    number of bins, but for one where they do not divide. Work is tokens; between bins of as many tokens, the one whose
+    documents are longer (the sum of their squares: attention) counts as costlier.
+
+    Returns:
+        For each rank its bins, the costliest first. A rank may have none.
+    """
+
+    def tokens(bin_: Sequence[int]) -> int:
+        return sum(lengths[item] for item in bin_)
+
+    def squares(bin_: Sequence[int]) -> int:
+        return sum(lengths[item] ** 2 for item in bin_)
+
+    order = sorted(range(len(bins)), key=lambda number: (-tokens(bins[number]), -squares(bins[number]), number))
+    ranks: list[list[list[int]]] = [[] for _ in range(world_size)]
+    work = [(0, 0, 0, rank) for rank in range(world_size)]  # bins, tokens, squares, rank: the least of these is next
+    for number in order:
+        held, tokens_held, squares_held, rank = heapq.heappop(work)
+        bin_ = list(bins[number])
+        ranks[rank].append(bin_)
+        heapq.heappush(work, (held + 1, tokens_held + tokens(bin_), squares_held + squares(bin_), rank))
+    return ranks
+
+
+def _fullest_first(bins: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    used = [sum(lengths[item] for item in bin_) for bin_ in bins]
+    return [bins[number] for number in sorted(range(len(bins)), key=lambda number: (-used[number], number))]

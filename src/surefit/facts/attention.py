@@ -1,0 +1,211 @@
+"""What a model's attention asks for, and whether its documents can lie in one row, from config.json alone.
+
+Evidence for the tables: every decoder that transformers 5.17 and 5.23 have under `AutoModelForCausalLM` (189 names in
+5.23) was built small and put to `model.attention.require_packable`, which compares two packed documents with each of
+them alone and counts the layers that asked for the borders; docs/packing.md has the result. `require_packable` runs on
+the user's own model before training too: a type that is missing here is refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefit.core.units import plural
+from surefit.facts.architecture import text_section
+
+KERNEL_CAPABILITY = (8, 0)
+KERNEL_DTYPES = ("bfloat16", "float16")
+KERNEL_WIDTH = 256
+"""What `torch.nn.attention.varlen` runs on: FlashAttention 2 as torch builds it (flash_api.cpp: check of sm80, of the
+dtype, head width at most 256 and a multiple of 8). It takes no softcap, no sinks and no dropout."""
+
+WITHIN_A_DOCUMENT = frozenset({"full_attention", "sliding_attention", "attention"})
+"""The entries of `layer_types` whose layers read what the attention function lets them read. All others in
+transformers' ALLOWED_LAYER_TYPES carry a state, convolve, choose keys by an index, or cut the row in chunks."""
+
+RECURRENT = frozenset(
+    {
+        "bailing_hybrid",
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+        "mamba",
+        "mamba2",
+        "minimax",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "qwen4_exp",
+        "qwen4_exp_text",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+        "zaya",
+    }
+)
+"""Measured: no layer, or not every layer, asked for the borders; the logits were off by 0.06 to 0.4 where every one
+did (falcon_h1, zaya); the gated delta rule refuses packed rows itself (olmo_hybrid, qwen3_next, qwen3_5, qwen4_exp). By
+their code where the small model was not built: bamba, lfm2_moe, mamba2, nemotron_h, zamba, zamba2."""
+
+ALIBI = frozenset({"bloom", "mpt"})
+"""Positions are a bias over the whole row, and `position_ids` is not an argument."""
+
+OWN_ATTENTION = frozenset(
+    {
+        "big_bird",
+        "codegen",
+        "cpmant",
+        "falcon",
+        "gpt_neo",
+        "gpt_neox_japanese",
+        "gptj",
+        "megatron-bert",
+        "mvp",
+        "openai-gpt",
+        "prophetnet",
+        "reformer",
+        "rembert",
+        "roformer",
+        "trocr",
+        "xglm",
+        "xlm",
+        "xlnet",
+    }
+)
+"""Their code does not ask transformers' AttentionInterface (`get_interface` does not occur in it), so that no setting
+reaches it: `set_attn_implementation` leaves them as they are."""
+
+OTHER_ATTENTION = {
+    "deepseek_v32": "its indexer chooses keys from the whole row",
+    "deepseek_v4": "its layers read compressed keys of the whole row",
+    "diffllama": "each of its layers attends twice, which has not been proven to keep documents apart",
+    "doge": "its layers lay a mask of their own over the row",
+    "glm_moe_dsa": "its indexer chooses keys from the whole row",
+    "hy_v4": "its indexer chooses keys from the whole row",
+    "axk2": "its indexer chooses keys from the whole row",
+    "inkling2_text": "its layers add a position bias over the whole row",
+    "llama4": "its layers cut the row, not the documents, into chunks",
+    "llama4_text": "its layers cut the row, not the documents, into chunks",
+}
+"""Type → why. Measured: `require_packable` refuses each."""
+
+SINKS = frozenset({"flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter"})
+"""Types whose code passes `s_aux` to the attention function."""
+SOFTCAP = {"gemma2": 50.0, "vaultgemma": 50.0}
+"""Types whose code passes `softcap`, and its value where config.json says nothing (`attn_logit_softcapping`)."""
+
+
+@dataclass(frozen=True)
+class AttentionNeeds:
+    """What a model asks of its attention.
+
+    Attributes:
+        head_width: of queries and keys.
+        softcap: the logits are softcap · tanh(logits / softcap).
+        sinks: a learnt logit beside those of the keys, without a value.
+        sliding_window: how many tokens back a token sees in some of the layers, itself included.
+    """
+
+    head_width: int
+    softcap: float | None = None
+    sinks: bool = False
+    sliding_window: int | None = None
+
+
+def attention_needs(config: Mapping[str, Any]) -> AttentionNeeds:
+    """The needs of a model by its config.json."""
+    section = text_section(config)
+    kind = str(section.get("model_type", ""))
+    softcap = section.get("attn_logit_softcapping", SOFTCAP[kind]) if kind in SOFTCAP else None
+    window = section.get("sliding_window") if section.get("use_sliding_window", True) else None
+    return AttentionNeeds(_head_width(section), softcap or None, kind in SINKS, window or None)
+
+
+def attention_layers(config: Mapping[str, Any]) -> int:
+    """How many layers attend: all, in a model that can be packed."""
+    section = text_section(config)
+    keys = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    return next((int(section[key]) for key in keys if section.get(key)), 0)
+
+
+def packing_obstacle(config: Mapping[str, Any]) -> str | None:
+    """Why the documents of a row could not be kept apart in this model; None where nothing is known against it.
+
+    >>> packing_obstacle({"model_type": "llama"})
+    >>> packing_obstacle({"model_type": "mamba"})
+    'mamba cannot be packed: its recurrent layers carry a state from each document into the next'
+    """
+    section = text_section(config)
+    kinds = [str(part["model_type"]) for part in (config, section) if part.get("model_type")]
+    reason = next((reason for kind in kinds if (reason := _by_type(kind))), None) or _by_keys(config, section)
+    return f"{kinds[0] if kinds else 'this model'} cannot be packed: {reason}" if reason else None
+
+
+def kernel_obstacle(needs: AttentionNeeds, *, dtype: str, capability: tuple[int, int] | None) -> str | None:
+    """Why torch's variable-length kernel does not run a packed batch, so that each document is attended to by itself.
+
+    Args:
+        needs: of the model.
+        dtype: what the model computes in, such as "bfloat16".
+        capability: the GPU's compute capability; None on a CPU.
+    """
+    width = needs.head_width
+    if capability is None:
+        return "no GPU"
+    if capability < KERNEL_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]}, the kernel needs {KERNEL_CAPABILITY[0]}.0"
+    if dtype not in KERNEL_DTYPES:
+        return f"the kernel computes in 16 bits, not in {dtype}"
+    if width > KERNEL_WIDTH or width % 8:
+        return f"heads of width {width}: the kernel takes multiples of 8 up to {KERNEL_WIDTH}"
+    if needs.softcap:
+        return f"a softcap of {needs.softcap:g} in the attention, which the kernel does not know"
+    return "attention sinks, which the kernel does not know" if needs.sinks else None
+
+
+def _by_type(kind: str) -> str | None:
+    if kind in RECURRENT:
+        return "its recurrent layers carry a state from each document into the next"
+    if kind in ALIBI:
+        return "its positions (ALiBi) count through the whole row"
+    if kind in OWN_ATTENTION:
+        return "its attention is code of its own that takes no borders of documents"
+    return OTHER_ATTENTION.get(kind)
+
+
+def _by_keys(config: Mapping[str, Any], section: Mapping[str, Any]) -> str | None:
+    """The same of a type that no table has, by what its config.json says of the layers."""
+    if config.get("is_encoder_decoder"):
+        return "an encoder and a decoder read each example"
+    kinds = section.get("layer_types")
+    if other := sorted({str(kind) for kind in kinds or ()} - WITHIN_A_DOCUMENT):
+        count = sum(kind in other for kind in kinds or ())
+        return f"{plural(count, 'layer')} of it ({', '.join(other)}) read beyond a document's borders"
+    if section.get("alibi"):
+        return _by_type("mpt")
+    if section.get("attention_chunk_size"):
+        return OTHER_ATTENTION["llama4"]
+    return None
+
+
+def _head_width(section: Mapping[str, Any]) -> int:
+    if section.get("qk_rope_head_dim"):  # multi-head latent attention: a part with positions and one without
+        return int(section["qk_rope_head_dim"]) + int(section.get("qk_nope_head_dim") or 0)
+    if section.get("head_dim"):
+        return int(section["head_dim"])
+    hidden = section.get("hidden_size") or section.get("n_embd") or section.get("d_model") or 0
+    heads = section.get("num_attention_heads") or section.get("n_head") or section.get("n_heads") or 1
+    return int(hidden) // int(heads)

@@ -1,0 +1,224 @@
+"""Which attention a model runs with, and the proof that packed documents do not read each other in it.
+
+`varlen` is SureFit's own, `torch_varlen`. `facts.attention` says, from config.json, which models cannot be packed and
+when the kernel runs; `require_packable` proves it on the model itself, before anything is learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from peft import PeftModel
+from transformers import PreTrainedModel
+from transformers.utils import import_utils
+
+from surefit.core.errors import MachineError, ModelError
+from surefit.core.units import plural
+from surefit.facts.attention import KERNEL_DTYPES, attention_layers, attention_needs, kernel_obstacle, packing_obstacle
+from surefit.model.varlen import NAME, UNPACKED, counting_attention, kernel_assumed
+
+__all__ = [
+    "NAME",
+    "Attention",
+    "counting_attention",
+    "kernel_assumed",
+    "pack_ids",
+    "require_packable",
+    "resolve_attention",
+    "use_varlen",
+]
+
+FIELD = "data.packing"
+
+
+class Attention(NamedTuple):
+    """transformers' name of an attention implementation, and why it was chosen."""
+
+    name: str
+    reason: str
+
+
+FLASH = {
+    "flash_attention_2": (import_utils.is_flash_attn_2_available, (8, 0)),
+    "flash_attention_3": (import_utils.is_flash_attn_3_available, (9, 0)),
+}
+"""Name → whether its package is installed, and the oldest GPU it is for."""
+
+
+def resolve_attention(
+    requested: str, *, packed: bool, dtype: str, capability: tuple[int, int] | None, config: Mapping[str, Any]
+) -> Attention:
+    """The attention to load a model with.
+
+    Args:
+        requested: `speed.attention`: "auto", "torch_varlen", "sdpa", "eager", "flash_attention_2" or "…_3".
+        packed: whether documents share a row.
+        dtype: what the model computes in, such as "bfloat16".
+        capability: the GPU's compute capability; None on a CPU.
+        config: the model's config.json.
+
+    Raises:
+        ModelError: packing asked of a model that cannot be packed, or `torch_varlen` for padded batches.
+        MachineError: FlashAttention asked for where it is not installed or the GPU is too old. transformers would
+            download a kernel instead, without a word.
+    """
+    if packed and (obstacle := packing_obstacle(config)):
+        raise ModelError(obstacle, field=FIELD, help=UNPACKED)
+    needs = attention_needs(config)
+    obstacle = kernel_obstacle(needs, dtype=dtype, capability=capability)
+    if requested in FLASH:
+        _require_flash(requested, dtype, capability)
+        if needs.sinks:  # transformers would change it for a kernel that knows them, from the hub
+            raise ModelError("the model has attention sinks", field="speed.attention", help="leave it at auto")
+        return Attention(requested, "asked for, and installed")
+    if requested == NAME and not packed:
+        raise ModelError(f"{NAME} reads packed batches only", field="speed.attention", help="leave it at auto")
+    if requested not in ("auto", NAME):
+        return Attention(requested, "asked for" + (": a dense mask keeps documents apart" if packed else ""))
+    if not packed:
+        formula = needs.softcap or needs.sinks
+        return Attention("eager", "softcap or sinks") if formula else Attention("sdpa", "torch's own")
+    if requested == "auto" and obstacle is None and capability == (9, 0) and FLASH["flash_attention_3"][0]():
+        return Attention("flash_attention_3", "installed, and the fastest on Hopper")
+    return Attention(NAME, f"one document at a time: {obstacle}" if obstacle else "torch's variable-length kernel")
+
+
+def _require_flash(name: str, dtype: str, capability: tuple[int, int] | None) -> None:
+    installed, oldest = FLASH[name]
+    if capability is None or capability < oldest:
+        problem = f"{name} needs a GPU of compute capability {oldest[0]}.{oldest[1]}"
+    elif dtype not in KERNEL_DTYPES:
+        problem = f"{name} computes in {' or '.join(KERNEL_DTYPES)}, not in {dtype}"
+    elif not installed():
+        problem = f"{name} is not installed"
+    else:
+        return
+    raise MachineError(problem, field="speed.attention", help="leave it at auto: packing needs nothing but torch")
+
+
+def use_varlen(model: PreTrainedModel | PeftModel) -> None:
+    """Set `torch_varlen` on a loaded model, in place.
+
+    Raises:
+        ModelError: the model, or a part of it, has attention of its own that no setting reaches.
+    """
+    base = _base(model)
+    base.set_attn_implementation(NAME)
+    parts = [module for module in base.modules() if isinstance(module, PreTrainedModel)]
+    if any(part.config._attn_implementation != NAME for part in parts):
+        kind = base.config.model_type
+        raise ModelError(
+            packing_obstacle(base.config.to_dict()) or f"{kind} has attention code of its own, which takes no borders",
+            field=FIELD,
+            help=UNPACKED,
+        )
+
+
+def require_packable(model: PreTrainedModel | PeftModel) -> None:
+    """Prove that documents packed into a row are read as if they were alone.
+
+    Two short documents run through the model once packed, with its attention, and once each alone with transformers'
+    own plain attention. Where its attention is `torch_varlen`, every layer must have asked for it, with the window of
+    its mask. The logits must agree: the norm of the difference against that of the logits (their mean over the
+    vocabulary taken off) at most 4 · √layers · ε of the dtype, or 1e-3 if that is more. A document that reads another
+    is off by about 1.
+
+    Args:
+        model: loaded, `use_varlen` done. Its mode and attention are left as they are.
+
+    Raises:
+        ModelError: what does not hold.
+    """
+    base = _base(model)
+    kind = base.config.model_type
+    problem = packing_obstacle(base.config.to_dict())
+    if problem is None:
+        try:
+            found = _disagreement(model, base)
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            raise ModelError(
+                f"{kind} cannot be packed: its code does not take documents in a row ({error})",
+                field=FIELD,
+                help=UNPACKED,
+            ) from error
+        problem = f"{kind} cannot be packed: {found}" if found else None
+    if problem:
+        raise ModelError(problem, field=FIELD, help=UNPACKED)
+
+
+def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """A forward pass's arguments for 1-d token ids packed into one row."""
+    lengths = tuple(len(ids) for ids in documents)
+    device = documents[0].device
+    starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)
+    return {
+        "input_ids": torch.cat(list(documents))[None],
+        "position_ids": torch.cat([torch.arange(length, device=device) for length in lengths])[None],
+        "cu_seq_lens_q": starts,
+        "cu_seq_lens_k": starts,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+        "document_lengths": lengths,
+    }
+
+
+def _disagreement(model: torch.nn.Module, base: PreTrainedModel) -> str | None:
+    config = base.config.to_dict()
+    chosen, layers = base.config._attn_implementation, attention_layers(config)
+    documents = _documents_for(base, attention_needs(config).sliding_window)
+    with counting_attention() as calls, torch.no_grad(), _evaluating(model):
+        packed = _logits(model, **pack_ids(documents))
+        base.set_attn_implementation("eager")
+        try:
+            alone = torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
+        finally:
+            base.set_attn_implementation(chosen)
+    if chosen == NAME and calls.total != layers:
+        return f"{calls.total} of its {plural(layers, 'attention layer')} can be told where documents end"
+    # Some models make the mask of windows that none of their layers has.
+    windowed = "sliding_attention" in (config.get("layer_types") or ("sliding_attention",))
+    if chosen == NAME and calls.windows != (calls.masks if windowed else set()):
+        return f"its masks have the windows {sorted(calls.masks)}, its layers ask for {sorted(calls.windows)}"
+    packed, alone = (logits - logits.mean(-1, keepdim=True) for logits in (packed, alone))
+    error = float((packed - alone).norm() / alone.norm())
+    allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
+    if error <= allowed:
+        return None
+    return f"the logits of two packed documents are off by {error:.2g} of their size, {allowed:.2g} is rounding"
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _documents_for(model: PreTrainedModel, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids of two documents, the first longer than a short window."""
+    table: Any = model.get_input_embeddings()
+    longer = window + 3 if window and window <= 128 else 6
+    ids = (7 + 5 * torch.arange(longer + 5, device=table.weight.device)) % table.num_embeddings
+    return ids[:longer], ids[longer:]
+
+
+def _logits(model: torch.nn.Module, **inputs: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(**inputs, use_cache=False).logits
+    return logits.float()
+
+
+def _base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(base, PreTrainedModel)
+    return base

@@ -1,0 +1,373 @@
+"""`torch_varlen`: attention over documents that lie one after the other in a row, with nothing but torch.
+
+Registered with transformers under that name, together with its mask function (an attention without one would have its
+padding dropped, silently). A document's tokens read that document alone:
+
+- on a GPU that has it, in one kernel over the whole row, `torch.nn.attention.varlen`, with no mask at all;
+- everywhere else exactly, one document at a time: `scaled_dot_product_attention`, or the textbook formula where a model
+  has a softcap or sinks, which neither of the two knows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from surefit.core.errors import ModelError
+from surefit.facts.attention import KERNEL_CAPABILITY, KERNEL_DTYPES, KERNEL_WIDTH
+
+NAME = "torch_varlen"
+"""Its name in transformers. It must not contain "flash", at which transformers looks for a package."""
+UNPACKED = "set data.packing: false, and speed.attention: sdpa"
+_DTYPES = tuple(getattr(torch, name) for name in KERNEL_DTYPES)
+_GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""torch 2.11's kernel takes fewer key heads than query heads without being told."""
+Answer = TypeVar("Answer")
+
+
+class Formula(NamedTuple):
+    """What is computed: softmax(softcap · tanh(q kᵀ · scale / softcap)) v.
+
+    Attributes:
+        scale: of the logits; None is 1 / √width.
+        window: how many tokens back a token sees, itself included; None: all of its document.
+        softcap: None: the logits are as they are.
+        sinks: (heads,) a logit beside those of the keys, without a value.
+        dropout: the share of the weights that is dropped.
+    """
+
+    scale: float | None
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+    dropout: float
+
+
+class Documents(NamedTuple):
+    """Where the documents of a row lie.
+
+    Attributes:
+        starts: (documents + 1,) int32 on the tensors' device: the first token of each, and the end of the last.
+        lengths: tokens of each, where they are known without asking the device.
+        longest: tokens of the longest.
+    """
+
+    starts: torch.Tensor
+    lengths: tuple[int, ...] | None
+    longest: int
+
+
+@dataclass
+class Calls:
+    """What `counting_attention` saw.
+
+    Attributes:
+        kernel, exact: how many layers used the kernel, and attention one document at a time.
+        windows: the sliding windows that layers asked for.
+        masks: those that the model's own masks have.
+    """
+
+    kernel: int = 0
+    exact: int = 0
+    windows: set[int] = field(default_factory=set)
+    masks: set[int] = field(default_factory=set)
+
+    @property
+    def total(self) -> int:
+        return self.kernel + self.exact
+
+    def note(self, kernel: bool, window: int | None) -> None:
+        self.kernel, self.exact = self.kernel + kernel, self.exact + (not kernel)
+        if window is not None:
+            self.windows.add(window)
+
+
+_calls: Calls | None = None
+_kernel_assumed = False
+
+
+@contextmanager
+def counting_attention() -> Iterator[Calls]:
+    """Count the calls of `torch_varlen` inside; a recomputed layer (gradient checkpointing) counts again."""
+    global _calls
+    outer, _calls = _calls, Calls()
+    try:
+        yield _calls
+    finally:
+        _calls = outer
+
+
+@contextmanager
+def kernel_assumed() -> Iterator[None]:
+    """Take the kernel wherever its other conditions hold, whatever the device: for a plan's tensors without data."""
+    global _kernel_assumed
+    outer, _kernel_assumed = _kernel_assumed, True
+    try:
+        yield
+    finally:
+        _kernel_assumed = outer
+
+
+def varlen_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    position_ids: torch.Tensor | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    document_lengths: tuple[int, ...] | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each document; transformers' attention interface.
+
+    Args:
+        query: (batch, heads, length, width); key and value may have fewer heads.
+        attention_mask: must be None: `varlen_mask` gives no other.
+        sliding_window: how many tokens back a token sees, itself included.
+        s_aux: (heads,) attention sinks: a logit beside those of the keys, without a value.
+        position_ids: where `cu_seq_lens_q` does not come with the batch, a document starts where these do not count on.
+            Rows are documents where neither comes.
+        cu_seq_lens_q, max_length_q: transformers' names for the borders of packed documents.
+        document_lengths: the same on the host: without it, attention one document at a time asks the device, once per
+            batch.
+
+    Returns:
+        (batch, length, heads, width of the values), and no weights.
+
+    Raises:
+        ModelError: attention that this is not: with a mask, not causal, with a bias.
+    """
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if attention_mask is not None or not causal or others.get("position_bias") is not None:
+        what = "a mask of its own" if attention_mask is not None else "a bias" if causal else "both directions"
+        raise ModelError(f"{type(module).__name__} attends with {what}, which {NAME} does not do", help=UNPACKED)
+    formula = Formula(scaling, sliding_window or None, softcap or None, s_aux, dropout)
+    kernel = _kernel_takes(query, key, value, formula)
+    if _calls is not None:
+        _calls.note(kernel, formula.window)
+    if query.shape[2] != key.shape[2]:  # a token is generated: each row goes on after the keys in its cache
+        return _exact(query, key, value, formula).transpose(1, 2), None
+    documents = _documents(query, position_ids, cu_seq_lens_q, max_length_q, document_lengths)
+    if kernel:
+        return _varlen(query, key, value, documents or _rows(query), formula), None
+    if documents is None:
+        return _exact(query, key, value, formula).transpose(1, 2), None
+    lengths = documents.lengths or _lengths(documents.starts)
+    return _each(query, key, value, lengths, formula), None
+
+
+def varlen_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    **others: Any,
+) -> None:
+    """The mask that `torch_varlen` needs: none; transformers' mask interface.
+
+    Raises:
+        ModelError: the batch is padded, or the model lays something over its mask.
+    """
+    if attention_mask is not None and not bool(attention_mask.all()):
+        raise ModelError(
+            f"a padded batch came to {NAME}, which knows of no padding",
+            field="data.packing",
+            help="pass packed batches, or use sdpa for padded ones; if SureFit made the batch, please report it",
+        )
+    if use_vmap or q_offset + q_length != kv_offset + kv_length:
+        raise ModelError(f"the model needs a mask of its own, which {NAME} does not read", help=UNPACKED)
+    if _calls is not None and local_size:
+        _calls.masks.add(local_size)
+
+
+AttentionInterface.register(NAME, varlen_attention)
+AttentionMaskInterface.register(NAME, varlen_mask)
+
+
+# -- where the documents lie ------------------------------------------------------------------------------------------
+
+
+def _documents(
+    query: torch.Tensor,
+    positions: torch.Tensor | None,
+    starts: torch.Tensor | None,
+    longest: int | None,
+    lengths: tuple[int, ...] | None,
+) -> Documents | None:
+    """The documents of the flattened batch; None where each row is one."""
+    if starts is None:
+        if positions is None:
+            return None
+        starts = _remember(positions, lambda: _starts(positions, query))
+        if starts is None:
+            return None
+        lengths, longest = None, None
+    if longest is None:
+        lengths = lengths or _lengths(starts)
+        longest = max(lengths)
+    return Documents(starts, lengths, longest)
+
+
+def _rows(query: torch.Tensor) -> Documents:
+    batch, _, length, _ = query.shape
+    starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
+    return Documents(starts, (length,) * batch, length)
+
+
+def _starts(positions: torch.Tensor, query: torch.Tensor) -> torch.Tensor | None:
+    """Where documents start, by positions that do not count on: transformers' own rule. None: at every row alone."""
+    batch, _, length, _ = query.shape
+    rows = (positions[0] if positions.dim() == 3 else positions).expand(batch, length)
+    first = torch.ones_like(rows, dtype=torch.bool)
+    first[:, 1:] = rows.diff() != 1
+    starts = first.flatten().nonzero().flatten()
+    if starts.numel() == batch:
+        return None
+    return torch.cat([starts, starts.new_tensor([batch * length])]).to(torch.int32)
+
+
+def _lengths(starts: torch.Tensor) -> tuple[int, ...]:
+    return _remember(starts, lambda: tuple(b - a for a, b in pairwise(starts.tolist())))  # type: ignore[no-any-return]
+
+
+_memory: dict[int, tuple[Any, int, Any]] = {}
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _remember(tensor: torch.Tensor, find: Callable[[], Answer]) -> Answer:
+    """What `find` gives for this tensor: found once per batch and not once per layer, for it waits on the GPU."""
+    version = 0 if tensor.is_inference() else tensor._version
+    known = _memory.get(id(tensor))
+    if known is not None and known[0]() is tensor and known[1] == version:
+        return known[2]  # type: ignore[no-any-return]
+    answer = find()
+    for number in [number for number, (alive, _, _) in _memory.items() if alive() is None]:
+        del _memory[number]
+    _memory[id(tensor)] = (weakref.ref(tensor), version, answer)
+    return answer
+
+
+# -- the arithmetic ---------------------------------------------------------------------------------------------------
+
+
+def _kernel_takes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    formula: Formula,
+) -> bool:
+    """`facts.attention.kernel_obstacle` of the tensors themselves."""
+    width = query.shape[-1]
+    if formula.dropout or formula.softcap or formula.sinks is not None or query.shape[2] != key.shape[2]:
+        return False
+    if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
+        return False
+    if width % 8 or max(width, value.shape[-1]) > KERNEL_WIDTH or value.shape[-1] > width:
+        return False
+    if _kernel_assumed:
+        return True
+    return query.is_cuda and torch.cuda.get_device_capability(query.device) >= KERNEL_CAPABILITY
+
+
+def _varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: Documents,
+    formula: Formula,
+) -> torch.Tensor:
+    """One kernel over all documents: (batch, length, heads, width)."""
+    batch, heads, length, width = query.shape
+    wide = value.shape[-1]
+    if wide < width:  # multi-head latent attention: the kernel wants values as wide as keys
+        value = F.pad(value, (0, width - wide))
+    q, k, v = (tensor.transpose(1, 2).reshape(batch * length, -1, width) for tensor in (query, key, value))
+    starts, _, longest = documents
+    back = (-1, 0) if formula.window is None else (formula.window - 1, 0)
+    gqa = _GQA if key.shape[1] != heads else {}
+    result = varlen_attn(q, k, v, starts, starts, longest, longest, scale=formula.scale, window_size=back, **gqa)
+    assert isinstance(result, torch.Tensor)
+    return result.view(batch, length, heads, width)[..., :wide]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator] # it would be compiled again for every batch's lengths
+def _each(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: tuple[int, ...], formula: Formula
+) -> torch.Tensor:
+    """`_exact`, one document of the flattened batch at a time: (batch, length, heads, width)."""
+    batch, heads, length, _ = query.shape
+    if sum(lengths) != batch * length:
+        raise ModelError(f"the documents of a batch have {sum(lengths)} tokens, the batch has {batch * length}")
+    flat = [tensor.transpose(0, 1).flatten(1, 2)[None] if batch > 1 else tensor for tensor in (query, key, value)]
+    parts = zip(*(torch.split(tensor, list(lengths), dim=2) for tensor in flat), strict=True)
+    results = [_exact(q, k, v, formula).transpose(1, 2) for q, k, v in parts]
+    return torch.cat(results, dim=1).view(batch, length, heads, -1)
+
+
+def _exact(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula: Formula) -> torch.Tensor:
+    """Causal attention of whole rows, the last query at the last key: (batch, heads, queries, width)."""
+    queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
+    textbook = formula.softcap is not None or formula.sinks is not None
+    plain = not textbook and queries == keys and (formula.window is None or formula.window >= keys)
+    shared = groups > 1 and plain and query.dtype in _DTYPES
+    if groups > 1 and not shared:  # for these, sdpa would choose its slowest code, which holds all the logits
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    seen = None if plain else _visible(queries, keys, formula.window, query.device)
+    if textbook:
+        assert seen is not None
+        return _textbook(query, key, value, seen, formula)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=seen,
+        dropout_p=formula.dropout,
+        is_causal=plain,
+        scale=formula.scale,
+        enable_gqa=shared,
+    )
+
+
+def _textbook(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor, formula: Formula
+) -> torch.Tensor:
+    """The formula, as it is written; a sink's share of the softmax goes nowhere."""
+    scale = formula.scale if formula.scale is not None else 1 / math.sqrt(query.shape[-1])
+    logits = (query @ key.transpose(2, 3) * scale).float()
+    if formula.softcap is not None:
+        logits = torch.tanh(logits / formula.softcap) * formula.softcap
+    logits = logits.masked_fill(~seen, float("-inf"))
+    if formula.sinks is not None:
+        beside = formula.sinks.float().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        logits = torch.cat([logits, beside], dim=-1)
+    weights = logits.softmax(dim=-1)[..., : key.shape[2]].to(value.dtype)
+    return F.dropout(weights, formula.dropout) @ value
+
+
+def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """(queries, keys) bool: what each query sees, the last query standing at the last key."""
+    back = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    return back >= 0 if window is None else (back >= 0) & (back < window)

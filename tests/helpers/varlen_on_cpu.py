@@ -1,0 +1,92 @@
+"""torch's variable-length attention on a CPU, for the tests that import this: its operators in textbook arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn.attention import varlen
+
+
+def forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: torch.Tensor,
+    starts_k: torch.Tensor,
+    longest: int,
+    longest_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_size: list[int] | None = None,
+    *others: Any,
+    **named: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(tokens, heads, width) → the same, the logsumexp (heads, tokens), and a seed that is not used."""
+    assert starts.dtype == starts_k.dtype == torch.int32
+    assert query.shape[-1] == key.shape[-1] == value.shape[-1]
+    assert longest == longest_k == int(starts.diff().max())
+    assert is_causal == (window_size == [-1, 0])
+    results, totals = [], []
+    for _, _, v, logits in _documents(query, key, value, starts, scale, window_size):
+        results.append(logits.softmax(-1) @ v)
+        totals.append(logits.logsumexp(-1))
+    flat = torch.cat(results, 1).transpose(0, 1).contiguous()
+    return flat, torch.cat(totals, 1).float(), torch.zeros(2, dtype=torch.uint64)
+
+
+def backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    total: torch.Tensor,
+    starts: torch.Tensor,
+    starts_k: torch.Tensor,
+    longest: int,
+    longest_k: int,
+    is_causal: bool,
+    seed: torch.Tensor,
+    scale: float | None = None,
+    window_size: list[int] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of query, key and value, by hand: autograd does not reach into an operator."""
+    factor, groups = scale or 1 / math.sqrt(query.shape[-1]), query.shape[1] // key.shape[1]
+    gradients = []
+    grads = torch.split(grad_out.transpose(0, 1), starts.diff().tolist(), dim=1)
+    documents = _documents(query, key, value, starts, scale, window_size)
+    for (q, k, v, logits), grad in zip(documents, grads, strict=True):
+        weights = logits.softmax(-1)
+        inner = grad @ v.transpose(1, 2)
+        inner = weights * (inner - (inner * weights).sum(-1, keepdim=True)) * factor
+        shared = [part.unflatten(0, (-1, groups)).sum(1) for part in (inner.transpose(1, 2) @ q, weights.mT @ grad)]
+        gradients.append((inner @ k, *shared))
+    return tuple(torch.cat(parts, 1).transpose(0, 1).contiguous() for parts in zip(*gradients, strict=True))
+
+
+def _documents(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: torch.Tensor,
+    scale: float | None,
+    window_size: list[int] | None,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """For each document q, k, v, a key for every query head, and the logits: (heads, tokens, …)."""
+    left, right = window_size or (-1, -1)
+    groups = query.shape[1] // key.shape[1]
+    for start, end in pairwise(starts.tolist()):
+        q, k, v = (tensor[start:end].transpose(0, 1) for tensor in (query, key, value))
+        k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
+        back = torch.arange(end - start)[:, None] - torch.arange(end - start)
+        seen = ((back <= left) | (left < 0)) & ((-back <= right) | (right < 0))
+        logits = q @ k.transpose(1, 2) * (scale or 1 / math.sqrt(q.shape[-1]))
+        yield q, k, v, logits.masked_fill(~seen, float("-inf"))
+
+
+varlen._varlen_attn.register_kernel("cpu", forward)
+varlen._varlen_attn_backward.register_kernel("cpu", backward)
