@@ -1,18 +1,243 @@
-"""The loss: cross-entropy over the supervised tokens, summed, from the logits the model itself computed."""
+"""The loss: cross-entropy over the supervised tokens, summed, through the head that the model itself has."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from peft import PeftModel
+from torch.autograd.function import once_differentiable
 
+from surefit.core.errors import ModelError
+from surefit.core.units import MIB
 from surefit.data.cache import MASKED
+from surefit.model.compat import answering
+
+LOSS_KEYS = frozenset({"labels", "loss_rows", "targets"})
+"""What a micro batch holds for the loss; everything else is the model's."""
+
+CHUNK_BYTES = 512 * MIB
+"""What a chunk's logits, log-probabilities and gradient may take. A vocabulary of 151,936 gives chunks of 353 rows:
+enough for the two matrix products to be bound by arithmetic (an H200 needs about 165 rows for that), where the logits
+of 16,384 tokens at once would take 27.8 GiB."""
+CHUNK_LOGIT_BYTES = 10
+"""Of each logit while its chunk is worked on: itself and a float32 copy of it, both read by the softmax, and the
+float32 log-probability; where the logits are float32 there is no copy."""
+MIN_CHUNK_ROWS = 256
+"""However large the vocabulary: with fewer, the products wait for the head's weight to be read."""
+
+
+def loss_sum(model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool) -> torch.Tensor:
+    """The summed cross-entropy of one micro batch, 0-d float32 in nats, on the model's device; 0 without targets.
+
+    Chunked, neither the logits of all tokens nor those of all supervised ones exist at any time: the decoder's hidden
+    states of the supervised tokens go through the head a chunk at a time, and each chunk's gradient is taken at once.
+    Where `can_chunk` has a reason against it, the whole logits are computed instead.
+
+    Args:
+        model: a causal language model, with or without LoRA factors.
+        batch: as data/collate.py makes it: tensors are moved to the model's device, everything else is passed as it is.
+        chunked: False computes the logits of all tokens, and keeps those of the supervised ones in float32.
+
+    Raises:
+        ModelError: the model calls its decoder in a way that cannot be chunked.
+    """
+    device = next(model.parameters()).device
+    moved = {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+        if name != "labels"
+    }
+    rows, targets = moved["loss_rows"], moved["targets"]
+    # No cache: it costs memory, and transformers takes a batch with a cache for the start of a generation.
+    inputs = {name: value for name, value in moved.items() if name not in LOSS_KEYS} | {"use_cache": False}
+    if not chunked or can_chunk(model) is not None:
+        logits = model(**inputs).logits.flatten(0, 1).index_select(0, rows)
+        return F.cross_entropy(logits.float(), targets, reduction="sum")
+    hidden, head, trained = _decode(model, inputs, rows)
+    if torch.is_grad_enabled():
+        loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *trained)  # type: ignore[no-untyped-call]
+        return loss
+    return _through_chunks(head, targets, hidden, [])[0]
+
+
+def can_chunk(model: torch.nn.Module) -> str | None:
+    """Why the loss of this model cannot be computed in chunks; None where it can."""
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        return "its adapter adds tokens in front of the prompt"
+    causal_lm = _causal_lm(model)
+    decoder = causal_lm.get_decoder() if hasattr(causal_lm, "get_decoder") else None
+    if decoder is None or decoder is causal_lm:
+        return "its decoder and its output head are one module"
+    head = causal_lm.get_output_embeddings()
+    if head is None or any(module is head for module in decoder.modules()):
+        return "it has no output head outside of its decoder"
+    if getattr(causal_lm.config.get_text_config(), "output_router_logits", False):
+        return "config.json asks for the router's logits (output_router_logits)"
+    return None
+
+
+def chunk_rows(rows: int, vocabulary: int) -> int:
+    """The rows of the largest chunk, all of them as even as can be.
+
+    >>> chunk_rows(1_000, 151_936), chunk_rows(300, 151_936), chunk_rows(16_384, 32_000)
+    (334, 300, 1639)
+    """
+    limit = max(MIN_CHUNK_ROWS, CHUNK_BYTES // (CHUNK_LOGIT_BYTES * vocabulary))
+    return -(-rows // max(1, -(-rows // limit)))
+
+
+@dataclass(frozen=True)
+class _Head:
+    """All that a causal language model does after its decoder: projection, scale, softcap, LoRA factors on it.
+
+    Attributes:
+        output: the type that the decoder answers with.
+        vocabulary: logits per hidden state.
+    """
+
+    causal_lm: Any
+    decoder: torch.nn.Module
+    output: type[Any]
+    vocabulary: int
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits (n, vocabulary) of hidden states (n, hidden size)."""
+        # The decoder answers with the states that we have, so that the model's own forward does the rest: transformers
+        # has no function for it, and a copy of the head's arithmetic would have to be kept for every family.
+        answer = self.output(last_hidden_state=hidden[None])
+        with answering(self.decoder, answer):
+            ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+            logits: torch.Tensor = self.causal_lm(input_ids=ids, use_cache=False).logits
+        return logits.squeeze(0)
+
+
+def _causal_lm(model: torch.nn.Module) -> Any:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _decode(
+    model: torch.nn.Module, inputs: Mapping[str, Any], rows: torch.Tensor
+) -> tuple[torch.Tensor, _Head, list[torch.Tensor]]:
+    """The hidden states (n, hidden size) at `rows`, the head, and the trained parameters that the head reads.
+
+    The model runs as always; only the head sees a single hidden state, whose logits tell what the head is made of.
+    """
+    causal_lm = _causal_lm(model)
+    decoder = causal_lm.get_decoder()
+    hidden: list[torch.Tensor] = []
+    kinds: list[type[Any]] = []
+
+    def take(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        states = output.last_hidden_state
+        hidden.append(states.flatten(0, 1).index_select(0, rows))
+        kinds.append(type(output))
+        return type(output)(last_hidden_state=states[:1, :1].detach())
+
+    hook = decoder.register_forward_hook(take)
+    try:
+        logits = model(**inputs).logits
+    finally:
+        hook.remove()
+    if len(hidden) != 1 or logits.shape[:2] != (1, 1):
+        raise ModelError(
+            f"{type(causal_lm).__name__} does more between its decoder and its logits than a head does",
+            field="speed.chunked_loss",
+            help="set speed.chunked_loss: false",
+        )
+    return hidden[0], _Head(causal_lm, decoder, kinds[0], logits.shape[-1]), _trained_leaves(logits)
+
+
+def _trained_leaves(output: torch.Tensor) -> list[torch.Tensor]:
+    """The parameters that a gradient of `output` would reach, in a fixed order."""
+    leaves: dict[int, torch.Tensor] = {}
+    waiting, seen = [output.grad_fn], {None}
+    while waiting:
+        node: Any = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            leaves[id(leaf)] = leaf
+        waiting.extend(following for following, _ in node.next_functions)
+    return list(leaves.values())
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """(head, targets, hidden, *trained parameters of the head) → summed cross-entropy.
+
+    The gradients are computed with the loss, chunk by chunk, so that no logits live until the backward pass and none
+    are computed twice; the backward pass only scales them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, head: _Head, targets: torch.Tensor, hidden: torch.Tensor, *trained: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.types = [tensor.dtype for tensor in (hidden, *trained)]
+        loss, ctx.gradients = _through_chunks(head, targets, hidden, trained, hidden.requires_grad)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        assert gradients is not None, "the gradients of a loss are taken once: they are scaled in place"
+        scaled = (
+            None if gradient is None else gradient.mul_(scale).to(dtype)
+            for gradient, dtype in zip(gradients, ctx.types, strict=True)
+        )
+        return None, None, *scaled
+
+
+def _through_chunks(
+    head: _Head,
+    targets: torch.Tensor,
+    hidden: torch.Tensor,
+    trained: Sequence[torch.Tensor],
+    differentiate_hidden: bool = False,
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """The summed loss, and its gradients for `hidden`, in its type, and for each of `trained`, in float32."""
+    loss = torch.zeros((), device=hidden.device)
+    grad_hidden = torch.empty_like(hidden) if differentiate_hidden else None
+    sums: list[torch.Tensor | None] = [None] * len(trained)
+    size = max(1, chunk_rows(len(hidden), head.vocabulary))
+    parts = (hidden, targets, hidden if grad_hidden is None else grad_hidden)
+    for states, words, out in zip(*(torch.split(part, size) for part in parts), strict=True):
+        part, gradients = _chunk(head, words, states.detach().requires_grad_(differentiate_hidden), trained)
+        loss += part
+        if differentiate_hidden:
+            out.copy_(gradients.pop(0))
+        # Many chunks' gradients are summed: in 16 bits the later ones would be rounded away.
+        sums = [new.float() if old is None else old.add_(new) for old, new in zip(sums, gradients, strict=True)]
+        del gradients  # else they would be there beside the next chunk's
+    return loss, [grad_hidden, *sums]
+
+
+def _chunk(
+    head: _Head, targets: torch.Tensor, hidden: torch.Tensor, trained: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The summed loss of one chunk, and its gradients: of `hidden` where it requires one, then of each of `trained`."""
+    wanted = [*([hidden] if hidden.requires_grad else []), *trained]
+    with torch.set_grad_enabled(bool(wanted)):
+        logits = head(hidden)
+    log_probabilities = torch.log_softmax(logits.detach(), -1, dtype=torch.float32)
+    loss = -log_probabilities.gather(1, targets[:, None]).sum()
+    if not wanted:
+        return loss, []
+    # The gradient of cross-entropy is softmax − one-hot; written over the log-probabilities.
+    gradient = log_probabilities.exp_()
+    gradient[torch.arange(len(targets), device=targets.device), targets] -= 1.0
+    gradient = gradient.to(logits.dtype)
+    del log_probabilities
+    return loss, list(torch.autograd.grad(logits, wanted, gradient))
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum of the next-token cross-entropies over all supervised tokens.
-
-    Working from the model's own logits keeps everything a model does to them (softcaps, logit scales). The sum, not
-    the mean, lets the caller divide by the tokens of the whole global batch, however it is cut into micro batches.
+    """The sum of the next-token cross-entropies over all supervised tokens, from logits that exist already.
 
     Args:
         logits: (batch, length, vocabulary), any floating dtype; the entry at position t predicts token t + 1.

@@ -1,11 +1,19 @@
-"""The loss is the one transformers computes, from the model's own logits, with the right shift."""
+"""The loss is the one transformers computes, with the right shift; in chunks it is the same, and so are gradients."""
 
+from types import SimpleNamespace
+
+import families
+import numpy as np
 import pytest
-import tiny_run
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
-from surefit.train.loss import summed_cross_entropy, supervised_tokens
+from surefit.core.errors import ModelError
+from surefit.data.collate import collate, pack
+from surefit.plan.simulate import record_run
+from surefit.plan.trace import Recorder
+from surefit.train import loss as loss_module
+from surefit.train.loss import can_chunk, chunk_rows, loss_sum, summed_cross_entropy, supervised_tokens
 
 
 def test_by_hand() -> None:
@@ -42,26 +50,10 @@ def test_low_precision_logits_are_summed_in_float32() -> None:
     torch.testing.assert_close(loss, summed_cross_entropy(logits.float(), labels))
 
 
-def gemma2() -> Gemma2ForCausalLM:
-    """A softcap on the logits, and one inside the attention."""
-    return Gemma2ForCausalLM(
-        Gemma2Config(
-            vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5,
-        )
-    )  # fmt: skip
-
-
-def gpt2() -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32, bos_token_id=0, eos_token_id=0)
-    )
-
-
-@pytest.mark.parametrize("build", [tiny_run.llama, gemma2, gpt2])
-def test_equals_the_loss_of_transformers(build) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_equals_the_loss_of_transformers(family) -> None:
     torch.manual_seed(0)
-    model = build().eval()
+    model = families.build(family)
     ids = torch.randint(1, 64, (3, 12))
     labels = ids.clone()
     labels[0, :5] = labels[1, 8:] = -100
@@ -69,3 +61,243 @@ def test_equals_the_loss_of_transformers(build) -> None:
         output = model(input_ids=ids, labels=labels, use_cache=False)
         ours = summed_cross_entropy(output.logits, labels) / supervised_tokens(labels)
     torch.testing.assert_close(ours, output.loss, rtol=1e-6, atol=1e-6)
+
+
+def examples(lengths=(14, 9, 11), vocabulary=families.VOCABULARY):
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(3, vocabulary, length) for length in lengths]
+    return [(row, np.where(np.arange(len(row)) < 4, -100, row)) for row in ids]
+
+
+@pytest.fixture
+def small_chunks(monkeypatch) -> int:
+    """Five rows a chunk, so that a few sentences make many chunks and an uneven one."""
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", 5)
+    return 5
+
+
+def loss_and_gradients(model, batch, chunked):
+    """Of the mean loss, as a step takes them."""
+    model.zero_grad()
+    loss = loss_sum(model, batch, chunked)
+    (loss / len(batch["targets"])).backward()
+    trained = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    return loss.detach(), trained
+
+
+def assert_chunks_change_nothing(model, batch, tolerance=1e-6) -> None:
+    """Against the largest number of all gradients: some, such as a key bias's, are zero but for rounding."""
+    whole, expected = loss_and_gradients(model, batch, False)
+    chunked, found = loss_and_gradients(model, batch, True)
+    assert chunked.dtype == torch.float32
+    assert chunked.ndim == 0
+    torch.testing.assert_close(chunked, whole, rtol=tolerance, atol=0.0)
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    assert largest > 0
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0.0, atol=tolerance * largest, msg=name)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.usefixtures("small_chunks", "one_thread")
+def test_chunks_change_neither_loss_nor_gradients(family) -> None:
+    model = families.build(family)
+    assert can_chunk(model) is None
+    assert_chunks_change_nothing(model, collate(examples(), 0))
+
+
+def with_lora(model, **changes):
+    torch.manual_seed(1)
+    adapted = get_peft_model(
+        model, LoraConfig(**({"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | changes))
+    )
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.1)
+    return adapted
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.usefixtures("small_chunks", "one_thread")
+def test_lora_also_on_the_head(family, head) -> None:
+    targets = {"llama": ["q_proj", "down_proj"], "gemma2": ["q_proj", "down_proj"], "gpt2": ["c_attn"]}[family]
+    model = with_lora(families.build(family, tie_word_embeddings=False), target_modules=targets + ["lm_head"] * head)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert any("lm_head" in name for name in trained) == head
+    assert_chunks_change_nothing(model, collate(examples(), 0))
+
+
+@pytest.mark.usefixtures("small_chunks", "one_thread")
+def test_lora_on_the_head_alone() -> None:
+    model = with_lora(families.build("llama", tie_word_embeddings=False), target_modules=["lm_head"])
+    assert_chunks_change_nothing(model, collate(examples(), 0))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "cohere"])
+@pytest.mark.usefixtures("small_chunks", "one_thread")
+def test_the_head_trained_tied_or_not(family, tied) -> None:
+    model = families.build(family, tie_word_embeddings=tied)
+    assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == tied
+    assert_chunks_change_nothing(model, collate(examples(), 0))
+
+
+@pytest.mark.usefixtures("small_chunks", "one_thread")
+def test_bfloat16_within_its_rounding() -> None:
+    """No further from the float32 gradient than the whole logits are, but for a quarter."""
+    exact, rounded = families.build("llama"), families.build("llama").bfloat16()
+    batch = collate(examples(), 0)
+    loss, reference = loss_and_gradients(exact, batch, False)
+
+    def distance(chunked) -> float:
+        found, gradients = loss_and_gradients(rounded, batch, chunked)
+        torch.testing.assert_close(found, loss, rtol=2e-2, atol=0.0)
+        assert all(gradient.dtype == torch.bfloat16 for gradient in gradients.values())
+        errors = [(gradients[name].float() - reference[name]).norm() for name in reference]
+        return float(torch.stack(errors).norm())
+
+    assert distance(True) <= 1.25 * distance(False)
+
+
+@pytest.mark.usefixtures("small_chunks", "one_thread")
+def test_a_packed_micro_batch_reaches_the_model_as_it_is(monkeypatch) -> None:
+    model = families.build("llama")
+    batch = pack(examples())
+    seen = {}
+    forward = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda *args, **kwargs: seen.update(kwargs) or forward(*args, **kwargs))
+    loss_sum(model, batch, True)
+    assert seen["max_length_q"] == 14
+    assert seen["cu_seq_lens_q"] is batch["cu_seq_lens_q"]
+    assert seen["use_cache"] is False
+    assert "labels" not in seen
+    assert_chunks_change_nothing(model, batch)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_without_gradients_and_without_targets() -> None:
+    model = families.build("llama")
+    batch = collate(examples(), 0)
+    with torch.no_grad():
+        loss = loss_sum(model, batch, True)
+        assert not loss.requires_grad
+        torch.testing.assert_close(loss, loss_sum(model, batch, False))
+    nothing = {**batch, "loss_rows": batch["loss_rows"][:0], "targets": batch["targets"][:0]}
+    loss = loss_sum(model, nothing, True)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.usefixtures("small_chunks", "one_thread")
+def test_with_recomputed_layers_and_dropout() -> None:
+    model = families.build("llama", attention_dropout=0.3).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    batch = collate(examples(), 0)
+    found = []
+    for chunked in (False, True):
+        torch.manual_seed(5)
+        found.append(loss_and_gradients(model, batch, chunked))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_chunked_is_said_and_computed_whole() -> None:
+    routed = families.build("mixtral", output_router_logits=True)
+    assert "output_router_logits" in (can_chunk(routed) or "")
+    assert "one module" in (can_chunk(families.build("llama").model) or "")
+    prompted = get_peft_model(families.build("llama"), PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=2))
+    assert "adds tokens" in (can_chunk(prompted) or "")
+    assert_chunks_change_nothing(routed, collate(examples(), 0))
+
+
+def test_a_model_that_reads_its_decoder_twice_is_refused() -> None:
+    model = families.build("llama")
+    forward = model.forward
+
+    def twice(**inputs):
+        forward(**inputs)
+        return forward(**inputs)
+
+    model.forward = twice
+    with pytest.raises(ModelError, match="more between its decoder and its logits"):
+        loss_sum(model, collate(examples(), 0), True)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = families.build("llama")
+    before = dict(vars(model.model))
+    loss_sum(model, collate(examples(), 0), True).backward()
+    assert dict(vars(model.model)) == before
+    assert not model.model._forward_hooks
+
+
+def test_the_gradients_are_given_once() -> None:
+    loss = loss_sum(families.build("llama"), collate(examples(), 0), True)
+    loss.backward(retain_graph=True)
+    with pytest.raises(AssertionError, match="once"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("trained", ["full", "lora"])
+@pytest.mark.usefixtures("one_thread")
+def test_nothing_larger_than_a_chunk_of_logits_exists(monkeypatch, trained) -> None:
+    """Over a vocabulary so large that logits are the largest tensors there are."""
+    vocabulary, rows = 4096, 16
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", rows)
+    model = families.build("llama", vocab_size=vocabulary)
+    if trained == "lora":
+        model = with_lora(model)
+    batch = collate(examples((60, 50), vocabulary), 0)
+    chunk = vocabulary * 4 * chunk_rows(len(batch["targets"]), vocabulary)
+
+    def logits_alive(chunked) -> float:
+        """At the fullest moment: bytes of logits and whatever else has their rows, in chunks."""
+        recorder = Recorder()
+        with recorder:
+            recorder.start("step")
+            loss_sum(model, batch, chunked).backward()
+        trace = recorder.trace
+        _, at = trace.peak()
+        alive = [trace.allocations[number - 1] for number in trace.live_at(at) if number not in trace.tags]
+        transposed = "t.default"  # how the head reads its weight
+        return sum(a.bytes for a in alive if a.shape[-1:] == (vocabulary,) and a.op != transposed) / chunk
+
+    assert logits_alive(False) > 2 * len(batch["targets"]) / rows
+    model.zero_grad()
+    assert logits_alive(True) <= 2.1  # logits and log-probabilities, and the one row that showed what the head is
+
+
+def test_under_fake_tensors(monkeypatch, small_chunks) -> None:
+    """The plan runs the real step; the trace of fake tensors is the trace of real ones."""
+    batch = collate(examples(), 0)
+
+    def step(model, recorder):
+        recorder.start("step")
+        loss_sum(model, {key: value.clone() for key, value in batch.items()}, True).backward()
+
+    with torch.device("meta"):
+        fake = families.build("gemma2")
+    fake.tie_weights()
+    trace = record_run(fake, step, padded=True, cuda=False)
+    chunks = [a.shape for a in trace.allocations if a.op.startswith("_log_softmax")]
+    assert len(chunks) == -(-len(batch["targets"]) // small_chunks)
+    assert all(rows <= small_chunks and vocabulary == 64 for rows, vocabulary in chunks)
+
+
+def test_a_chunk_is_even_and_bounded() -> None:
+    for rows, vocabulary in [(1, 64), (16_384, 151_936), (16_385, 32_000), (300, 262_144)]:
+        size = chunk_rows(rows, vocabulary)
+        assert 1 <= size <= rows
+        assert size <= loss_module.MIN_CHUNK_ROWS or size * vocabulary * 10 <= loss_module.CHUNK_BYTES
+        assert -(-rows // size) * size - rows < size
+    assert chunk_rows(0, 64) == 0
+
+
+def test_a_model_without_a_decoder_of_its_own() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.config = SimpleNamespace()
+    assert can_chunk(model) is not None
