@@ -28,6 +28,7 @@ from surefit.core.sampling import evenly
 from surefit.generate.save import save_model
 from surefit.merge import certify
 from surefit.merge.certify import Check, Reading
+from surefit.merge.dequantize import dequantize
 from surefit.model.adapter import CONFIG, PREFIX, WEIGHTS, adapted_modules, completeness
 from surefit.model.identity import adapter_identity, base_directory, base_identity, read_record, weights_sha256
 from surefit.model.load import load_model, load_tokenizer
@@ -131,13 +132,13 @@ class _Merge:
         self.require(_scaling(self.run.adapter, self.config.adapter))
         with directory_atomic(self.run.merged) as temporary:
             self.on_progress(1, 4, "merging")
-            in_memory, modules = self._write_merged(temporary, record)
+            in_memory, changed = self._write_merged(temporary, record)
             self.merged_sha256 = base_identity(temporary)
             self.on_progress(2, 4, "comparing with the adapter")
             adapter, base = self._read_adapter()
             self.on_progress(3, 4, "comparing what is on disk")
             reloaded, size = self._read_saved(temporary)
-            self._compare(base, adapter, in_memory, reloaded, modules, size)
+            self._compare(base, adapter, in_memory, reloaded, changed, size)
             # From here until the new certificate is written there is none: a crash leaves nothing that looks certified.
             self.run.certificate.unlink(missing_ok=True)
         self.on_progress(4, 4, "certified")
@@ -181,9 +182,13 @@ class _Merge:
         )  # fmt: skip
         return record
 
-    def _write_merged(self, directory: Path, record: dict[str, Any]) -> tuple[Reading, set[str]]:
-        """Merge in memory, write, and only then let the model read: see `certify.read`."""
+    def _write_merged(self, directory: Path, record: dict[str, Any]) -> tuple[Reading, tuple[str, ...]]:
+        """Merge in memory, write, and only then let the model read: see `certify.read`.
+
+        Into what the adapter was trained beside: of a quantised base, the weights it computes with.
+        """
         model: Any = load_model(self.config.model, self.hardware)
+        stored_otherwise = dequantize(model)
         modules = adapted_modules(model, self.config.adapter.target_modules)
         self.require(_complete(self.run.adapter, modules))
         factors = load_file(self.run.adapter / WEIGHTS)
@@ -205,7 +210,8 @@ class _Merge:
         )  # fmt: skip
         base = base_directory(self.config.model)
         save_model(model, load_tokenizer(self.config.model), base, directory)
-        return certify.read(model, self.sequences), {f"{name}.weight" for name in modules}
+        changed = (*(f"{name}.weight" for name in modules), *(f"{name}." for name in stored_otherwise))
+        return certify.read(model, self.sequences), changed
 
     def _read_adapter(self) -> tuple[Reading, Reading]:
         """What base + adapter is and answers, and the same with the adapter switched off."""
@@ -232,11 +238,12 @@ class _Merge:
         adapter: Reading,
         in_memory: Reading,
         reloaded: Reading,
-        modules: set[str],
+        changed: tuple[str, ...],
         size: certify.Size,
     ) -> None:
         self._count(adapter.logits)
-        untouched = {name: sha256 for name, sha256 in base.weights.items() if name not in modules}
+        # What a quantised layer holds has other names and bytes than what it is merged to; the logits speak for it.
+        untouched = {name: base.weights[name] for name in base.weights if not name.startswith(changed)}
         self.require(
             certify.same_weights("weights_off_disk", in_memory.weights, reloaded.weights, "loaded as written"),
             certify.same_weights("weights_off_base", untouched, reloaded.weights, "what has no factors is the base's"),

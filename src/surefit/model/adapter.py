@@ -9,16 +9,20 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.facts.budget import ends_with
+from surefit.model.identity import RECORD, base_directory, base_identity, read_record
 
 FIELD = "adapter.target_modules"
+START = "adapter.start_from"
+UNKNOWN_KINDS = ("use_dora", "use_rslora", "bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
+"""Settings of PEFT that change what its factors mean."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
 """What PEFT writes before a module's name."""
@@ -27,9 +31,10 @@ PREFIX = "base_model.model."
 def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) -> PeftModel:
     """Freeze `model` and put LoRA factors beside its linear layers, in place.
 
-    The factors are in the dtype of the base weights: PEFT's own default, float32 factors, would make a float32 copy of
-    every layer's input. The optimizer keeps float32 masters of them (train/optim.py). The initial values depend on
-    `seed` alone, and drawing them leaves torch's global random numbers as they were.
+    The factors are in the dtype the base computes in, also where its weights are quantised: PEFT's own default, float32
+    factors, would make a float32 copy of every layer's input. The optimizer keeps float32 masters of them
+    (train/optim.py). The initial values depend on `seed` alone, and drawing them leaves torch's global random numbers
+    as they were.
 
     Raises:
         ConfigError: an entry of `target_modules` matches no linear layer.
@@ -48,10 +53,103 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
         torch.manual_seed(seed)
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
+    factors_in_compute_dtype(adapted)
     assert lora_modules(adapted) == targets, "PEFT adapted other layers than we announce"
     # PEFT keeps a set, whose order changes from process to process; the saved config should not.
     config.target_modules = sorted(config.target_modules or ())
     return adapted
+
+
+def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[str]:
+    """Put the factors of a trained adapter in the place of the fresh ones, in place.
+
+    Args:
+        model: as `add_adapter` gives it.
+        directory: the trained adapter: a run's adapter/, or one that PEFT saved.
+        base: the base model; a run's adapter says which one it was trained on, and it must be that.
+
+    Returns:
+        A sentence where nothing says which base model it was trained on.
+
+    Raises:
+        ConfigError: it has another rank, scale or kind, adapts other layers, or was trained on another base model.
+        GateError: it is not complete.
+    """
+    _require_like(model, directory)
+    tensors = load_file(directory / WEIGHTS)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            model.get_parameter(f"{name.removesuffix('.weight')}.{model.active_adapter}.weight").copy_(tensor)
+    if not (directory / RECORD).exists():
+        return [f"nothing says which base model {directory} was trained on; this is right only if it was this one"]
+    trained_on = read_record(directory)["base"]
+    if trained_on["sha256"] != base_identity(base_directory(base)):
+        raise ConfigError(
+            f"it was trained on {trained_on['name']}, whose files are not those of {base.name_or_path}",
+            path=directory,
+            field=START,
+            help="name the model that the adapter was trained on, or start from fresh factors",
+        )
+    return []
+
+
+def _require_like(model: PeftModel, directory: Path) -> None:
+    """Refuse an adapter that does not fit into the fresh one number by number."""
+    try:
+        saved = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no adapter can be read there: {error}", path=directory, field=START, help="name a directory that has "
+            f"{CONFIG} and {WEIGHTS} in it",
+        ) from error  # fmt: skip
+    fresh = model.active_peft_config.to_dict()
+    for key, name in (("r", "adapter.r"), ("lora_alpha", "adapter.alpha")):
+        if saved.get(key) != fresh[key]:
+            raise ConfigError(
+                f"the adapter has {name} {saved.get(key)}, and the config {fresh[key]:g}",
+                path=directory,
+                field=name,
+                help=f"set {name}: {saved.get(key)}",
+            )
+    if special := [key for key in UNKNOWN_KINDS if saved.get(key) not in (None, False, {}, "none", fresh.get(key))]:
+        raise ConfigError(
+            f"the adapter has {special[0]}, which SureFit does not train",
+            path=directory,
+            field=START,
+            help="start from a plain LoRA adapter, or from fresh factors",
+        )
+    layers = lora_modules(model)
+    names = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in _names_in(directory)}
+    if other := sorted(names ^ layers.keys()):
+        raise ConfigError(
+            f"the adapter and the config differ in {len(other)} layers, {other[0]} among them",
+            path=directory,
+            field=FIELD,
+            help=f"set adapter.target_modules to what it was trained with: {saved.get('target_modules')}",
+        )
+    completeness(directory, layers)
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        with safe_open(directory / WEIGHTS, framework="pt") as tensors:
+            return list(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"its weights cannot be read: {error}", path=directory / WEIGHTS, field=START, help="copy the adapter again"
+        ) from error
+
+
+def factors_in_compute_dtype(model: PeftModel) -> None:
+    """Cast the LoRA factors to the type of the embeddings, which no quantisation touches.
+
+    PEFT takes the type of the layer's own weights, which over 4-bit ones leaves float32, over float8 ones gives float8,
+    and on meta leaves float32.
+    """
+    dtype = model.get_input_embeddings().weight.dtype
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data.to(dtype)
 
 
 def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> dict[str, tuple[int, int]]:

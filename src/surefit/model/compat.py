@@ -2,27 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, masking_utils
 
 
-def checkpoint_activations(model: PreTrainedModel | PeftModel) -> None:
+def checkpoint_activations(model: PreTrainedModel | PeftModel, **options: Any) -> None:
     """Recompute activations in the backward pass instead of keeping them, with torch's non-reentrant checkpointing.
+
+    Args:
+        options: more keyword arguments of `torch.utils.checkpoint.checkpoint`.
 
     transformers 5.23 has the method under a new name and warns about the old one, which 5.17 has alone. Keep the first
     branch only once the lower bound has it.
     """
     subject: Any = model
-    options = {"use_reentrant": False}
+    options = {"use_reentrant": False} | options
     if hasattr(subject, "activation_checkpointing_enable"):
         subject.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
     else:
         subject.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+    # It also asks for the gradient of the embeddings' output, which only reentrant checkpointing needs: with LoRA that
+    # tensor and its gradient, each as large as a layer's input, would be there for nothing.
+    subject.disable_input_require_grads()
+
+
+def wrap_checkpoints(model: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put something around every call of `torch.utils.checkpoint.checkpoint`; `checkpoint_activations` comes first.
+
+    transformers keeps the function that its layers call in an attribute of each layer, in 5.17 and 5.23 alike. Can go
+    when its switch takes a function of one's own, or when its `offload` copies beside the computation.
+    """
+    for module in model.modules():
+        if (function := getattr(module, "_gradient_checkpointing_func", None)) is not None:
+            module._gradient_checkpointing_func = wrap(function)  # type: ignore[assignment]
+
+
+@contextmanager
+def answering(module: torch.nn.Module, answer: Any) -> Iterator[None]:
+    """Let a module answer every call with `answer` instead of computing.
+
+    transformers has no way to run a causal language model from its decoder's output on (5.17 and 5.23;
+    `logits_to_keep` takes positions, which are the same in every row). Can go when it has one.
+    """
+    with patch.object(module, "forward", lambda *args, **kwargs: answer):
+        yield
+
+
+def wrap_forward(module: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put something around the forward pass of this one module, whose name and weights stay where they are.
+
+    `torch.nn.Module` has hooks before and after a forward pass but none around it (2.11 to 2.13).
+    """
+    module.forward = wrap(module.forward)
 
 
 @contextmanager
@@ -35,3 +72,16 @@ def reads_masks_of_fake_tensors() -> Iterator[None]:
     """
     with patch.object(masking_utils, "is_tracing", lambda tensor=None: False):
         yield
+
+
+def keep_four_bit_layout(model: torch.nn.Module) -> None:
+    """Stop bitsandbytes from repacking 4-bit weights on a CPU with AVX512-BF16.
+
+    There `Linear4bit.forward` in evaluation mode packs the weights anew for its own product, in place, and whatever
+    reads them afterwards (`dequantize_4bit`, a merge, `.to`) takes the packed bytes for the unpacked ones
+    (github.com/bitsandbytes-foundation/bitsandbytes/issues/2078, open; seen in 0.50.2). Can go when a bitsandbytes
+    that undoes the packing everywhere is the lower bound.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]

@@ -21,6 +21,7 @@ from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError, ModelError
 from surefit.facts.model import NANO, PICKLES
+from surefit.model.quantize import finish_loading, quantization_config
 
 FIELD = "model.name_or_path"
 
@@ -87,22 +88,34 @@ def load_model(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel
         )
     if Path(place).is_dir():
         _require_files(Path(place))
-    with _reading(section, "model"):
+    dtype = getattr(torch, section.dtype)
+    # Only what quantises needs a device at this point: the others are read on the CPU and moved as a whole.
+    quantized = quantization_config(section, dtype)
+    placed = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": hardware.kind}}
+    with _reading(section, "model"), _on_the_device(section):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place,
             revision=section.revision,
             trust_remote_code=section.trust_remote_code,
-            dtype=getattr(torch, section.dtype),
+            dtype=dtype,
             use_safetensors=True,
             # Reported by us, in one message with the missing ones, instead of raised by transformers without the names.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            **placed,
         )
     model, report = loaded
     _require_complete(section, report)
     assert isinstance(model, PreTrainedModel)
-    try:
+    model = finish_loading(model, section.quantization)
+    with _on_the_device(section):
         return model.to(hardware.kind).eval()  # type: ignore[arg-type, no-any-return]
+
+
+@contextlib.contextmanager
+def _on_the_device(section: ModelSection) -> Iterator[None]:
+    try:
+        yield
     except torch.OutOfMemoryError as error:
         raise MachineError(
             f"the weights of {section.name_or_path} do not fit the GPU's memory",

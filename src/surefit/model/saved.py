@@ -9,16 +9,20 @@ from transformers import PreTrainedModel
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
+from surefit.model.adapter import factors_in_compute_dtype
 from surefit.model.load import load_model
 
 
 def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -> PreTrainedModel:
     """A whole model from a run's model/ or merged/, in the dtype and on the device of the base model.
 
+    It is not quantised: what was merged beside a quantised base would lose the merge to rounding.
+
     Raises:
         ModelError: weights are missing or damaged.
     """
-    return load_model(section.model_copy(update={"name_or_path": str(directory), "revision": None}), hardware)
+    saved = {"name_or_path": str(directory), "revision": None, "quantization": "none"}
+    return load_model(section.model_copy(update=saved), hardware)
 
 
 def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike) -> PeftModel:
@@ -31,4 +35,5 @@ def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike)
     """
     adapted = PeftModel.from_pretrained(load_model(section, hardware), str(directory), autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
+    factors_in_compute_dtype(adapted)
     return adapted.eval()

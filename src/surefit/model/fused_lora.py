@@ -1,0 +1,312 @@
+"""LoRA in fewer passes: the same arithmetic as PEFT's, as matrix products that add to their output in place.
+
+PEFT computes `W x + s · B (A x)` as three products, a multiplication and an addition, each with its own output. Here
+`B (A x)` is added into `W x` by the product itself (GEMM's own `alpha` and `beta`), and projections that read the same
+input share one product with their `A`s joined and one gradient of that input.
+
+It changes the class of PEFT's own layers and nothing else: saving, merging, switching the adapter off and every case
+that is not plain LoRA stay PEFT's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora.layer import Linear as PeftLinear
+from peft.tuners.lora.layer import LoraLayer
+from torch.autograd.function import once_differentiable
+
+from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit
+
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+"""Names of siblings that read the same tensor. A guess: each call checks that it is so."""
+
+
+def fuse_lora(model: PeftModel) -> int:
+    """Let the plain LoRA layers of `model` compute in fewer passes, in place; returns how many do.
+
+    A layer is plain where it has one active adapter without bias, DoRA or another variant, over a frozen `nn.Linear`,
+    `Float8Linear` or bitsandbytes' `Linear4bit`. `left_to_peft` names the others. Siblings in `SAME_INPUT` become a
+    group. Hooks on `lora_A` and `lora_B` themselves are not called any more.
+    """
+    for module in model.modules():
+        kind = _fused_class(type(module))
+        if kind is not None and _obstacle(module) is None:
+            module.__class__ = kind
+    for parent in model.modules():
+        for names in SAME_INPUT:
+            members = [getattr(parent, name, None) for name in names]
+            _group([member for member in members if is_fused(member)])
+    return sum(map(is_fused, model.modules()))
+
+
+def unfuse_lora(model: PeftModel) -> None:
+    """Give every layer back to PEFT."""
+    for module in filter(is_fused, model.modules()):
+        module.__dict__.pop("fused_group", None)
+        module.__class__ = type(module).__mro__[1]
+
+
+def left_to_peft(model: PeftModel) -> dict[str, str]:
+    """The LoRA layers that are not fused: dotted name → why."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    return {name: _obstacle(layer) or "not fused" for name, layer in layers.items() if not is_fused(layer)}
+
+
+def is_fused(module: object) -> bool:
+    return isinstance(module, torch.nn.Module) and type(module).__module__ == __name__
+
+
+class _Products(torch.autograd.Function):
+    """Wᵢ x + bᵢ + sᵢ Bᵢ Aᵢ x for projections i of the same x.
+
+    Kept for the backward pass: x, the A x (rank numbers per row and projection: less to read than x, from which they
+    could be had again) and, with dropout, its mask of a byte per number of x. Nothing of the size of the output.
+    Quantised weights are dequantised again for the backward pass, one at a time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        bases: Sequence[torch.nn.Linear],
+        scalings: Sequence[float],
+        drop: float,
+        *factors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """x: (rows, inputs). factors: A₁ (r₁, inputs), B₁ (outputs₁, r₁), A₂, … Returns (rows, outputsᵢ) each."""
+        a, b = factors[::2], factors[1::2]
+        dropped, mask = torch.native_dropout(x, drop, True) if drop else (x, None)
+        low = dropped @ _joined(a).T
+        del dropped
+        outputs = []
+        for base, scaling, part, up in zip(bases, scalings, _columns(low, a), b, strict=True):
+            outputs.append(base(x).addmm_(part, up.T, alpha=scaling))
+        ctx.save_for_backward(x, mask, low, *factors)
+        ctx.bases, ctx.scalings, ctx.drop = bases, scalings, drop
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        x, mask, low, *factors = ctx.saved_tensors
+        a, b = factors[::2], factors[1::2]
+        d_b, d_low = [], []
+        for dy, up, part, scaling in zip(grads, b, _columns(low, a), ctx.scalings, strict=True):
+            d_b.append(None if dy is None else (dy.T @ part).mul_(scaling))
+            d_low.append(torch.zeros_like(part) if dy is None else (dy @ up).mul_(scaling))
+        joined = torch.cat(d_low, dim=1) if len(d_low) > 1 else d_low[0]
+        d_a = torch.split(joined.T @ _masked(x, mask, ctx.drop), [len(factor) for factor in a])
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = _masked(joined @ _joined(a), mask, ctx.drop)
+            for dy, base in zip(grads, ctx.bases, strict=True):
+                if dy is not None:
+                    dx.addmm_(dy, frozen_matrix(base).to(dy.dtype))
+        unused = [dy is None for dy in grads]
+        pairs = [(None, None) if skip else pair for skip, *pair in zip(unused, d_a, d_b, strict=True)]
+        return dx, None, None, None, *(gradient for pair in pairs for gradient in pair)
+
+
+def _columns(low: torch.Tensor, a: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The columns of A x that belong to each projection."""
+    return torch.split(low, [len(factor) for factor in a], dim=1)
+
+
+def _joined(a: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(tuple(a)) if len(a) > 1 else a[0]
+
+
+def _masked(tensor: torch.Tensor, mask: torch.Tensor | None, drop: float) -> torch.Tensor:
+    """What dropout with this mask makes of `tensor`: its backward pass is the same product."""
+    return tensor if mask is None else torch.ops.aten.native_dropout_backward(tensor, mask, 1 / (1 - drop))
+
+
+def _run(layers: Sequence[Any], x: torch.Tensor) -> list[torch.Tensor]:
+    """The outputs of plain layers, each (…, outputs), for x (…, inputs)."""
+    names = [layer.active_adapters[0] for layer in layers]
+    factors = [
+        factor
+        for layer, name in zip(layers, names, strict=True)
+        for factor in (layer.lora_A[name].weight, layer.lora_B[name].weight)
+    ]
+    outputs = _Products.apply(  # type: ignore[no-untyped-call]
+        x.reshape(-1, x.shape[-1]),
+        tuple(layer.base_layer for layer in layers),
+        tuple(float(layer.scaling[name]) for layer, name in zip(layers, names, strict=True)),
+        _drop(layers[0]),
+        *factors,
+    )
+    return [output.view(*x.shape[:-1], output.shape[-1]) for output in outputs]
+
+
+class _Group:
+    """Projections that read the same tensor: the first to be called computes all, the others take their result.
+
+    A result is handed out once, to a call with the very tensor it was computed from, unchanged since, in the same
+    gradient mode and with unchanged factors. A member called with another tensor while its result lies ready shows that
+    these projections do not read the same input, and so do results that nobody fetched, twice in a row (once can be an
+    exception in between): from then on each computes for itself. Results left by an exception are held until the next
+    call.
+    """
+
+    def __init__(self, members: Sequence[torch.nn.Module]) -> None:
+        self.members = list(members)
+        self.apart = False
+        self._unfetched = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._key: tuple[Any, ...] = ()
+        self._x: torch.Tensor | None = None
+        self._ready: dict[torch.nn.Module, torch.Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without results: they belong to one forward pass (copies and pickles of the model)."""
+        return {"members": self.members, "apart": self.apart}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["members"])  # type: ignore[misc]
+        self.apart = state["apart"]
+
+    def output(self, member: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """What `member`, plain for this x, makes of it."""
+        if self.apart or not all(_plain_for(other, x) and not _drop(other) for other in self.members):
+            return _run([member], x)[0]
+        key = self._state(x)
+        if x is self._x and key == self._key and member in self._ready:
+            return self._fetch(member)
+        if self._ready:
+            self._unfetched += 1
+            self.apart = member in self._ready or self._unfetched > 1
+            self._clear()
+            if self.apart:
+                return _run([member], x)[0]
+        self._x, self._key = x, key
+        self._ready = dict(zip(self.members, _run(self.members, x), strict=True))
+        return self._fetch(member)
+
+    def _fetch(self, member: torch.nn.Module) -> torch.Tensor:
+        result = self._ready.pop(member)
+        if not self._ready:
+            self._clear()
+            self._unfetched = 0
+        return result
+
+    def _state(self, x: torch.Tensor) -> tuple[Any, ...]:
+        """All that a result depends on beside x itself."""
+        factors = [f for member in self.members for f in (*member.lora_A.values(), *member.lora_B.values())]  # type: ignore[operator]
+        versions = [_version(x), *(_version(factor.weight) for factor in factors)]
+        scalings = [tuple(member.scaling.values()) for member in self.members]  # type: ignore[operator]
+        return (torch.is_grad_enabled(), *versions, *scalings)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _group(members: list[Any]) -> None:
+    if len(members) > 1:
+        group = _Group(members)
+        for member in members:
+            member.fused_group = group
+
+
+def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
+    """The output, or None where PEFT must compute it."""
+    if not _plain_for(layer, x):
+        return None
+    if torch.compiler.is_compiling():
+        return _traced(layer, x)
+    group: _Group | None = getattr(layer, "fused_group", None)
+    return _run([layer], x)[0] if group is None else group.output(layer, x)
+
+
+def _traced(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same sum for torch.compile, which differentiates it, decides what to keep and fuses the rest.
+
+    Not `_Products`: traced by torch 2.11 its gradients come out as zeros, without an error (2.13's are right). And not
+    grouped: the tracer would have to follow a result from call to call.
+    """
+    name, rows = layer.active_adapters[0], x.reshape(-1, x.shape[-1])
+    low = torch.nn.functional.linear(layer.lora_dropout[name](rows), layer.lora_A[name].weight)
+    out = torch.addmm(layer.base_layer(rows), low, layer.lora_B[name].weight.T, alpha=float(layer.scaling[name]))
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+class FusedLinear(PeftLinear):
+    """PEFT's LoRA layer over a linear layer, fused."""
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        fused = None if args or kwargs else _forward(self, x)
+        return super().forward(x, *args, **kwargs) if fused is None else fused
+
+
+@functools.cache
+def _four_bit_class() -> type[torch.nn.Module]:
+    """`FusedLinear4bit`, made when it is first asked for: its base exists only where bitsandbytes is installed."""
+    from peft.tuners.lora.bnb import Linear4bit as PeftLinear4bit
+
+    class FusedLinear4bit(PeftLinear4bit):
+        """PEFT's LoRA layer over a 4-bit layer, fused."""
+
+        def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            fused = None if args or kwargs else _forward(self, x)
+            return super().forward(x, *args, **kwargs) if fused is None else fused
+
+    FusedLinear4bit.__qualname__ = "FusedLinear4bit"  # where pickle looks for it, by __getattr__
+    return FusedLinear4bit
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FusedLinear4bit":
+        return _four_bit_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _fused_class(kind: type) -> type[torch.nn.Module] | None:
+    if kind is PeftLinear:
+        return FusedLinear
+    if (kind.__module__, kind.__name__) == ("peft.tuners.lora.bnb", "Linear4bit"):
+        return _four_bit_class()
+    return None
+
+
+def _obstacle(layer: Any) -> str | None:
+    """Why this LoRA layer is not plain as it is now, if it is not."""
+    adapters = layer.active_adapters if isinstance(layer, LoraLayer) else []
+    if len(adapters) != 1 or adapters[0] not in getattr(layer, "lora_A", {}):
+        return "it has not one active adapter"
+    name, base = adapters[0], layer.base_layer
+    if layer.lora_variant or layer.lora_bias.get(name) or type(layer.lora_dropout[name]) not in _DROPOUTS:
+        return "it is a variant of LoRA"
+    if not (type(base) in (torch.nn.Linear, Float8Linear) or is_four_bit(base)) or layer.fan_in_fan_out:
+        return f"its base layer is a {type(base).__name__}"
+    if base.weight.requires_grad or (base.bias is not None and base.bias.requires_grad):
+        return "its base layer is trained"
+    return None
+
+
+_DROPOUTS = (torch.nn.Identity, torch.nn.Dropout)
+
+
+def _plain_for(layer: Any, x: torch.Tensor) -> bool:
+    """Whether the fused form computes what PEFT would for this input, now."""
+    if layer.disable_adapters or layer.merged or _obstacle(layer) is not None:
+        return False
+    name, base = layer.active_adapters[0], layer.base_layer
+    types = {x.dtype, layer.lora_A[name].weight.dtype, layer.lora_B[name].weight.dtype}
+    if type(base) is torch.nn.Linear:
+        types.add(base.weight.dtype)
+    return len(types) == 1 and not torch.is_autocast_enabled(x.device.type)
+
+
+def _drop(layer: Any) -> float:
+    """The probability with which dropout takes a number away, now."""
+    dropout = layer.lora_dropout[layer.active_adapters[0]]
+    return float(dropout.p) if isinstance(dropout, torch.nn.Dropout) and dropout.training else 0.0

@@ -1,0 +1,273 @@
+"""Frozen weights in fewer bits: NF4 through bitsandbytes, FP8 by a layer of our own.
+
+NF4 (Dettmers et al. 2023, QLoRA): 4 bits per weight and a scale per 64 of them, the scales themselves in 8 bits: 4.127
+bits per weight. FP8: 8 bits per weight (1 sign, 4 exponent, 3 mantissa) and a float32 scale per output. Embeddings and
+the output head stay as they are, and so do the adapter's factors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from surefit.config.schema import ModelSection
+from surefit.core.errors import MachineError
+from surefit.model.compat import keep_four_bit_layout
+
+FIELD = "model.quantization"
+BLOCK, BLOCKS = 64, 256
+"""Weights per NF4 scale, and scales per scale of the scales: what bitsandbytes does unless told otherwise."""
+FP8 = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8).max  # 448
+
+
+def quantization_config(section: ModelSection, dtype: torch.dtype) -> BitsAndBytesConfig | None:
+    """What `from_pretrained` is given as `quantization_config`; None where transformers quantises nothing.
+
+    Args:
+        section: its `quantization` says which.
+        dtype: of everything that is not quantised, and of the arithmetic.
+
+    Raises:
+        MachineError: nf4 without bitsandbytes or accelerate.
+    """
+    if section.quantization != "nf4":
+        return None
+    _require_bitsandbytes()
+    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_quant_storage=torch.uint8,
+    )
+
+
+def finish_loading(model: PreTrainedModel, kind: str) -> PreTrainedModel:
+    """What is to be done with a model that transformers has loaded with `quantization_config`, in place.
+
+    Args:
+        kind: `model.quantization`. fp8: the model is quantised here, on whatever device it is.
+    """
+    if kind == "nf4":
+        keep_four_bit_layout(model)
+    if kind == "fp8":
+        for parent, name, layer in _layers(model):
+            setattr(parent, name, Float8Linear.of(layer))
+    return model
+
+
+def quantize_meta(model: PreTrainedModel, kind: str) -> PreTrainedModel:
+    """Give a model on the meta device the layers it would have after loading with this quantisation, in place.
+
+    Every tensor has the size and type it has on a real device. Those of NF4's quantisation state are neither parameters
+    nor buffers: `hidden_tensors` finds them. PEFT must be told that the model is 4-bit, as loading does
+    (`model.is_loaded_in_4bit`), which this sets.
+
+    Args:
+        model: on meta, without an adapter.
+        kind: none, nf4 or fp8.
+
+    Raises:
+        MachineError: nf4 without bitsandbytes.
+    """
+    if kind == "nf4":
+        _require_bitsandbytes()
+        for parent, name, layer in _layers(model):
+            setattr(parent, name, _four_bit_on_meta(layer))
+        model.is_loaded_in_4bit = True  # type: ignore[assignment]
+    return finish_loading(model, kind)
+
+
+def hidden_tensors(model: torch.nn.Module) -> Iterator[tuple[str, object, str, torch.Tensor]]:
+    """The tensors of NF4's quantisation states, which no module lists: (module's name, owner, attribute, tensor).
+
+    `setattr(owner, attribute, other)` replaces one. A module with n weights has uint8 absmax (n/64), float32 code (16)
+    and offset (), and, of the scales' own state, float32 absmax (n/64/256) and code (256).
+    """
+    for name, module in model.named_modules():
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        for owner in (state, getattr(state, "state2", None)):
+            for attribute in ("absmax", "code", "offset"):
+                tensor = getattr(owner, attribute, None)
+                if isinstance(tensor, torch.Tensor):
+                    yield name, owner, attribute, tensor
+
+
+def is_four_bit(layer: torch.nn.Module) -> bool:
+    """Whether the layer is a bitsandbytes' `Linear4bit` that holds quantised weights."""
+    return getattr(getattr(layer, "weight", None), "quant_state", None) is not None
+
+
+def frozen_matrix(layer: torch.nn.Linear) -> torch.Tensor:
+    """The weights (outputs, inputs) a linear layer computes with: its own, or dequantised for this call."""
+    if isinstance(layer, Float8Linear):
+        return layer.dequantized()
+    if is_four_bit(layer):
+        from bitsandbytes.functional import dequantize_4bit
+
+        weight: Any = layer.weight
+        return dequantize_4bit(weight.data, weight.quant_state)
+    return layer.weight
+
+
+class Float8Linear(torch.nn.Linear):
+    """A frozen linear layer whose weights are float8 with a scale per output.
+
+    W ≈ scale · Q, so that the largest weight of each row is 448, the largest float8: a weight is off by at most 2⁻⁴ of
+    itself, or 2⁻¹⁰ · scale where it is below 2⁻⁶ · scale. On a GPU with float8 arithmetic (compute capability 8.9) and
+    bfloat16 inputs whose sizes are multiples of 16, each input row is scaled to float8 as well and the product is
+    taken in float8; elsewhere W is dequantised for the product. The gradient of the input always uses dequantised
+    weights.
+
+    Attributes:
+        weight: (outputs, inputs) float8_e4m3fn.
+        scale: (outputs, 1) float32.
+        compute_dtype: what `dequantized` gives: the type the weights had.
+    """
+
+    scale: torch.Tensor
+
+    def __init__(
+        self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, compute_dtype: torch.dtype
+    ) -> None:
+        torch.nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        self.compute_dtype = compute_dtype
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("scale", scale)
+        self.register_parameter(
+            "bias", None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
+        )
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, layer: torch.nn.Linear) -> Float8Linear:
+        """The quantised form of a linear layer, on its device."""
+        weight, scale = to_float8(layer.weight)
+        return cls(weight, scale, layer.bias, layer.weight.dtype)
+
+    def dequantized(self) -> torch.Tensor:
+        """The weights, in `compute_dtype`, each rounded once."""
+        # Float8 is exact in every type that is computed in; multiplied by a float32, the product is taken in float32.
+        return self.weight.to(self.compute_dtype).mul_(self.scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Float8Product.apply(x, self)  # type: ignore[no-untyped-call]
+        return out
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8Linear:
+        """Moves to other devices, but not to other types: `.to(dtype)` would take Q for W and round the scale."""
+        kept = {id(self.weight), id(self.scale)}
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            fixed = id(tensor) in kept and moved.dtype != tensor.dtype
+            return tensor.to(moved.device) if fixed else moved
+
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+class _Float8Product(torch.autograd.Function):
+    """x Wᵀ + b, keeping nothing: W is dequantised again for the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: Float8Linear) -> torch.Tensor:
+        ctx.layer = layer
+        if _multiplies_float8(x, layer):
+            rows = scaled_product(x.reshape(-1, x.shape[-1]), layer.weight, layer.scale, layer.bias)
+            return rows.view(*x.shape[:-1], layer.out_features)
+        return torch.nn.functional.linear(x, layer.dequantized().to(x.dtype), layer.bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        return (dy @ ctx.layer.dequantized().to(dy.dtype) if ctx.needs_input_grad[0] else None), None
+
+
+def to_float8(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(Q, scale) with tensor ≈ scale · Q: (rows, columns) float8_e4m3fn, and (rows, 1) float32."""
+    values = tensor.float()
+    scale = (values.abs().amax(dim=1, keepdim=True) / FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+    # Division rounds, so a row's largest value can come out above 448, where the conversion gives NaN.
+    return (values / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale
+
+
+def scaled_product(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """x Wᵀ + b in float8: x (rows, inputs) is quantised by row, `weight` and `scale` are a `Float8Linear`'s."""
+    row_scale = torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True, dtype=torch.float32) / FP8_MAX
+    row_scale.clamp_(min=torch.finfo(torch.float32).tiny)
+    # Into x's own type, which rounds once more but spares a float32 copy of x.
+    scaled = torch.div(x, row_scale, out=torch.empty_like(x)).clamp_(-FP8_MAX, FP8_MAX)
+    return torch._scaled_mm(scaled.to(FP8), weight.T, row_scale, scale.T, bias, out_dtype=x.dtype)
+
+
+def _multiplies_float8(x: torch.Tensor, layer: Float8Linear) -> bool:
+    if x.device.type != "cuda" or x.dtype != torch.bfloat16 or layer.in_features % 16 or layer.out_features % 16:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= (8, 9)
+
+
+def _layers(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
+    """The linear layers to quantise, as (parent, attribute, layer): all but the output head and what is tied to it."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    shared = {id(model.get_input_embeddings().weight), id(getattr(head, "weight", None))}
+    return [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, torch.nn.Linear) and layer is not head and id(layer.weight) not in shared
+    ]
+
+
+def _four_bit_on_meta(layer: torch.nn.Linear) -> torch.nn.Module:
+    import bitsandbytes
+
+    library: Any = bitsandbytes  # only half of it is typed
+    quant_state = library.functional.QuantState
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    weights = layer.weight.numel()
+    scales = math.ceil(weights / BLOCK)
+    dtype = layer.weight.dtype
+    state = quant_state(
+        absmax=empty(scales, dtype=torch.uint8),
+        shape=layer.weight.shape,
+        code=empty(16),
+        blocksize=BLOCK,
+        quant_type="nf4",
+        dtype=dtype,
+        offset=empty(),
+        state2=quant_state(empty(math.ceil(scales / BLOCKS)), code=empty(256), blocksize=BLOCKS, dtype=torch.float32),
+    )
+    made = library.nn.Linear4bit(
+        layer.in_features, layer.out_features, bias=False, compute_dtype=dtype, quant_type="nf4", device="meta"
+    )
+    packed = empty((weights + 1) // 2, 1, dtype=torch.uint8)
+    made.weight = library.nn.Params4bit(packed, quant_state=state, quant_type="nf4", bnb_quantized=True, module=made)
+    made.quant_state = state
+    made.bias = layer.bias
+    return made  # type: ignore[no-any-return]
+
+
+def _require_bitsandbytes() -> None:
+    try:
+        importlib.import_module("accelerate")  # with which transformers places 4-bit weights
+        importlib.import_module("bitsandbytes")
+    except ImportError as error:
+        raise MachineError(
+            f"4-bit weights need {error.name}, which is not installed",
+            field=FIELD,
+            help='pip install "surefit[quant]", or set model.quantization: none',
+        ) from error
