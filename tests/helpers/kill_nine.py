@@ -1,10 +1,8 @@
-"""Saves and trains in children that are killed with SIGKILL at random moments; run as a script.
-
-    kill_nine.py save OUT          kill_nine.py train BASE OUT
+"""Saves in children that are killed with SIGKILL at random moments; run as a script: `kill_nine.py OUT`.
 
 A process of its own, because the children are forked: a fork of the test process would copy locks that its threads
 (tokenizers, torch) hold at that moment, and hang. Prints how many children were killed before they were done; what must
-hold after every kill is asserted here.
+hold after every kill is asserted here. Whole runs are killed by benchmarks/kill_resume.py.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import tiny_run
 import torch
 
 from surefit.checkpoint.manager import State, latest_complete, load, prune, save
@@ -32,7 +29,7 @@ def state(step: int, size: int = 200_000) -> State:
     return State(weights, {"exp_avg.a.weight": torch.full((size,), 0.5)}, {"counters": {"step": step}})
 
 
-def kill(work: Callable[[], None], checkpoints: Path, last: int, delay: float) -> bool:
+def kill(work: Callable[[], None], checkpoints: Path, delay: float) -> bool:
     """Fork, wait for a checkpoint that was not there, and kill a moment later; False where the work was done before."""
     before = latest_complete(checkpoints).step
     child = os.fork()
@@ -44,12 +41,12 @@ def kill(work: Callable[[], None], checkpoints: Path, last: int, delay: float) -
             os._exit(1)
         os._exit(0)
     deadline = time.monotonic() + SECONDS
-    while latest_complete(checkpoints).step <= before < last and time.monotonic() < deadline:
+    while latest_complete(checkpoints).step <= before and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
     killed = os.waitpid(child, 0)[1] == signal.SIGKILL
-    assert latest_complete(checkpoints).step > before or before >= last, "no checkpoint came"
+    assert latest_complete(checkpoints).step > before, "no checkpoint came"
     return killed
 
 
@@ -65,7 +62,7 @@ def kill_saves(out: Path) -> int:
     save(out, 1, state(1))
     rng, kills = random.Random(0), 0
     for _ in range(8):
-        kills += kill(lambda: save_again_and_again(out), out, sys.maxsize, 0.03 * rng.random())
+        kills += kill(lambda: save_again_and_again(out), out, 0.03 * rng.random())
         found = latest_complete(out)
         assert found.path is not None
         assert found.skipped == []
@@ -75,23 +72,6 @@ def kill_saves(out: Path) -> int:
     return kills
 
 
-def kill_training(base: Path, out: Path) -> int:
-    settings = tiny_run.config(base, out, every=2)
-    rng, kills = random.Random(0), 0
-    for _ in range(5):
-        before = latest_complete(out / "checkpoints").step
-
-        def train() -> None:
-            tiny_run.training(settings).fit(resume=True)
-
-        kills += kill(train, out / "checkpoints", 12, 0.01 * rng.random())
-        found = latest_complete(out / "checkpoints")
-        assert found.skipped == []
-        assert found.step >= before
-    return kills
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    what, *paths = sys.argv[1:]
-    print(kill_saves(Path(paths[0])) if what == "save" else kill_training(Path(paths[0]), Path(paths[1])))
+    print(kill_saves(Path(sys.argv[1])))

@@ -1,5 +1,6 @@
 """A resumed run equals the uninterrupted one, and the same config twice gives the same bits."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kill_nine
 import pytest
 import tiny_run
 import torch
@@ -18,7 +18,8 @@ from surefit.checkpoint.manager import latest_complete
 from surefit.core.errors import Interrupted
 from surefit.core.rundir import read_jsonl
 
-TIMES = ("seconds", "tokens_per_second")
+TIMES = ("seconds", "tokens_per_second", "mfu")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +102,39 @@ def test_ctrl_c_in_a_process_of_its_own(base: Path, tmp_path: Path) -> None:
     assert_same(tmp_path / "straight", tmp_path / "stopped")
 
 
-def test_kill_9_at_any_moment_loses_only_the_steps_since_the_last_checkpoint(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path / "killed", every=2)
-    command = [sys.executable, kill_nine.__file__, "train", str(base), str(tmp_path / "killed")]
+@pytest.mark.parametrize("change", [{"packing": True}, {"per_device_train_batch_size": 1}], ids=["packed", "8 x 1"])
+def test_packed_and_accumulated_runs_resume_bit_for_bit(base: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    plain = tiny_run.save_base(tmp_path / "base")  # packed attention has no dropout; the adapter has
+
+    def stop(progress: Any) -> None:
+        if progress.step == 7:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def settings(out: str) -> Any:
+        return tiny_run.config(plain, tmp_path / out, **change)
+
+    tiny_run.training(settings("straight")).fit()
+    with pytest.raises(Interrupted):
+        tiny_run.training(settings("stopped"), on_progress=stop).fit()
+    torch.manual_seed(1)
+    tiny_run.training(settings("stopped")).fit(resume=True)
+    assert_same(tmp_path / "straight", tmp_path / "stopped")
+
+
+def test_kill_9_at_any_moment_loses_nothing_but_time() -> None:
+    """A short run of the benchmark, which says what it compares; the long one has 100 kills."""
+    command = [sys.executable, str(BENCHMARKS / "kill_resume.py"), "--kills", "6", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) >= 3
-    tiny_run.training(settings).fit(resume=True)
-    tiny_run.training(tiny_run.config(base, tmp_path / "straight", every=2)).fit()
-    assert_same(tmp_path / "straight", tmp_path / "killed")
+    assert done.returncode == 0, done.stderr + done.stdout
+    result = json.loads(done.stdout)
+    assert result["kills"] == 6
+    assert sum(row["runs"] for row in result["rows"]) >= 1
+
+
+def test_a_full_disk_loses_nothing_but_time() -> None:
+    command = [sys.executable, str(BENCHMARKS / "disk_full.py"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [len(row["pauses"]) for row in json.loads(done.stdout)["rows"]] == [1, 1, 1, 1]

@@ -9,7 +9,7 @@ and a manifest with the size and SHA-256 of each file:
     manifest.json          step, versions, {file: {bytes, sha256}}
 
 It is filled under a temporary name, flushed to the disk and renamed: a reader, a crash or a full disk never meets a
-part of one.
+part of one. One process at a time writes to a run directory (core/lock.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import json
 import os
 import platform
 import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -32,12 +31,17 @@ from safetensors.torch import load_file, save_file
 
 from surefit import __version__
 from surefit.core.errors import ModelError
-from surefit.core.rundir import directory_atomic, file_sha256, read_json, write_json
+from surefit.core.rundir import directory_atomic, file_sha256, read_json, sweep, write_json
+from surefit.core.units import KIB
 
 WEIGHTS, OPTIMIZER, TRAINER, MANIFEST = "weights.safetensors", "optimizer.safetensors", "trainer.json", "manifest.json"
 FORMAT = 1
+ENTRY = 100
+"""Bytes of a tensor's entry in a safetensors header besides its name, rounded up."""
+OTHER_FILES = 16 * KIB
+"""trainer.json, manifest.json, two headers' beginnings and what four files lose to whole blocks, rounded up."""
 _NAME = re.compile(r"step-(\d+)")
-_LEFTOVER = re.compile(r"\.step-\d+\.\d+\.(tmp|old)")
+_CODE = re.compile(r"os error (\d+)")
 
 
 @dataclass(frozen=True)
@@ -141,31 +145,29 @@ def damage(path: Path, hashes: bool) -> str | None:
     return None
 
 
-def prune(directory: Path, keep: int) -> list[Path]:
-    """Delete all but the newest `keep` complete checkpoints.
+def prune(directory: Path, keep: int, newest: int | None = None, best: Collection[int] = ()) -> list[Path]:
+    """Delete all complete checkpoints but the newest `keep` and the best.
 
     Damaged ones are not counted and not touched. A deleted one loses its name first: a reader never sees half of it.
+
+    Args:
+        directory: of the checkpoints.
+        keep: at least 1: the newest complete one is never deleted.
+        newest: the step of the one just written. Those after it were passed over by the run, which is on its way to
+            replace them: they count for nothing.
+        best: steps to keep besides.
 
     Returns:
         What should have been deleted and could not be.
     """
-    complete = [path for _, path in list_steps(directory) if damage(path, hashes=False) is None]
-    surplus = complete[: max(0, len(complete) - keep)]
+    assert keep >= 1
+    older = [(step, path) for step, path in list_steps(directory) if newest is None or step <= newest]
+    complete = [(step, path) for step, path in older if damage(path, hashes=False) is None]
+    surplus = [path for step, path in complete[:-keep] if step not in best]
     for path in surplus:
         with contextlib.suppress(OSError):
-            path.rename(path.with_name(f".{path.name}.{os.getpid()}.old"))
+            path.rename(path.with_name(f".{path.name}.{os.getpid()}.tmp"))
     return sweep(directory) + [path for path in surplus if path.exists()]
-
-
-def sweep(directory: Path) -> list[Path]:
-    """Remove what was left under temporary names by a process killed while saving or deleting; return what resists.
-
-    One process at a time writes to a run directory.
-    """
-    leftovers = [path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name)] if directory.is_dir() else []
-    for path in leftovers:
-        shutil.rmtree(path, ignore_errors=True)
-    return [path for path in leftovers if path.exists()]
 
 
 def versions() -> dict[str, Any]:
@@ -183,11 +185,14 @@ def versions() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn safetensors' text about a full disk back into the `OSError` it was."""
+    """Turn a Rust library's text about a full disk back into the `OSError` it was.
+
+    safetensors raises its own class, tokenizers a plain `Exception`.
+    """
     try:
         yield
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
+    except Exception as error:
+        code = _CODE.search(str(error)) if type(error) in (SafetensorError, Exception) else None
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
@@ -218,6 +223,12 @@ def _describe(tensor: torch.Tensor | None) -> str:
 
 def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+
+
+def nbytes(state: State) -> int:
+    """What the files of a checkpoint take, within a few bytes per tensor: its tensors, and what names them."""
+    tensors = [*state.weights.items(), *state.optimizer.items()]
+    return OTHER_FILES + sum(tensor.nbytes + len(name) + ENTRY for name, tensor in tensors)
 
 
 def changed_versions(path: Path) -> list[str]:

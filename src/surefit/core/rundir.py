@@ -7,9 +7,11 @@ A run directory is all that anyone needs to understand a run a year later:
     passport.json            what `surefit audit` found in every row of the data
     environment.json         the machine and the installed packages
     batch_audit.json         what the first batches looked like to the loss
+    dry_pass.json            what the worst batch and a checkpoint took, before the first step
     events.jsonl             when each stage started, finished, failed or was interrupted
     metrics.jsonl            one line per optimizer step
-    checkpoints/step-N/      complete checkpoints only
+    checkpoints/step-N/      complete checkpoints only; best.json scores them
+    rejected/step-N.safetensors   the batch that stopped a run, for replay
     adapter/ | model/        what was trained (LoRA | full)
     merged/ certificate.json the merged model and the proof that it equals base + adapter
     eval/SET/VARIANT.json    scores; VARIANT.predictions.jsonl beside it; eval/summary.json compares them
@@ -23,14 +25,22 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import DataError, MachineError
+from surefit.core.lock import locked
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""How an operating system says that there is no room."""
+_LEFTOVER = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
+_unwritten: dict[Path, bytes] = {}
+"""The lines of each JSONL log that a full disk did not take, in order."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +78,20 @@ class RunDir:
         return self.path / "batch_audit.json"
 
     @property
+    def dry_pass(self) -> Path:
+        return self.path / "dry_pass.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def rejected(self) -> Path:
+        return self.path / "rejected"
 
     @property
     def adapter(self) -> Path:
@@ -103,12 +121,17 @@ class RunDir:
     def report(self) -> Path:
         return self.path / "report.html"
 
+    @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
     def artefacts(self) -> list[Path]:
         """Everything that the stages write; whatever else is in the directory is not ours."""
         files = [self.resolved, self.check, self.plan, self.passport, self.events, self.environment]
-        files += [self.batch_audit, self.metrics]
+        files += [self.batch_audit, self.dry_pass, self.metrics]
         return [
-            *files, self.checkpoints, self.adapter, self.model, self.merged, self.certificate, self.eval, self.report
+            *files, self.checkpoints, self.rejected, self.adapter, self.model, self.merged, self.certificate, self.eval,
+            self.report,
         ]  # fmt: skip
 
     def create(self) -> None:
@@ -122,6 +145,23 @@ class RunDir:
     def note(self, stage: str, event: str, **details: Any) -> None:
         """Append one line to events.jsonl: `event` is started, finished, failed, resumed or interrupted."""
         append_jsonl(self.events, {"time": time.time(), "stage": stage, "event": event, **details})
+
+    @contextlib.contextmanager
+    def locked(self, stage: str, on_note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+        """Be the only process that writes here (core/lock.py), and clear away what a killed one left half-written.
+
+        Raises:
+            MachineError: another process is at work here.
+        """
+        with locked(self.lock, stage, on_note):
+            sweep(self.path)
+            yield
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or the one it was raised from, says that the disk or the quota is full."""
+    cause = error.__cause__ if isinstance(error, MachineError) else error
+    return isinstance(cause, OSError) and cause.errno in FULL
 
 
 @contextlib.contextmanager
@@ -142,6 +182,16 @@ def machine_errors(path: Path) -> Iterator[None]:
         if error.errno not in helps:
             raise
         raise MachineError(f"cannot write: {error.strerror}", path=path, help=helps[error.errno]) from error
+
+
+@contextlib.contextmanager
+def unless_full() -> Iterator[None]:
+    """Leave out a record for which there is no room: what is written about a run is no reason to end it."""
+    try:
+        yield
+    except MachineError as error:
+        if not is_full(error):
+            raise
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -174,7 +224,7 @@ def directory_atomic(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             for file in sorted(temporary.rglob("*")):
-                fsync_directory(file) if file.is_dir() else _fsync_file(file)
+                fsync_directory(file) if file.is_dir() else fsync_file(file)
             fsync_directory(temporary)
             if path.exists():
                 old = path.with_name(f".{path.name}.{os.getpid()}.old")
@@ -192,6 +242,26 @@ def directory_atomic(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def sweep(directory: Path) -> list[Path]:
+    """Remove what a process killed inside `write_atomic` or `directory_atomic` left; returns what resists.
+
+    Killed between its two renames, the old content has lost its name and the new has none yet: the old gets its name
+    back. To be called by whoever holds the lock: another process's temporary names look the same.
+    """
+    leftovers = [path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name)] if directory.is_dir() else []
+    for path in leftovers:
+        name, kind = _LEFTOVER.fullmatch(path.name).groups()  # type: ignore[union-attr]
+        original = path.with_name(name)
+        with contextlib.suppress(OSError):
+            if kind == "old" and not original.exists():
+                path.rename(original)
+            elif path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    return [path for path in leftovers if path.exists()]
+
+
 def fsync_directory(path: Path) -> None:
     """Make a rename inside `path` survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -201,7 +271,8 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _fsync_file(path: Path) -> None:
+def fsync_file(path: Path) -> None:
+    """Make the content of a file survive a power cut."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
@@ -224,11 +295,55 @@ def read_json(path: Path) -> Any:
 
 
 def append_jsonl(path: Path, record: dict[str, Any]) -> None:
-    """Append one record as one line in one write, so that a crash can damage the last line only."""
-    with machine_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    """Append one record as one line, whole or not at all.
+
+    A full disk does not stop a run for a line of its log: the line is kept in memory, and written before the next one
+    or by `flush_jsonl`, whichever comes first.
+    """
+    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    _unwritten[path] = _unwritten.get(path, b"") + line
+    flush_jsonl(path)
+
+
+def flush_jsonl(path: Path) -> int:
+    """Write the lines that a full disk has kept back; returns the bytes of those that still wait."""
+    lines = _unwritten.get(path, b"")
+    if lines:
+        try:
+            with machine_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _append(path, lines)
+        except MachineError as error:
+            if not is_full(error):
+                del _unwritten[path]
+                raise
+            return len(lines)
+        del _unwritten[path]
+    return 0
+
+
+def forget_unwritten(path: Path) -> None:
+    """Drop the lines of a log that wait for room: the log is about to be written anew."""
+    _unwritten.pop(path, None)
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """All of it or nothing; a last line that a crash cut short goes first, or it would damage the next."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            size = path.read_bytes().rfind(b"\n") + 1
+            os.ftruncate(descriptor, size)
+        try:
+            rest = memoryview(lines)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -1,32 +1,53 @@
 """metrics.jsonl: one line per optimizer step, and one per measurement of the held-out loss.
 
-Step lines have `step epoch loss grad_norm learning_rate tokens supervised_tokens tokens_per_second seconds
-memory_bytes rejected`; held-out lines have `step eval_loss eval_tokens`. JSON has no NaN: the loss and gradient norm of
-a rejected step are null where they are not finite.
+Step lines have `step epoch loss grad_norm learning_rate tokens supervised_tokens tokens_per_second flops mfu seconds
+memory_bytes rejected`; flops and mfu (facts/flops.py) are null where they are not known. Held-out lines have `step
+eval_loss eval_tokens eval_perplexity`, and the task's scores where they are measured (`evaluate.in_training`). JSON has
+no NaN: the loss and gradient norm of a rejected step are null where they are not finite. A full disk loses no line: it
+waits in memory until there is room.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from surefit.core.rundir import append_jsonl, read_jsonl, write_atomic
+from surefit.core.rundir import append_jsonl, flush_jsonl, forget_unwritten, fsync_file, read_jsonl, write_atomic
 
 
 class MetricsLog:
-    """The metrics of one run, in step order."""
+    """The metrics of one run, in step order.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: the file.
+        on_line: called with every line that is added.
+    """
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Add one line; numbers that are not finite become null."""
-        append_jsonl(self.path, {key: _finite(value) for key, value in record.items()})
+    def __init__(self, path: Path, on_line: Callable[[dict[str, Any]], None] = lambda line: None) -> None:
+        self.path, self.on_line = path, on_line
+
+    def append(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Add one line, and return it as it will be read back: numbers that are not finite become null."""
+        line = {key: _finite(value) for key, value in record.items()}
+        append_jsonl(self.path, line)
+        self.on_line(line)
+        return line
+
+    def flush(self) -> int:
+        """Write what a full disk has kept back; returns the bytes that still wait."""
+        return flush_jsonl(self.path)
+
+    def sync(self) -> None:
+        """Make what is written survive a power cut."""
+        if self.path.exists():
+            fsync_file(self.path)
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Drop the lines after `step`, which a resumed run will write again, and return those that stay."""
+        forget_unwritten(self.path)
         records = read_jsonl(self.path)
         kept = [record for record in records if record["step"] <= step]
         if self.path.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.train.order import Survey
 
-FREE_ON_RESUME = ("per_device_train_batch_size", "gradient_checkpointing", "epochs", "max_steps")
-"""Settings of `train` that do not change what is learnt; the last two do so by `total_steps`, which is compared."""
+FREE_ON_RESUME = (
+    "per_device_train_batch_size", "gradient_checkpointing", "early_stopping_patience", "epochs", "max_steps",
+)  # fmt: skip
+"""Settings of `train` that do not change what a step learns; the last two do so by `total_steps`, which is compared."""
 
 
 def identity(config: Config, survey: Survey, total_steps: int) -> dict[str, Any]:
@@ -22,10 +25,40 @@ def identity(config: Config, survey: Survey, total_steps: int) -> dict[str, Any]
         "model.name_or_path": config.model.name_or_path,
         "model.revision": config.model.revision,
         "model.dtype": config.model.dtype,
+        "model.quantization": config.model.quantization,
         "data.train: rows": len(survey.lengths),
         "data.train: content": survey.sha256,
         "total_steps": total_steps,
     }
+
+
+def carried_out(config: Config) -> dict[str, Any]:
+    """Settings that a resumed run may change: they change the order of additions, so the last bits, and which random
+    numbers fall to which element."""
+    values = {f"speed.{key}": value for key, value in leaves(config.speed)}
+    return values | {
+        "data.packing": config.data.packing,
+        "train.per_device_train_batch_size": config.train.per_device_train_batch_size,
+        "train.gradient_checkpointing": config.train.gradient_checkpointing,
+    }
+
+
+def what_changed(trainer: Mapping[str, Any], config: Config) -> list[str]:
+    """How the settings of `carried_out` differ from those of a checkpoint, as `data.packing: False, now True`.
+
+    Args:
+        trainer: the checkpoint's trainer.json.
+        config: of the run that resumes it.
+    """
+    before, now = trainer.get("carried_out", {}), carried_out(config)
+    changes = [f"{key}: {before[key]}, now {value}" for key, value in now.items() if before.get(key, value) != value]
+    draws = config.adapter.dropout > 0 or config.train.neftune_noise_alpha is not None
+    other = draws and any(before.get(key, now[key]) != now[key] for key in DRAWS_ALONG)
+    return [*changes, "dropout and noise draw other random numbers in another micro batch"] if other else changes
+
+
+DRAWS_ALONG = ("data.packing", "train.per_device_train_batch_size", "speed.fused_lora", "speed.compile")
+"""Of these, which element of a step gets which random number depends on them."""
 
 
 def require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:

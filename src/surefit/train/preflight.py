@@ -7,32 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from surefit.config.schema import Config, TrainSection
+from surefit.config.schema import Config
 from surefit.core.errors import GateError
-from surefit.core.rundir import RunDir, write_json
+from surefit.core.rundir import RunDir, unless_full, write_json
 from surefit.data.batch_audit import Item, audit_batches
 from surefit.facts.batch import BatchFacts
 from surefit.lint.engine import all_rules, run_rules
 from surefit.lint.rule import Finding, LintContext
-from surefit.train.order import batch_rows, micro_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 AUDITED = 4
 """Micro batches of the next step that are looked at."""
-
-
-def audited_rows(train: TrainSection, lengths: npt.NDArray[np.int64], step: int) -> list[list[int]]:
-    """The row numbers of the first micro batches of a step, and of the micro batch that the longest rows make."""
-    size = train.per_device_train_batch_size
-    assert isinstance(size, int)
-    batch = batch_rows(step, train.seed, len(lengths), train.global_batch_size)
-    longest = np.argsort(-lengths, kind="stable")[:size].tolist()
-    return [*micro_batches(batch, lengths, size)[:AUDITED], longest]
 
 
 def require_sound_batches(
@@ -55,7 +42,8 @@ def require_sound_batches(
     rules = [rule for rule in all_rules() if BatchFacts in rule.needs]
     result = run_rules(LintContext(config=config, path=Path(config.output_dir), batch=facts), rules)
     if run is not None:
-        write_json(run.batch_audit, asdict(facts) | result.as_dict())
+        with unless_full():
+            write_json(run.batch_audit, asdict(facts) | result.as_dict())
     if result.errors:
         first, *rest = map(_gate, result.errors)
         first.also = tuple(rest)

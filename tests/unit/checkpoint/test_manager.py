@@ -12,6 +12,7 @@ from pathlib import Path
 import kill_nine
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from surefit.checkpoint import manager
 from surefit.checkpoint.manager import State, damage, latest_complete, list_steps, load, prune, save
@@ -80,6 +81,10 @@ def manifest_broken(path: Path) -> None:
     (path / "manifest.json").write_text('{"files": []}')
 
 
+def of_another_program(path: Path) -> None:
+    (path / "manifest.json").write_text('{"format": 99, "step": 2, "files": {}}')
+
+
 def emptied(path: Path) -> None:
     shutil.rmtree(path)
     path.mkdir()
@@ -93,6 +98,7 @@ def emptied(path: Path) -> None:
         (a_file_lost, "trainer.json is missing"),
         (manifest_lost, "manifest.json is missing"),
         (manifest_broken, "manifest.json is missing or unreadable"),
+        (of_another_program, "not one of this version"),
         (emptied, "manifest.json is missing"),
     ],
 )
@@ -112,6 +118,35 @@ def test_pruning_counts_only_complete_ones_and_leaves_damaged_ones(tmp_path: Pat
     cut_short(tmp_path / "step-4")
     assert prune(tmp_path, keep=2) == []
     assert [step for step, _ in list_steps(tmp_path)] == [2, 3, 4]
+
+
+def test_pruning_keeps_the_best_and_ignores_what_the_run_has_passed_over(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 9):
+        save(tmp_path, step, state(step))
+    assert prune(tmp_path, keep=1, newest=4, best=[2, 77]) == []
+    # 9 is damaged in a way that only its hashes show: the run resumed before it. It must not make 4 the surplus one.
+    assert [step for step, _ in list_steps(tmp_path)] == [2, 4, 9]
+
+
+def test_a_save_that_lost_its_name_to_a_kill_gets_it_back(tmp_path: Path) -> None:
+    save(tmp_path, 1, state(1))
+    (tmp_path / "step-1").rename(tmp_path / ".step-1.4711.old")
+    save(tmp_path, 2, state(2))
+    assert [step for step, _ in list_steps(tmp_path)] == [1, 2]
+    assert damage(tmp_path / "step-1", hashes=True) is None
+
+
+def test_a_full_disk_is_known_by_every_librarys_words() -> None:
+    def words(error: type[Exception]) -> None:
+        with manager.disk_errors():
+            raise error("No space left on device (os error 28)")
+
+    for error in (SafetensorError, Exception):
+        with pytest.raises(OSError, match="No space left") as caught:
+            words(error)
+        assert caught.value.errno == 28
+    with pytest.raises(RuntimeError):
+        words(RuntimeError)
 
 
 def test_what_cannot_be_deleted_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +169,7 @@ def test_a_checkpoint_of_the_same_step_replaces_the_old(tmp_path: Path) -> None:
 
 
 def test_kill_9_while_saving_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
-    command = [sys.executable, kill_nine.__file__, "save", str(tmp_path)]
+    command = [sys.executable, kill_nine.__file__, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 8

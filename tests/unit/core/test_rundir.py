@@ -15,6 +15,8 @@ from surefit.core.rundir import (
     append_jsonl,
     directory_atomic,
     file_sha256,
+    flush_jsonl,
+    is_full,
     read_json,
     read_jsonl,
     write_atomic,
@@ -121,3 +123,39 @@ def test_file_sha256_is_what_sha256sum_prints(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     # FIPS 180-2, appendix B.1.
     assert file_sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_full_disk_keeps_lines_back_whole_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.jsonl"
+    append_jsonl(path, {"step": 1})
+    write = os.write
+
+    def cut_short(descriptor: int, data: bytes) -> int:
+        if len(data) <= 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:5])
+
+    monkeypatch.setattr(rundir.os, "write", cut_short)
+    append_jsonl(path, {"step": 2})
+    append_jsonl(path, {"step": 3})
+    assert path.read_bytes() == b'{"step": 1}\n', "no half line"
+    assert flush_jsonl(path) == 2 * len('{"step": 2}\n')
+    monkeypatch.undo()
+    append_jsonl(path, {"step": 4})
+    assert [record["step"] for record in read_jsonl(path)] == [1, 2, 3, 4]
+    assert flush_jsonl(path) == 0
+
+
+def test_another_fault_than_a_full_disk_is_an_error_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError) as caught:
+        append_jsonl(tmp_path / "file" / "log.jsonl", {"step": 1})
+    assert not is_full(caught.value)
+    assert flush_jsonl(tmp_path / "file" / "log.jsonl") == 0
+
+
+def test_a_line_cut_short_by_a_crash_does_not_damage_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    append_jsonl(path, {"step": 2})
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -21,8 +21,8 @@ from surefit.data.cache import MASKED
 from surefit.data.collate import collate
 from surefit.data.tokenize import encode
 from surefit.task import Example
-from surefit.train import loop
-from surefit.train.preflight import audited_rows, require_sound_batches
+from surefit.train import batches
+from surefit.train.preflight import require_sound_batches
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_a_sound_run_writes_what_was_seen(base: Path, tmp_path: Path) -> None:
 def test_a_broken_collator_stops_the_run_before_any_step(
     broken: Any, code: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "collate", broken)
+    monkeypatch.setattr(batches, "collate", broken)
     training = tiny_run.training(tiny_run.config(base, tmp_path))
     before = {name: weight.clone() for name, weight in training.model.state_dict().items()}
     with pytest.raises(GateError, match=code) as caught:
@@ -95,7 +95,7 @@ def test_a_broken_collator_stops_the_run_before_any_step(
 def test_a_dry_run_writes_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = tiny_run.training(tiny_run.config(base, tmp_path / "run"))
     training.audit(write=False)
-    monkeypatch.setattr(loop, "collate", copied_labels)
+    monkeypatch.setattr(batches, "collate", copied_labels)
     with pytest.raises(GateError):
         training.audit(write=False)
     assert not (tmp_path / "run").exists()
@@ -119,23 +119,13 @@ def test_every_error_is_reported_at_once(rows: list[Item], tokenizer: Any, tmp_p
     assert [str(other.message)[:6] for other in caught.value.also] == ["LAB009"]
 
 
-def test_the_longest_rows_and_the_next_step_are_looked_at() -> None:
-    lengths = np.array([5, 90, 7, 60, 8, 80, 9, 10] * 4)
-    train = tiny_run.config(Path("x"), Path("y"), global_batch_size=12, per_device_train_batch_size=2).train
-    *first, longest = audited_rows(train, lengths, step=1)
-    assert len(first) == 4
-    assert all(len(micro) == 2 for micro in first)
-    assert longest == [1, 9]
-    assert first != audited_rows(train, lengths, step=0)[:-1]
-
-
 def test_it_costs_less_than_fifty_milliseconds(rows: list[Item], tokenizer: Any, tmp_path: Path) -> None:
     """On five micro batches of 16 conversations of surefit/nano, in CPU time."""
     config = tiny_run.config(tmp_path, tmp_path)
-    batches = [(collate(rows[n : n + 16], 0), rows[n : n + 16]) for n in (0, 16, 32, 48, 0)]
+    made = [(collate(rows[n : n + 16], 0), rows[n : n + 16]) for n in (0, 16, 32, 48, 0)]
     times = []
     for _ in range(4):
         start = time.process_time()
-        require_sound_batches(batches, tokenizer, True, config, None)
+        require_sound_batches(made, tokenizer, True, config, None)
         times.append(time.process_time() - start)
     assert min(times) < 0.05

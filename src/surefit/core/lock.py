@@ -1,0 +1,95 @@
+"""One process at a time writes to a run directory.
+
+The lock is the kernel's (`flock`), not the file's being there: it is gone with the process that held it, also after
+`kill -9` and a crash of the machine, so nobody ever has to delete anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from surefit.core.errors import MachineError
+
+_NOT_THERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""What file systems without `flock` answer."""
+_held: dict[Path, int] = {}
+"""How many times this process holds each lock: a stage may be part of another."""
+
+
+@contextlib.contextmanager
+def locked(path: Path, stage: str, on_note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Hold the lock of a directory, whose lock file is `path`.
+
+    Args:
+        path: the file is made where it is not there, and stays.
+        stage: what is done under the lock, for whoever comes second.
+        on_note: told where the file system has no locks; the work goes on without.
+
+    Raises:
+        MachineError: another process holds it, with its number and its host.
+    """
+    path = path.absolute()
+    descriptor = None if path in _held else _open(path, on_note)
+    try:
+        if descriptor is not None:
+            _take(descriptor, path, stage, on_note)
+        _held[path] = _held.get(path, 0) + 1
+        try:
+            yield
+        finally:
+            _held[path] -= 1
+            if _held[path] == 0:
+                del _held[path]
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise MachineError(
+                f"cannot write: {error.strerror}", path=path.parent, help="choose an output_dir you may write to"
+            ) from error
+        on_note(f"{path.parent} has no room for a lock: start no second process on it")
+        return None
+
+
+def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None]) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise MachineError(
+            f"in use by {_holder(descriptor)}",
+            path=path.parent,
+            help="wait for it, stop it, or choose another output_dir; nothing was touched",
+        ) from None
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
+        on_note(f"the file system of {path.parent} has no locks ({error.strerror}): start no second process on it")
+        return
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "stage": stage, "since": time.time()}
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without it
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds the lock, as far as the file tells."""
+    try:
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        return f"`surefit {holder['stage']}`, process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process, which has not said who it is"

@@ -1,0 +1,112 @@
+"""What is measured on the held-out rows while training runs, and whether it still gets better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from surefit.checkpoint import best
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError, did_you_mean
+from surefit.telemetry.jsonl import MetricsLog
+from surefit.telemetry.memory import PhaseMemory
+from surefit.train.batches import Batches
+from surefit.train.signals import StopRequest
+from surefit.train.step import mean_loss
+
+Score = Callable[[Any], Mapping[str, float]]
+"""The task's scores of the model, by generation: metric → value. May leave the model in evaluation mode."""
+
+
+class HeldOut:
+    """The held-out loss of a run, measured where its checkpoints are, and the task's scores where they are asked for.
+
+    Args:
+        model: left in the mode it was in.
+        batches: of the held-out rows; none: nothing is measured.
+        config: nothing in it is "auto".
+        log: metrics.jsonl.
+        memory: told when a measurement begins and ends.
+        score: measures the task's scores; None leaves them out.
+
+    Attributes:
+        lines: every measurement of the run, as the log has it; what came before a resume, too.
+        metric: what decides which checkpoint is the best and whether the run still improves.
+
+    Raises:
+        ConfigError: `checkpoint.keep_best` names something that is not measured.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        batches: Batches,
+        config: Config,
+        log: MetricsLog,
+        memory: PhaseMemory,
+        score: Score | None = None,
+    ) -> None:
+        self.model, self.batches, self.log, self.memory, self.score = model, batches, log, memory, score
+        self.chunked, self.patience = config.speed.chunked_loss, config.train.early_stopping_patience
+        self.metric = config.checkpoint.keep_best or "eval_loss"
+        self.lines: list[dict[str, Any]] = []
+        if self.metric not in best.LOSSES and score is None:
+            raise ConfigError(
+                f"{self.metric} is not measured in training",
+                field="checkpoint.keep_best",
+                help="set evaluate.in_training: true for a metric of the recipe, or keep_best: eval_loss",
+            )
+
+    @property
+    def loss(self) -> float | None:
+        """The newest held-out loss, in nats per token; None as long as there is none."""
+        return self.lines[-1]["eval_loss"] if self.lines else None
+
+    @property
+    def stopped_improving(self) -> bool:
+        """Whether `train.early_stopping_patience` measurements in a row were no better than the best before them."""
+        found = best.scores(self.lines, self.metric)
+        return self.patience is not None and best.without_improvement(found, self.metric) >= self.patience
+
+    def is_measured(self, step: int) -> bool:
+        """Whether the log has the measurement after a step."""
+        return bool(self.lines) and self.lines[-1]["step"] == step
+
+    def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from the lines of the log that a resumed run keeps."""
+        self.lines += [dict(line) for line in lines if "eval_loss" in line]
+
+    def measure(self, step: int, stop: StopRequest) -> None:
+        """Log the held-out loss, unless a stop is asked for: then the resumed run does."""
+        with self.memory.during("eval"):
+            measured = mean_loss(self.model, self.batches.all(), lambda: stop.requested, chunked=self.chunked)
+            if measured is None:
+                return
+            scores = self._scores()
+        loss, tokens = measured
+        line = {"step": step, "eval_loss": loss, "eval_tokens": tokens, "eval_perplexity": perplexity(loss)}
+        self.lines.append(self.log.append(dict(scores) | line))
+
+    def _scores(self) -> Mapping[str, float]:
+        was_training = self.model.training
+        scores = self.score(self.model) if self.score is not None else {}
+        self.model.train(was_training)  # or the rest of the run would go without dropout
+        if self.metric not in {*best.LOSSES, *scores}:
+            raise ConfigError(
+                f"{self.metric} is not among what was measured: {', '.join([*best.LOSSES, *scores])}"
+                + did_you_mean(self.metric, scores),
+                field="checkpoint.keep_best",
+                help="name one of these; --resume goes on from the checkpoint that was just written",
+            )
+        return scores
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that is too large for a number."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
