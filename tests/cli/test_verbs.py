@@ -103,9 +103,9 @@ def test_explain_and_doctor(surefit: Surefit) -> None:
     assert "## Why it is bad" in surefit("explain", "SCH001").stdout
     rules = surefit("explain", "--all", "--json").json["rules"]
     assert all(rule["evidence"] for rule in rules)
-    wrong = surefit("explain", "SCH01")
+    wrong = surefit("explain", "MRG01")
     assert wrong.code == 2
-    assert "SCH001" in wrong.text
+    assert "MRG001" in wrong.text
     probes = surefit("doctor", "--json")
     assert probes.code in (0, 3)
     assert {probe["verdict"] for probe in probes.json["probes"]} <= {"ok", "warn", "fail"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 from surefit import foreign, recipes
 from surefit.cli.auditing import config_question, scored_rows
 from surefit.cli.foreign import context_of
-from surefit.cli.prepare import dividing
+from surefit.cli.prepare import dividing, row_counts
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve
 from surefit.config.schema import Config
@@ -20,7 +21,7 @@ from surefit.core.errors import SureFitError
 from surefit.core.units import GIB
 from surefit.data.audit.sample import sample_audit
 from surefit.data.audit.whole import audit
-from surefit.data.formats import to_examples
+from surefit.data.formats import load_mixed, to_examples
 from surefit.data.load import Rows, is_local, load_rows
 from surefit.data.sampled import example_facts
 from surefit.facts import hardware as hardware_module
@@ -123,11 +124,13 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             device = replace(device, **{**(MACHINE if device.kind == "cpu" else {}), **stated.get("hardware", {})})
         if model is not None:
             model = replace(model, **stated.get("model", {}))
-        count = len(rows) if rows is not None else None
+        read = {source: attempt(problems, partial(load_mixed, source, config.data)) for source in config.data.mix}
+        mixed = {source: more for source, more in read.items() if more is not None}
+        count, added = row_counts(config, rows, mixed)
         resolved = None
         if model and device:
-            resolved = attempt(problems, lambda: resolve(loaded, model, device, count)) or resolve(
-                dividing(loaded), model, device, count
+            resolved = attempt(problems, lambda: resolve(loaded, model, device, count, added)) or resolve(
+                dividing(loaded), model, device, count, added
             )
         columns = recipe.columns if recipe else ()
         setup = replace(setup_of(config, resolved), **stated.get("setup", {}))

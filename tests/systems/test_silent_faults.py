@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -76,13 +77,14 @@ def test_10_decoding_libraries_that_do_not_hold_their_grammar(check, installed) 
     assert check(RUN) == set()
 
 
-def test_11_padding_is_not_seen() -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+def test_11_padding_is_not_seen(chunked: bool) -> None:
     """The loss of a row is the same alone and beside a longer one."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(TINY)
     short, long = ([1, 2, 3, 4], [-100, 2, 3, 4]), ([5, 6, 7, 8, 9, 10, 11, 12], [-100, 6, 7, 8, 9, 10, 11, 12])
-    together = loss_sum(model, collate([short, long], 0)).item()
-    apart = sum(loss_sum(model, collate([row], 0)).item() for row in (short, long))
+    together = loss_sum(model, collate([short, long], 0), chunked).item()
+    apart = sum(loss_sum(model, collate([row], 0), chunked).item() for row in (short, long))
     assert abs(together - apart) < 1e-4
 
 

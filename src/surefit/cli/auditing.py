@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.checking import scored_sources
+from surefit.cli.checking import mixed_problems, scored_sources
 from surefit.cli.prepare import gather
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, DataError, SureFitError
@@ -174,6 +174,7 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
     if rows is None and not problems:
         rows = load_rows(config.data.train, split=config.data.split)
     scored = scored_rows(config, rows, problems) if rows is not None else {}
+    problems += [problem for problem in mixed_problems(found) if isinstance(problem, DataError)]
     loaded = found.loaded
     context = LintContext(
         config=config,

@@ -38,6 +38,8 @@ class Unsized:
 
     parameters: int | None = None
     vocab_size: int = 0
+    packing_obstacle: str | None = None
+    padded_attention: str = "sdpa"
 
 
 def is_foreign(target: Path) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from surefit.core.errors import DataError, did_you_mean
+from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.data.load import Rows, load_rows
 from surefit.data.messages import answered, conversation, from_sharegpt, json_list, message_list, text, tool_list
 from surefit.task import Example, Message, Row, TaskRecipe
@@ -277,25 +277,87 @@ def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_o
 
 
 def read_splits(
-    section: DataSection, recipe: TaskRecipe, seed: int, rows: Rows | None = None
+    section: DataSection,
+    recipe: TaskRecipe,
+    seed: int,
+    rows: Rows | None = None,
+    mixed: Mapping[str, Rows] | None = None,
 ) -> tuple[Examples, Examples]:
     """The training and the held-out examples that a config asks for.
 
     Args:
         section: the config's `data`.
         recipe: the task.
-        seed: `train.seed`; decides which rows are held out where `data.eval` is a share.
+        seed: `train.seed`; decides which rows are held out where `data.eval` is a share, and which rows of `data.mix`
+            make the share that an epoch sees.
         rows: the training rows, where they have been read already.
+        mixed: those of `data.mix`, by source, likewise.
 
     Raises:
-        DataError: as `load_rows`, `to_examples` and `split_eval`.
+        DataError: as `load_rows`, `to_examples`, `split_eval` and `mix_in`.
     """
     rows = rows if rows is not None else load_rows(section.train, split=section.split)
     train = to_examples(rows, recipe, section.format, section.bad_rows)
     if isinstance(section.eval, str):
-        held_out = load_held_out(section.eval, section.split, rows)
-        return train, to_examples(held_out, recipe, section.format, section.bad_rows)
-    return split_eval(train, section.eval, seed)
+        held_out_rows = load_held_out(section.eval, section.split, rows)
+        held_out = to_examples(held_out_rows, recipe, section.format, section.bad_rows)
+    else:
+        train, held_out = split_eval(train, section.eval, seed)
+    for source, passes in section.mix.items():
+        more = (mixed or {}).get(source)
+        more = more if more is not None else load_mixed(source, section)
+        train = mix_in(
+            train, to_examples(more, recipe, section.format, section.bad_rows), source, passes, held_out, seed
+        )
+    return train, held_out
+
+
+def load_mixed(source: str, section: DataSection) -> Rows:
+    """The rows of one source of `data.mix`.
+
+    Raises:
+        DataError: as `load_rows`, with the source's own config key; and where they are the held-out rows.
+    """
+    try:
+        if source == section.eval:
+            raise DataError("the same rows as data.eval", path=source, help="leave it out of data.mix")
+        return load_rows(source, split=section.split)
+    except SureFitError as error:
+        error.field = error.field or f"data.mix.{source}"
+        raise
+
+
+def mix_in(
+    train: Examples, more: Examples, source: str, passes: float, held_out: Sequence[Example], seed: int
+) -> Examples:
+    """The training examples and, behind them, those of a `data.mix` source as often as an epoch is to see them.
+
+    2.25 passes are all of them twice and a quarter once more. Which quarter is decided by the hash of each whole row
+    and `seed`, so it is about a quarter, and the same in every epoch and after a resume. A row whose prompt is held out
+    is left out, and named among the skipped ones.
+
+    Raises:
+        DataError: no row of the source is left to train on.
+    """
+    key = f"data.mix.{source}"
+    secret = {_position(example, seed) for example in held_out}
+    free = [i for i, example in enumerate(more) if _position(example, seed) not in secret]
+    if not free:
+        help_text = "leave it out of data.mix: its rows are what the model is scored on"
+        raise DataError(f"every prompt of its {len(more)} examples is held out", path=source, field=key, help=help_text)
+    whole, share = divmod(passes, 1)
+    places = {i: _row_position(more.examples[i], seed) for i in free} if share else {}
+    chosen = free * int(whole) + [i for i in places if places[i] < share]
+    if not chosen:
+        enough = (math.floor(min(places.values()) * 1000) + 1) / 1000
+        raise DataError(
+            f"{passes:g} of {len(free)} examples takes none", path=source, field=key, help=f"write {enough:g} or more"
+        )
+    added, taken = more.subset(chosen), set(free)
+    leaked = [f"{more.where[i]}: its prompt is held out" for i in range(len(more)) if i not in taken]
+    return Examples(
+        train.examples + added.examples, train.where + added.where, [*train.skipped, *more.skipped, *leaked]
+    )
 
 
 def load_held_out(source: str, split: str, train: Rows | None) -> Rows:
@@ -342,5 +404,14 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
 def _position(example: Example, seed: int) -> float:
     """Where in [0, 1) the prompt's hash falls."""
     prompt = [example.text] if example.text is not None else [example.prompt, example.tools]
-    digest = hashlib.sha256(json.dumps([seed, prompt], default=str).encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
+    return _fraction(json.dumps([seed, prompt], default=str))
+
+
+def _row_position(example: Example, seed: int) -> float:
+    """Where in [0, 1) the hash of the whole row falls."""
+    row = [seed, "mix", example.messages, example.tools, example.text]
+    return _fraction(json.dumps(row, default=str))
+
+
+def _fraction(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 from surefit.config.resolve import Resolved, warmup_steps
-from surefit.config.schema import Config
+from surefit.config.schema import AdapterSection, Config
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Setup:
         bf16, fp16: the tool's two switches.
         weights_dtype: the type the base's weights are loaded and held in, where the tool sets that apart from `dtype`.
         float32_masters: weights trained in 16 bits have float32 copies that the optimizer updates.
-        attention: eager, sdpa, flash_attention_2, flash_attention_3, flex_attention, xformers.
+        attention: eager, sdpa, flash_attention_2, flash_attention_3, flex_attention, xformers; SureFit's torch_varlen.
         device_map: as from_pretrained takes it: auto, balanced…
         cpu_offload: weights or optimizer are kept in RAM.
         use_cache: the forward pass keeps keys and values while training.
@@ -65,6 +68,7 @@ class Setup:
         dataloader_workers: processes that load data, per rank.
 
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
+        optimizer: adamw, adamw_8bit, paged_adamw, paged_adamw_8bit; other optimizers are not told apart.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
         micro_batch, accumulation, world_size, global_batch: examples per forward pass and device, micro batches per
             step, processes that see different rows, examples per optimizer step.
@@ -73,7 +77,7 @@ class Setup:
         save_total_limit: checkpoints kept; save_only_model: without optimizer state.
         eval_rows: held-out rows are given.
         best_model: the best checkpoint is loaded at the end; best_metric: by this metric.
-        gradient_checkpointing; reentrant: its old implementation.
+        gradient_checkpointing: of whatever kind; reentrant: its old implementation.
         resume, overwrite: the run is resumed; the output directory is overwritten.
 
         generates_in_loop: text is generated while training runs.
@@ -139,6 +143,7 @@ class Setup:
     epochs: float | None = None
     max_steps: int | None = None
     total_steps: int | None = None
+    optimizer: str | None = None
     learning_rate: float | None = None
     warmup_steps: int | None = None
     warmup_share: float | None = None
@@ -187,13 +192,17 @@ class Setup:
 
 
 _KEYS = {
-    "dtype": "model.dtype", "adapter": "adapter.kind", "lora_r": "adapter.r", "lora_alpha": "adapter.alpha",
+    "dtype": "model.dtype", "attention": "speed.attention", "quantization": "model.quantization",
+    "adapter": "adapter.kind", "lora_r": "adapter.r", "lora_alpha": "adapter.alpha",
     "lora_dropout": "adapter.dropout", "target_modules": "adapter.target_modules", "base_model": "model.name_or_path",
-    "base_revision": "model.revision", "max_length": "data.max_length", "epochs": "train.epochs",
-    "max_steps": "train.max_steps", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup",
+    "base_revision": "model.revision", "merge_into": "model.quantization", "max_length": "data.max_length",
+    "packing": "data.packing", "epochs": "train.epochs", "max_steps": "train.max_steps",
+    "optimizer": "train.optimizer", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup",
     "micro_batch": "train.per_device_train_batch_size", "global_batch": "train.global_batch_size",
     "gradient_checkpointing": "train.gradient_checkpointing", "save_steps": "checkpoint.every",
     "eval_steps": "checkpoint.every", "save_total_limit": "checkpoint.save_total_limit",
+    "best_model": "checkpoint.keep_best", "best_metric": "checkpoint.keep_best",
+    "generates_in_loop": "evaluate.in_training",
 }  # fmt: skip
 """Attribute → the dotted key of SureFit's config that sets it."""
 
@@ -201,50 +210,69 @@ _KEYS = {
 def setup_of(config: Config, resolved: Resolved | None) -> Setup:
     """SureFit's own config in these terms; what only SureFit's design decides (masked prompts, greedy scoring) too."""
     decided = resolved.config if resolved else config
-    lora = decided.adapter.kind == "lora"
-    modules = decided.adapter.target_modules
+    model, train, checkpoint = decided.model, decided.train, decided.checkpoint
     total = resolved.total_steps if resolved else None
-    every = decided.checkpoint.every
-    micro = decided.train.per_device_train_batch_size
-    recompute = decided.train.gradient_checkpointing
-    dtype = decided.model.dtype
+    dtype, attention = _known(model.dtype), _known(decided.speed.attention)
+    quantized = model.quantization != "none"
+    every, packing, recompute = _known(checkpoint.every), _known(decided.data.packing), train.gradient_checkpointing
     return Setup(
         tool="surefit",
         places={attribute: Place(key) for attribute, key in _KEYS.items()},
-        dtype=None if dtype == "auto" else dtype,
+        dtype=dtype,
         float32_masters=True,
-        attention="sdpa",
+        attention=attention,
         use_cache=False,
-        quantization="none",
-        adapter=decided.adapter.kind,
-        adapter_dtype=(None if dtype == "auto" else dtype) if lora else None,
-        lora_r=decided.adapter.r if lora else None,
-        lora_alpha=decided.adapter.alpha if lora else None,
-        lora_dropout=decided.adapter.dropout if lora else None,
-        target_modules=((modules,) if isinstance(modules, str) else tuple(modules)) if lora else None,
-        base_model=decided.model.name_or_path,
-        base_revision=decided.model.revision,
-        merge_into="original" if lora else None,
+        quantization=model.quantization,
+        quant_compute_dtype=dtype if quantized else None,
+        quant_storage="uint8" if model.quantization == "nf4" else None,
+        base_model=model.name_or_path,
+        base_revision=model.revision,
         max_length=decided.data.max_length,
         length_unit="tokens",
-        packing=False,
-        epochs=decided.train.epochs,
-        max_steps=decided.train.max_steps,
+        packing=packing,
+        packing_strategy="bfd" if packing else None,
+        epochs=train.epochs,
+        max_steps=train.max_steps,
         total_steps=total,
-        learning_rate=decided.train.learning_rate,
-        warmup_steps=warmup_steps(total, decided.train.warmup) if total else None,
-        micro_batch=None if micro == "auto" else micro,
+        optimizer=train.optimizer,
+        learning_rate=train.learning_rate,
+        warmup_steps=warmup_steps(total, train.warmup) if total else None,
+        micro_batch=_known(train.per_device_train_batch_size),
         accumulation=resolved.gradient_accumulation_steps if resolved else None,
         world_size=1,
-        global_batch=decided.train.global_batch_size,
-        save_steps=None if every == "auto" else every,
-        eval_steps=None if every == "auto" else every,
-        save_total_limit=decided.checkpoint.save_total_limit,
-        gradient_checkpointing=None if recompute == "auto" else recompute,
-        generates_in_loop=False,
+        global_batch=train.global_batch_size,
+        save_steps=every,
+        eval_steps=every,
+        eval_rows=True,
+        save_total_limit=checkpoint.save_total_limit,
+        best_model=checkpoint.keep_best is not None,
+        best_metric=checkpoint.keep_best,
+        gradient_checkpointing=None if recompute == "auto" else recompute is not False,
+        generates_in_loop=decided.evaluate.in_training,
         do_sample=False,
         parallel="none",
         processes=1,
         machines=1,
         trackers=(),
+        **_adapter_of(decided.adapter, dtype, quantized),
     )
+
+
+def _adapter_of(section: AdapterSection, dtype: str | None, quantized: bool) -> dict[str, Any]:
+    """What is trained; the factors are in the type the base computes in, whatever its weights are stored as."""
+    if section.kind == "full":
+        return {"adapter": "full"}
+    modules = section.target_modules
+    return {
+        "adapter": "lora",
+        "adapter_dtype": dtype,
+        "lora_r": section.r,
+        "lora_alpha": section.alpha,
+        "lora_dropout": section.dropout,
+        "target_modules": (modules,) if isinstance(modules, str) else tuple(modules),
+        "merge_into": "dequantized" if quantized else "original",
+    }
+
+
+def _known(value: T | Literal["auto"]) -> T | None:
+    return None if value == "auto" else value

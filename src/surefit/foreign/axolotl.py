@@ -45,9 +45,10 @@ KEYS: dict[str, To] = {
     "revision_of_model": To(c.text, "model.revision", "base_revision"),
     "model_revision": To(c.text, "model.revision", "base_revision"),
     "adapter": To(c.word, None, "adapter"),
-    "load_in_4bit": To(c.when_true("nf4"), None, "quantization"),
-    "load_in_8bit": To(c.when_true("int8"), None, "quantization"),
-    "gptq": To(c.when_true("gptq"), None, "quantization"),
+    "load_in_4bit": To(c.when_true("nf4"), "model.quantization", "quantization"),
+    "load_in_8bit": To(c.when_true("int8"), "model.quantization", "quantization", hf.own_quantization),
+    "gptq": To(c.when_true("gptq"), "model.quantization", "quantization", hf.own_quantization),
+    "lora_model_dir": To(c.text, "adapter.start_from"),
     "lora_r": To(c.whole, "adapter.r", "lora_r"),
     "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
@@ -63,7 +64,7 @@ KEYS: dict[str, To] = {
     "bnb_config_kwargs.bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
     "tokens": To(c.if_any, None, "new_tokens"),
     "sequence_len": To(c.whole, "data.max_length", "max_length"),
-    "sample_packing": To(c.switch, None, "packing"),
+    "sample_packing": To(c.switch, "data.packing", "packing"),
     "val_set_size": To(c.held_out, "data.eval"),
     "train_on_inputs": To(c.when_true("all"), None, "loss_on"),
     "micro_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
@@ -72,18 +73,20 @@ KEYS: dict[str, To] = {
     "eval_batch_size": To(c.whole, None, "eval_micro_batch"),
     "num_epochs": To(c.number, "train.epochs", "epochs"),
     "lr_scheduler": To(hf.schedule, "train.schedule"),
-    "optimizer": To(hf.optimizer, "train.optimizer"),
+    "optimizer": To(hf.optimizer, "train.optimizer", "optimizer"),
+    "early_stopping_patience": To(c.limit, "train.early_stopping_patience"),
+    "tiled_mlp": To(c.switch, "speed.tiled_mlp"),
     "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
     "bf16": To(_bf16, None, "bf16"),
     "bfloat16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
-    "float16": To(c.when_true("float16"), "model.dtype", "dtype", hf.plain_dtype),
+    "float16": To(c.when_true("float16"), "model.dtype", "dtype"),
     "gradient_checkpointing": To(_recompute, "train.gradient_checkpointing", "gradient_checkpointing"),
-    "flash_attention": To(c.when_true("flash_attention_2"), None, "attention"),
-    "sdp_attention": To(c.when_true("sdpa"), None, "attention"),
-    "eager_attention": To(c.when_true("eager"), None, "attention"),
-    "flex_attention": To(c.when_true("flex_attention"), None, "attention"),
-    "xformers_attention": To(c.when_true("xformers"), None, "attention"),
-    "attn_implementation": To(c.text, None, "attention"),
+    "flash_attention": To(c.when_true("flash_attention_2"), "speed.attention", "attention"),
+    "sdp_attention": To(c.when_true("sdpa"), "speed.attention", "attention"),
+    "eager_attention": To(c.when_true("eager"), "speed.attention", "attention"),
+    "flex_attention": To(c.when_true("flex_attention"), "speed.attention", "attention", hf.own_attention),
+    "xformers_attention": To(c.when_true("xformers"), "speed.attention", "attention", hf.own_attention),
+    "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
     "device_map": To(_device_map, None, "device_map"),
     "world_size": To(c.whole, None, "world_size"),
     "auto_resume_from_checkpoints": To(c.when_true(True), None, "resume"),
@@ -98,7 +101,7 @@ KEYS: dict[str, To] = {
 } | {
     key: to
     for key, to in hf.KEYS.items()
-    if key in AXOLOTL | {"gradient_checkpointing_kwargs.use_reentrant"} or key.startswith("fsdp_config.")
+    if key in AXOLOTL or key.startswith(("fsdp_config.", "gradient_checkpointing_kwargs.", "lr_scheduler_kwargs."))
     if key not in ("gradient_checkpointing", "bf16", "gradient_accumulation_steps")
 }  # fmt: skip
 GONE = {
@@ -141,6 +144,9 @@ def _finish(draft: Draft) -> None:
     hf.global_batch(draft, "micro_batch_size", 1, "gradient_accumulation_steps")
     _adapter(draft)
     _precision(draft)
+    _recomputation(draft)
+    hf.best_model(draft)
+    hf.padded(draft, "sample_packing")
     _placement(draft)
     hf.sharding(draft)
     _datasets(draft)
@@ -163,15 +169,15 @@ def _adapter(draft: Draft) -> None:
         # Axolotl trains every weight where `adapter` is not set.
         draft.say("adapter", "full", "adapter")
         draft.without_effect(LORA_KEYS, "adapter is not set: every weight is trained")
-        for dotted in ("r", "alpha", "dropout", "target_modules"):
+        for dotted in ("r", "alpha", "dropout", "target_modules", "start_from"):
             draft.config.pop(f"adapter.{dotted}", None)
     elif kind in ("lora", "qlora"):
         dora = draft.flat.get("peft_use_dora") is True
         draft.say("adapter", "dora" if dora else "lora", "adapter")
         draft.carry("adapter.kind", "lora", "adapter")
         draft.judged.pop("adapter", None)
-        if kind == "qlora":
-            draft.lose("adapter", "SureFit trains LoRA on weights that are not quantised")
+        if kind == "qlora" and draft.config.get("model.quantization") != "nf4":
+            draft.lose("adapter", "without load_in_4bit: true the weights are not quantised")
     else:
         draft.whole_run = False
         draft.lose("adapter", "SureFit trains LoRA adapters or all weights")
@@ -186,6 +192,20 @@ def _precision(draft: Draft) -> None:
         # Axolotl also loads the weights in the type it computes in (cfg.torch_dtype).
         draft.say("weights_dtype", "bfloat16", "bf16")
     hf.mixed_precision(draft)
+
+
+def _recomputation(draft: Draft) -> None:
+    """Where the checkpoints are kept: `activation_offloading` moves them, and "offload" is its old name."""
+    kind, moved = draft.flat.get("gradient_checkpointing"), draft.flat.get("activation_offloading")
+    if "train.gradient_checkpointing" not in draft.config:
+        return
+    if kind == "offload_disk" or moved == "disk":
+        del draft.config["train.gradient_checkpointing"]
+        draft.lose("gradient_checkpointing", "SureFit offloads to the host's memory only")
+    elif kind == "offload" or (kind is True and moved in (True, "legacy")):
+        draft.carry("train.gradient_checkpointing", "offload", "gradient_checkpointing")
+        if moved is not None:
+            draft.reach("activation_offloading")
 
 
 def _placement(draft: Draft) -> None:
@@ -233,16 +253,17 @@ def _datasets(draft: Draft) -> None:
     draft.carry("data.train", source, "datasets")
     if isinstance(first.get("split"), str) and first["split"].isidentifier():
         draft.carry("data.split", first["split"], "datasets")
+    layouts = {_layout(entry) for entry in sets}
     layout = _layout(first)
-    if layout is not None:
+    if layout is not None and len(layouts) == 1:
         draft.carry("data.format", layout, "datasets")
     draft.rows_known = layout is not None and len(sets) == 1 and not draft.says("dataset_shard_num")
     if layout in ("messages", "sharegpt"):
         draft.say("conversations", True, "datasets")
-    if len(sets) > 1:
-        draft.lose("datasets", f"SureFit trains on one set of rows: join the {len(sets)} files")
-    elif layout is None:
-        draft.lose("datasets", "SureFit reads the layouts of docs/data.md only")
+    if None in layouts or draft.says("dataset_shard_num"):
+        draft.lose("datasets", "SureFit reads the layouts of docs/data.md only, and all rows")
+    elif not hf.mix(draft, [_named(entry) for entry in sets[1:]], "datasets"):
+        draft.lose("datasets", "data.mix says how often each set is seen: write the number of passes")
     _held_out_set(draft)
 
 
@@ -251,6 +272,12 @@ def _held_out_set(draft: Draft) -> None:
     if isinstance(held_out, list) and len(held_out) == 1 and isinstance(held_out[0], dict) and _source(held_out[0]):
         draft.carry("data.eval", _source(held_out[0]), "test_datasets")
         draft.reach("test_datasets")
+
+
+def _named(entry: dict[str, Any]) -> str:
+    """A further data set as `data.mix` names it; its layout is known, so it has a source."""
+    source, split = _source(entry) or "", entry.get("split", "train")
+    return source if split == "train" or entry.get("path") in LOADERS else f"{source}@{split}"
 
 
 def _source(entry: dict[str, Any]) -> str | None:
@@ -283,5 +310,5 @@ TOOL = Tool(
     once=ONCE,
     defaults=DEFAULTS,
     finish=_finish,
-    open_sections=frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "special_tokens", "bnb_config_kwargs"}),
+    open_sections=frozenset({"special_tokens", "bnb_config_kwargs"}) | hf.OPEN_SECTIONS,
 )

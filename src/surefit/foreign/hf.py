@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,24 @@ from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To
 
 AUTO = "auto"
-SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant"}
-OPTIMIZERS = dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw")
+SCHEDULES = {
+    "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
+    "warmup_stable_decay": "wsd",
+}  # fmt: skip
+OPTIMIZERS = dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw") | {
+    "adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw",
+    "paged_adamw_32bit": "paged_adamw", "paged_adamw_8bit": "paged_adamw_8bit",
+}  # fmt: skip
 ATTENTION = {
     name: name for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
 }
-schedule = c.choice(SCHEDULES, "SureFit's schedules are cosine, linear and constant, not {value}")
-optimizer = c.choice(OPTIMIZERS, "SureFit trains with AdamW in full precision, not {value}")
+OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
+schedule = c.choice(SCHEDULES, "SureFit's schedules are cosine, linear, constant and wsd, not {value}")
+optimizer = c.choice(OPTIMIZERS, "SureFit trains with AdamW, also in 8 bits or paged, not with {value}")
 dtype = c.choice(
     {name: name for name in ("float32", "bfloat16", "float16")} | {AUTO: c.UNSAID, "fp32": "float32", "fp16": "float16"}
     | {"bf16": "bfloat16"},
-    "SureFit computes in float32 or bfloat16, not {value}",
+    "SureFit computes in float32, bfloat16 or float16, not {value}",
 )  # fmt: skip
 
 
@@ -42,6 +50,11 @@ def not_negative(value: Any) -> float:
     return found
 
 
+def positive(value: Any) -> Any:
+    """A number above 0; nothing where it is 0."""
+    return not_negative(value) or c.UNSAID
+
+
 def trackers(value: Any) -> tuple[str, ...]:
     """`report_to`: names of trackers, "all" or "none"."""
     return tuple(name for name in c.texts(value) if name.lower() != "none")
@@ -59,10 +72,17 @@ def clip(value: Any) -> Any:
     return c.number(value)
 
 
-def plain_dtype(value: str) -> str:
-    """The types SureFit computes in without a loss scaler."""
-    if value == "float16":
-        raise c.NoPlace("SureFit scales no loss, so it does not compute in float16")
+def own_attention(value: str) -> str:
+    """`Setup.attention` for the config."""
+    if value not in OWN_ATTENTION:
+        raise c.NoPlace(f"SureFit's speed.attention does not know {value}")
+    return value
+
+
+def own_quantization(value: str) -> str:
+    """`Setup.quantization` for the config."""
+    if value not in ("none", "nf4"):
+        raise c.NoPlace(f"SureFit quantises a frozen base to nf4 or fp8, not to {value}")
     return value
 
 
@@ -94,7 +114,10 @@ KEYS: dict[str, To] = {
     "max_steps": To(c.limit, "train.max_steps", "max_steps"),
     "learning_rate": To(c.number, "train.learning_rate", "learning_rate"),
     "lr_scheduler_type": To(schedule, "train.schedule"),
-    "optim": To(optimizer, "train.optimizer"),
+    "lr_scheduler_kwargs.num_decay_steps": To(c.whole, "train.decay"),
+    "optim": To(optimizer, "train.optimizer", "optimizer"),
+    "neftune_noise_alpha": To(positive, "train.neftune_noise_alpha"),
+    "torch_compile": To(c.auto_or(c.switch), "speed.compile"),
     "weight_decay": To(c.number, "train.weight_decay"),
     "adam_beta1": To(c.fixed(0.9, "AdamW's betas")),
     "adam_beta2": To(c.fixed(0.999, "AdamW's betas")),
@@ -133,7 +156,9 @@ KEYS: dict[str, To] = {
 KEYS |= {
     key.replace("gradient_", "activation_"): to for key, to in KEYS.items() if key.startswith("gradient_checkpointing")
 }
-OPEN_SECTIONS = frozenset({"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"})
+OPEN_SECTIONS = frozenset(
+    {"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "lr_scheduler_kwargs"}
+)
 
 GONE_BEFORE_5 = {
     "evaluation_strategy": "write eval_strategy",
@@ -191,6 +216,8 @@ def finish(draft: Draft) -> None:
     warmup(draft, "warmup_steps")
     global_batch(draft, "per_device_train_batch_size", 8, "gradient_accumulation_steps")
     mixed_precision(draft)
+    best_model(draft)
+    padded(draft, "packing")
     sharding(draft)
     for steps_key, strategy_key, default in (
         ("eval_steps", "eval_strategy", "no"),
@@ -228,13 +255,38 @@ def global_batch(draft: Draft, micro_key: str, default: int, accumulation_key: s
 
 
 def mixed_precision(draft: Draft) -> None:
-    """bf16 and fp16: SureFit computes in one type, without a loss scaler."""
-    if draft.setup.get("bf16") and "model.dtype" not in draft.config:
-        draft.carry("model.dtype", "bfloat16", "bf16")
-    if draft.says("bf16"):
-        draft.judged.pop("bf16", None)
-    if draft.setup.get("fp16"):
-        draft.lose("fp16", "SureFit scales no loss, so it does not compute in float16")
+    """bf16 and fp16: the one type SureFit computes in, with scaled loss where that is float16."""
+    for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if draft.setup.get(key) and "model.dtype" not in draft.config:
+            draft.carry("model.dtype", dtype, key)
+        if draft.says(key) and key not in draft.refused:
+            draft.judged.pop(key, None)
+
+
+def best_model(draft: Draft) -> None:
+    """`load_best_model_at_end`, by the held-out loss: other metrics go by other names in SureFit's recipes."""
+    metric = draft.setup.get("best_metric", "loss")
+    if draft.setup.get("best_model") and metric in ("loss", "eval_loss"):
+        draft.carry("checkpoint.keep_best", "eval_loss", "load_best_model_at_end")
+        draft.reach("load_best_model_at_end")
+        if "best_metric" in draft.setup:
+            draft.reach("metric_for_best_model")
+
+
+def padded(draft: Draft, key: str) -> None:
+    """Attention that needs a dense mask for packed rows: there, rows are padded unless the file says otherwise."""
+    if draft.config.get("speed.attention") in ("sdpa", "eager") and "data.packing" not in draft.config:
+        draft.config["data.packing"] = False
+        draft.names["data.packing"] = key
+
+
+def mix(draft: Draft, sources: Sequence[str], key: str) -> bool:
+    """Further sets of rows, each seen once; False where one of them is named twice, which `data.mix` cannot say."""
+    if len({*sources, draft.config.get("data.train")}) <= len(sources):
+        return False
+    if sources:
+        draft.carry("data.mix", dict.fromkeys(sources, 1.0), key)
+    return True
 
 
 def sharding(draft: Draft) -> None:

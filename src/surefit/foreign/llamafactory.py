@@ -23,7 +23,7 @@ ATTENTION = {
 
 
 def _attention(value: Any) -> Any:
-    return c.choice(ATTENTION, "SureFit chooses the attention itself")(value)
+    return c.choice(ATTENTION, "SureFit's speed.attention does not know {value}")(value)
 
 
 def _not(value: Any) -> bool:
@@ -35,7 +35,7 @@ KEYS = hf.KEYS | {
     "overwrite_output_dir": To(c.switch, None, "overwrite"),
     "cutoff_len": To(c.whole, "data.max_length", "max_length"),
     "val_size": To(c.held_out, "data.eval"),
-    "packing": To(c.switch, None, "packing"),
+    "packing": To(c.switch, "data.packing", "packing"),
     "train_on_prompt": To(c.when_true("all"), None, "loss_on"),
     "mask_history": To(c.when_true("completion"), None, "loss_on"),
     "lora_rank": To(c.whole, "adapter.r", "lora_r"),
@@ -47,7 +47,8 @@ KEYS = hf.KEYS | {
     "pure_bf16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
     "disable_gradient_checkpointing": To(_not, "train.gradient_checkpointing", "gradient_checkpointing"),
     "use_reentrant_gc": To(c.switch, None, "reentrant"),
-    "flash_attn": To(_attention, None, "attention"),
+    "flash_attn": To(_attention, "speed.attention", "attention"),
+    "early_stopping_steps": To(c.limit, "train.early_stopping_patience"),
     "enable_liger_kernel": To(c.switch, None, "liger"),
     "use_unsloth": To(c.switch, None, "unsloth"),
     "resize_vocab": To(c.when_true(True), None, "new_tokens"),
@@ -95,11 +96,13 @@ def _packing(draft: Draft) -> None:
     """
     if draft.flat.get("neat_packing") is True:
         draft.say("packing", True, "neat_packing")
-        draft.judge("neat_packing")
+        draft.carry("data.packing", True, "neat_packing")
+        draft.reach("neat_packing")
     elif draft.setup.get("packing") and draft.flat.get("stage") != "pt":
         draft.say("packing_strategy", "joined", "packing")
     elif draft.flat.get("stage") == "pt" and not draft.says("packing"):
         draft.say("packing", True, "stage")
+        draft.carry("data.packing", True, "stage")
 
 
 def _generation(draft: Draft) -> None:
@@ -153,6 +156,16 @@ def _adapter(draft: Draft) -> None:
         draft.names.setdefault("adapter.r", "lora_rank")
         draft.config.setdefault("adapter.alpha", 2.0 * rank)
         draft.names.setdefault("adapter.alpha", "lora_alpha")
+        _start(draft)
+
+
+def _start(draft: Draft) -> None:
+    """One adapter that is trained further; several are merged first, and so is one beside `create_new_adapter`."""
+    first = draft.flat.get("adapter_name_or_path")
+    alone = isinstance(first, str) and bool(first.strip()) and "," not in first
+    if alone and draft.flat.get("create_new_adapter") is not True and not draft.says("export_dir"):
+        draft.carry("adapter.start_from", first, "adapter_name_or_path")
+        draft.reach("adapter_name_or_path")
 
 
 def _quantization(draft: Draft) -> None:
@@ -166,6 +179,9 @@ def _quantization(draft: Draft) -> None:
     elif bits in kinds and method in ("bnb", "bitsandbytes"):
         draft.say("quantization", kinds[bits], "quantization_bit")
         draft.judge("quantization_bit")
+        if kinds[bits] == "nf4":
+            draft.carry("model.quantization", "nf4", "quantization_bit")
+            draft.reach("quantization_bit")
 
 
 def _data(draft: Draft) -> None:
@@ -194,11 +210,21 @@ def _data(draft: Draft) -> None:
     draft.rows_known = draft.rows_known and layout is not None
     if len(names) > 1:
         draft.rows_known = False
-        draft.lose("dataset", "SureFit trains on one set of rows: join the files")
+        _mix(draft, [_source(name, folder, info) for name in names], str(draft.flat.get("mix_strategy") or "concat"))
     held_out = draft.flat.get("eval_dataset")
     if isinstance(held_out, str) and "," not in held_out:
         draft.carry("data.eval", _source(held_out, folder, info)[0], "eval_dataset")
         draft.reach("eval_dataset")
+
+
+def _mix(draft: Draft, sources: list[tuple[str, str | None]], strategy: str) -> None:
+    """Several data sets: one behind the other, which `data.mix` can say; how far interleaving comes it cannot."""
+    if any(layout is None for _, layout in sources):
+        draft.lose("dataset", "SureFit reads the layouts of docs/data.md only")
+    elif strategy != "concat" or not hf.mix(draft, [source for source, _ in sources[1:]], "dataset"):
+        draft.lose("dataset", "data.mix says how often each set is seen: write the number of passes")
+    elif len({layout for _, layout in sources}) > 1:
+        del draft.config["data.format"]  # auto tells them apart
 
 
 def _dataset_info(folder: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     ("secrets belong into the environment", "api_key auth_token hf_token secret password"),
     (
-        "SureFit trains on weights that are not quantised",
+        "SureFit quantises a frozen base to nf4, with nested scales, or to fp8 (model.quantization)",
         "quantiz load_in_ bnb_ gptq fp8 nf4 nvfp4 torchao qat loftq double_quant",
     ),
     ("SureFit computes in model.dtype", "bf16 fp16 tf32 float16 float32 dtype precision autocast data_types"),
@@ -27,11 +27,11 @@ REASONS: tuple[tuple[str, str], ...] = (
         "elasticity pipeline nebula comms aio hybrid_engine sagemaker",
     ),
     (
-        "SureFit chooses attention and kernels itself",
+        "SureFit has attention and kernels of its own: see the section speed",
         "attention attn kernel liger unsloth cross_entropy torch_compile use_cache kv_cache tiled flash sdpa",
     ),
     (
-        "every example has its own row; those over data.max_length are left out, and counted",
+        "SureFit packs whole examples of one step; those over data.max_length are left out, and counted",
         "pack pose_ use_pose pad_to padding_free batch_flattening group_by_length sampling_strategy length_column "
         "truncation excess_length max_samples min_sample",
     ),
@@ -42,7 +42,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     (
         "SureFit trains with AdamW on the mean loss of the answers",
         "adam optim muon galore apollo badam lion dion loraplus lr_groups embedding_lr lisa relora jagged grokfast "
-        "neftune label_smoothing dft asft eaft spectrum loss_type router_aux moe_aux curriculum",
+        "label_smoothing dft asft eaft spectrum loss_type router_aux moe_aux curriculum",
     ),
     ("SureFit's train.schedule has no such option", "scheduler cosine lr_"),
     (
@@ -83,8 +83,8 @@ def why_lost(key: str) -> str:
 
     >>> why_lost("wandb_project")
     'SureFit writes metrics.jsonl and report.html into the run directory, and reports to no tracker'
-    >>> why_lost("sample_packing")
-    'every example has its own row; those over data.max_length are left out, and counted'
+    >>> why_lost("packing_strategy")
+    'SureFit packs whole examples of one step; those over data.max_length are left out, and counted'
     """
     for reason, parts in REASONS:
         if any(part[1:] == key if part.startswith("=") else part in key for part in parts.split()):

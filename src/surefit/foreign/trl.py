@@ -27,8 +27,8 @@ def _truncation(value: Any) -> str:
 
 
 KEYS = hf.KEYS | {
-    "dtype": To(hf.dtype, "model.dtype", "weights_dtype", hf.plain_dtype),
-    "attn_implementation": To(c.text, None, "attention"),
+    "dtype": To(hf.dtype, "model.dtype", "weights_dtype"),
+    "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
     "lora_r": To(c.whole, "adapter.r", "lora_r"),
     "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
@@ -41,7 +41,7 @@ KEYS = hf.KEYS | {
     "test_split_size": To(c.number, "data.eval"),
     "max_length": To(c.whole, "data.max_length", "max_length"),
     "truncation_mode": To(_truncation, None, "truncation_side"),
-    "packing": To(c.switch, None, "packing"),
+    "packing": To(c.switch, "data.packing", "packing"),
     "packing_strategy": To(c.word, None, "packing_strategy"),
     "eos_token": To(c.text, None, "eos_token"),
     "chat_template_path": To(c.text, None, "chat_template"),
@@ -109,9 +109,14 @@ def _quantization(draft: Draft) -> None:
         if draft.says(key):
             draft.judge(key)
     if four:
-        draft.say("quantization", str(draft.flat.get("bnb_4bit_quant_type") or "nf4"), "load_in_4bit")
+        kind = str(draft.flat.get("bnb_4bit_quant_type") or "nf4")
+        draft.say("quantization", kind, "load_in_4bit")
         if draft.says("bnb_4bit_quant_type"):
             draft.judge("bnb_4bit_quant_type")
+        if kind == "nf4":
+            draft.carry("model.quantization", "nf4", "load_in_4bit")
+            draft.reach("load_in_4bit")
+            draft.reach("bnb_4bit_quant_type")
         if "weights_dtype" in draft.setup:
             # TRL's get_quantization_config passes `dtype` on as bnb_4bit_compute_dtype.
             draft.say("quant_compute_dtype", draft.setup["weights_dtype"], draft.places["weights_dtype"].name)
@@ -131,13 +136,21 @@ def _data(draft: Draft) -> None:
         if isinstance(source, str):
             draft.carry("data.train", source, "datasets")
             draft.reach("datasets")
-        draft.rows_known = len(mixture) == 1 and set(mixture[0]) <= {"path", "split"}
-        if not draft.rows_known:
-            draft.lose("datasets", "SureFit trains on one set of rows: join the files")
+        plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
+        more = [_named(entry) for entry in mixture[1:]] if plain else []
+        draft.rows_known = len(mixture) == 1 and plain
+        if not plain or None in more or not hf.mix(draft, [name for name in more if name], "datasets"):
+            draft.lose("datasets", "data.mix takes rows by path or id: what else is said of them is left out")
     draft.whole_run = "data.train" in draft.config and "model.name_or_path" in draft.config
     layout = ("dataset_config", "dataset_streaming", "streaming", "dataset_kwargs")
     if any(draft.says(key) for key in layout) or draft.flat.get("dataset_text_field", "text") != "text":
         draft.rows_known = False
+
+
+def _named(entry: dict[str, Any]) -> str | None:
+    """A further data set as `data.mix` names it."""
+    path, split = entry.get("path"), entry.get("split", "train")
+    return None if not isinstance(path, str) else path if split == "train" else f"{path}@{split}"
 
 
 def _loss(draft: Draft) -> None:

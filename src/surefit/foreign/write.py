@@ -12,6 +12,12 @@ from surefit.foreign.result import Foreign, Lost
 
 WIDTH = 100
 """Characters of a value that a comment quotes."""
+NOTES = {
+    "data.packing": "; SureFit packs within a step: a batch still counts examples, which stay whole and apart",
+    "data.mix": "; rows are held out of data.train only",
+    "checkpoint.keep_best": "; the held-out loss is measured at every checkpoint",
+}
+"""What a value means in SureFit that it may not mean in the other tool."""
 
 
 def config_text(found: Foreign) -> str:
@@ -40,15 +46,16 @@ def _values(found: Foreign) -> list[str]:
         if parent != section and parent:
             lines.append(f"{parent}:")
         section = parent
-        lines.append(f"{'  ' if parent else ''}{leaf}: {one_line_yaml(value)}  # {_origin(found, dotted)}")
+        lines.append(f"{'  ' if parent else ''}{leaf}: {one_line_yaml(value)}  # {_origin(found, dotted, value)}")
     return lines
 
 
-def _origin(found: Foreign, dotted: str) -> str:
+def _origin(found: Foreign, dotted: str, value: Any) -> str:
     assert found.loaded is not None
     key = found.names[dotted]
     stated = dotted in found.loaded.lines
-    return f"{found.tool}: {key}" if stated else f"{found.tool}'s default of {key}"
+    origin = f"{found.tool}: {key}" if stated else f"{found.tool}'s default of {key}"
+    return origin + (NOTES.get(dotted, "") if value else "")
 
 
 def _comments(found: Foreign) -> list[str]:

@@ -102,7 +102,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "data.train": "rows.jsonl", "data.format": "messages", "data.eval": 0.05, "data.max_length": 4096,
         "train.epochs": 3.0, "train.learning_rate": 2e-4, "train.global_batch_size": 8, "train.warmup": 0.1,
         "train.per_device_train_batch_size": 2, "train.weight_decay": 0.01, "train.seed": 7,
-        "checkpoint.save_total_limit": 3, "output_dir": "./outputs/qlora",
+        "checkpoint.save_total_limit": 3, "output_dir": "./outputs/qlora", "model.quantization": "nf4",
+        "data.packing": False, "speed.attention": "flash_attention_2",
     },
     "llamafactory": {
         "data.train": "identity", "data.max_length": 2048, "adapter.r": 8, "adapter.alpha": 16.0, "train.seed": 42,
@@ -112,7 +113,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "trl": {
         "data.train": "rows.jsonl", "data.split": "train", "train.warmup": 0.03, "train.global_batch_size": 16,
         "adapter.dropout": 0.05, "adapter.alpha": 16.0, "data.max_length": 2048, "train.epochs": 1.0,
-        "checkpoint.every": 200, "model.dtype": "bfloat16", "output_dir": "out/sft",
+        "checkpoint.every": 200, "model.dtype": "bfloat16", "output_dir": "out/sft", "data.packing": True,
+        "model.quantization": "nf4", "checkpoint.keep_best": "eval_loss", "speed.attention": "flash_attention_2",
     },
 }  # fmt: skip
 
@@ -352,11 +354,30 @@ def test_a_run_without_answers_to_learn_from_maps_to_no_config(tmp_path: Path) -
     assert read_text(tmp_path, "model_name_or_path: a\nmax_length: 64\n").loaded is None
 
 
-def test_several_data_sets_are_not_taken_for_one(tmp_path: Path) -> None:
-    found = read_text(tmp_path, "base_model: a\ndatasets: [{path: b, type: alpaca}, {path: c, type: alpaca}]\n")
+def test_further_data_sets_are_mixed_in(tmp_path: Path) -> None:
+    found = read_text(
+        tmp_path, "base_model: a\ndatasets: [{path: b, type: alpaca}, {path: c/d, type: alpaca, split: x}]\n"
+    )
     assert found.loaded is not None
+    assert (found.loaded.config.data.train, found.loaded.config.data.mix) == ("b", {"c/d@x": 1.0})
+    assert not found.rows_known, "the rows of the first are not all"
+    assert "datasets" not in {one.key for one in (*found.judged, *found.lost)}
+    assert "data.mix" not in config_text(read_text(tmp_path, "base_model: a\ndatasets: [{path: b, type: alpaca}]\n"))
+
+
+@pytest.mark.parametrize(
+    ("datasets", "why"),
+    [
+        ("[{path: b, type: alpaca}, {path: b, type: alpaca}]", "passes"),
+        ("[{path: b, type: alpaca}, {path: c, type: mine.py}]", "layouts"),
+    ],
+)
+def test_data_sets_that_cannot_be_mixed_are_not_taken_for_one(tmp_path: Path, datasets: str, why: str) -> None:
+    found = read_text(tmp_path, f"base_model: a\ndatasets: {datasets}\n")
+    assert found.loaded is not None
+    assert found.loaded.config.data.mix == {}
     assert not found.rows_known
-    assert any("2 files" in one.why for one in found.judged)
+    assert any(why in one.why for one in found.judged)
 
 
 def test_llamafactory_finds_its_rows_through_dataset_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +388,90 @@ def test_llamafactory_finds_its_rows_through_dataset_info(tmp_path: Path, monkey
     assert found.loaded is not None
     assert (found.loaded.config.data.train, found.loaded.config.data.format) == ("data/mine.json", "alpaca")
     assert found.rows_known
+
+
+def test_llamafactory_s_sets_one_behind_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    info = {"one": {"file_name": "one.json"}, "two": {"file_name": "two.json", "formatting": "sharegpt"}}
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
+    text = "model_name_or_path: a\nstage: sft\ndataset: one, two\noutput_dir: o\n"
+    found = read_text(tmp_path, text)
+    assert found.loaded is not None
+    data = found.loaded.config.data
+    assert (data.train, data.mix, data.format) == ("data/one.json", {"data/two.json": 1.0}, "auto")
+    interleaved = read_text(tmp_path, text + "mix_strategy: interleave_under\ninterleave_probs: 0.5,0.5\n")
+    assert interleaved.loaded is not None
+    assert interleaved.loaded.config.data.mix == {}
+    assert any("passes" in one.why for one in interleaved.judged)
+
+
+TRL = "model_name_or_path: a\ndataset_name: b\noutput_dir: c\n"
+AXOLOTL = "base_model: a\ndatasets: [{path: b, type: alpaca}]\n"
+FACTORY = "model_name_or_path: a\nstage: sft\ndataset: b\noutput_dir: c\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        (TRL + "packing: true\n", "data.packing", True),
+        (TRL + "packing: false\n", "data.packing", False),
+        (TRL + "attn_implementation: sdpa\n", "data.packing", False),
+        (TRL + "attn_implementation: flash_attention_3\n", "speed.attention", "flash_attention_3"),
+        (TRL + "attn_implementation: flex_attention\n", "speed.attention", "auto"),
+        (TRL + "use_peft: true\nload_in_4bit: true\n", "model.quantization", "nf4"),
+        (TRL + "use_peft: true\nload_in_4bit: true\nbnb_4bit_quant_type: fp4\n", "model.quantization", "none"),
+        (TRL + "optim: paged_adamw_8bit\n", "train.optimizer", "paged_adamw_8bit"),
+        (TRL + "optim: paged_adamw_32bit\n", "train.optimizer", "paged_adamw"),
+        (TRL + "optim: adafactor\n", "train.optimizer", "adamw"),
+        (TRL + "lr_scheduler_type: warmup_stable_decay\n", "train.schedule", "wsd"),
+        (TRL + "lr_scheduler_kwargs: {num_decay_steps: 40, min_lr_ratio: 0.1}\n", "train.decay", 40),
+        (TRL + "neftune_noise_alpha: 5\n", "train.neftune_noise_alpha", 5.0),
+        (TRL + "neftune_noise_alpha: 0\n", "train.neftune_noise_alpha", None),
+        (TRL + "load_best_model_at_end: true\n", "checkpoint.keep_best", "eval_loss"),
+        (TRL + "load_best_model_at_end: true\nmetric_for_best_model: rouge\n", "checkpoint.keep_best", None),
+        (TRL + "torch_compile: true\n", "speed.compile", True),
+        (TRL + "fp16: true\n", "model.dtype", "float16"),
+        (TRL + "datasets: []\n", "data.mix", {}),
+        (AXOLOTL + "sample_packing: true\n", "data.packing", True),
+        (AXOLOTL + "adapter: qlora\nload_in_4bit: true\n", "model.quantization", "nf4"),
+        (AXOLOTL + "adapter: lora\nload_in_8bit: true\n", "model.quantization", "none"),
+        (AXOLOTL + "optimizer: adamw_bnb_8bit\n", "train.optimizer", "adamw_8bit"),
+        (AXOLOTL + "early_stopping_patience: 3\n", "train.early_stopping_patience", 3),
+        (AXOLOTL + "gradient_checkpointing: offload\n", "train.gradient_checkpointing", "offload"),
+        (
+            AXOLOTL + "gradient_checkpointing: true\nactivation_offloading: true\n",
+            "train.gradient_checkpointing",
+            "offload",
+        ),
+        (AXOLOTL + "gradient_checkpointing: offload_disk\n", "train.gradient_checkpointing", "auto"),
+        (AXOLOTL + "tiled_mlp: true\n", "speed.tiled_mlp", True),
+        (AXOLOTL + "torch_compile: auto\n", "speed.compile", False),
+        (AXOLOTL + "flash_attention: true\n", "speed.attention", "flash_attention_2"),
+        (AXOLOTL + "adapter: lora\nlora_model_dir: old\n", "adapter.start_from", "old"),
+        (AXOLOTL + "lora_model_dir: old\n", "adapter.start_from", None),
+        (FACTORY + "neat_packing: true\n", "data.packing", True),
+        (FACTORY + "quantization_bit: 4\n", "model.quantization", "nf4"),
+        (FACTORY + "quantization_bit: 8\n", "model.quantization", "none"),
+        (FACTORY + "flash_attn: fa2\n", "speed.attention", "flash_attention_2"),
+        (FACTORY + "flash_attn: auto\n", "speed.attention", "auto"),
+        (FACTORY + "early_stopping_steps: 4\n", "train.early_stopping_patience", 4),
+        (FACTORY + "adapter_name_or_path: old\n", "adapter.start_from", "old"),
+        (FACTORY + "adapter_name_or_path: old,older\n", "adapter.start_from", None),
+    ],
+)
+def test_what_the_training_path_can_do_too(tmp_path: Path, text: str, key: str, value: Any) -> None:
+    found = read_text(tmp_path, text)
+    assert found.problems == ()
+    assert found.loaded is not None
+    assert lookup(found.loaded.config, key) == value
+    tree, _ = parse_yaml(config_text(found), tmp_path / "b.yaml")
+    assert Config.model_validate(tree) == found.loaded.config
+
+
+def test_what_packing_means_is_said_beside_it(tmp_path: Path) -> None:
+    assert "a batch still counts examples" in config_text(read_text(tmp_path, TRL + "packing: true\n"))
+    assert "a batch still counts examples" not in config_text(read_text(tmp_path, TRL + "packing: false\n"))
 
 
 def test_the_stage_of_a_deepspeed_file_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,8 +121,8 @@ def test_find_and_explain() -> None:
     for wrong in ("SCH999", "XYZ001", "", "SCH"):
         with pytest.raises(ConfigError, match="there is no rule"):
             find_rule(wrong)
-    with pytest.raises(ConfigError, match="did you mean 'SCH001'"):
-        find_rule("SCH01")
+    with pytest.raises(ConfigError, match="did you mean 'CFG001'"):
+        find_rule("CFG01")
 
 
 def ignoring(*codes: str) -> Config:
@@ -183,7 +183,7 @@ def test_rules_are_chosen_by_code_or_beginning() -> None:
     assert not [rule for rule in choose_rules(ignore="SCH,DAT0") if rule.code.startswith(("SCH", "DAT0"))]
     for select, ignore, needle in (
         ("SHC", None, "no rule begins with SHC"),
-        (None, "SCH01", "did you mean 'SCH001'"),
+        (None, "CFG01", "did you mean 'CFG001'"),
         (",", None, "names no rule"),
         ("SCH", "SCH", "leave no rule"),
     ):

@@ -55,12 +55,18 @@ def test_a_run_for_another_machine_or_of_a_tool_that_is_not_here_is_not_judged_b
         ("flash_attention_2", "flash-attn", False),
         ("flash_attention_2", "flash-attn-3", True),
         ("flash_attention_3", "flash-attn-3", False),
-        ("flash_attention_3", "kernels", False),
+        ("flash_attention_3", "kernels", True),
         ("sdpa", "numpy", False),
     ],
 )
 def test_which_package_serves_which_attention(attention: str, installed: str, missing: bool) -> None:
     assert codes(StackFacts(versions={installed: "1.0"}), attention=attention) == ({"STK003"} if missing else set())
+
+
+def test_only_surefit_takes_no_downloaded_kernel_for_an_attention() -> None:
+    stack = StackFacts(versions={"kernels": "1.0", "trl": "1.16.0"})
+    assert codes(stack, CPU, "trl", attention="flash_attention_2") == set()
+    assert codes(stack, attention="flash_attention_2") == {"STK003"}
 
 
 def test_build_tags_of_torch_and_torchvision() -> None:
@@ -77,10 +83,18 @@ def test_trl_counts_where_a_tool_uses_it() -> None:
 
 
 def test_only_a_merge_that_reads_the_weights_again_is_ruined() -> None:
-    stack = StackFacts(versions={"bitsandbytes": "0.50.2"}, cpu_flags={"avx512_bf16"})
-    assert codes(stack, quantization="nf4", merge_into="dequantized") == {"STK007"}
-    assert codes(stack, quantization="nf4", merge_into="original") == set()
-    assert codes(stack, GPU, quantization="nf4", merge_into="dequantized") == set()
+    stack = StackFacts(versions={"bitsandbytes": "0.50.2", "trl": "1.16.0"}, cpu_flags={"avx512_bf16"})
+    assert codes(stack, CPU, "trl", quantization="nf4", merge_into="dequantized") == {"STK007"}
+    assert codes(stack, CPU, "trl", quantization="nf4", merge_into="original") == set()
+    assert codes(stack, GPU, "trl", quantization="nf4", merge_into="dequantized") == set()
+    assert codes(stack, quantization="nf4", merge_into="dequantized") == set(), "SureFit keeps the layout"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw", "paged_adamw_8bit"])
+def test_what_needs_bitsandbytes(optimizer: str) -> None:
+    (found,) = judge(StackFacts(versions={"torch": "2.13.0"}), optimizer=optimizer)
+    assert (found.code, found.help) == ("STK014", 'pip install "surefit[quant]", or train with adamw')
+    assert codes(StackFacts(versions={"torch": "2.13.0"}), optimizer="adamw") == set()
 
 
 def test_a_driver_is_compared_by_its_branch() -> None:

@@ -4,7 +4,7 @@ FAMILIES = {
     "ADP": "adapter",
     "ARG": "arguments",
     "AUD": "audit audit_texts audit_tasks",
-    "BAT": "schedule",
+    "BAT": "batch",
     "CFG": "config",
     "CKP": "checkpoint",
     "DAT": "data",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+from surefit.config.schema import Config
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.budget import MOMENTS, OUTPUT_HEADS
 from surefit.facts.model import ModelFacts
@@ -125,7 +129,8 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     if setup.adapter != "full" or setup.unsloth:  # Unsloth drops the quantisation itself
         return
     stored = context.model.quantization if context.model else None
-    if setup.quantization in FROZEN_STORAGE:
+    # Of other tools' fp8 it is not known whether the weights are stored so, or only multiplied.
+    if setup.quantization in FROZEN_STORAGE or (setup.tool == "surefit" and setup.quantization == "fp8"):
         field, how = "quantization", f"are loaded as {setup.quantization}"
     elif stored in STORED_QUANTIZED:
         field, how = "base_model", f"of {setup.base_model or 'this base'} are stored quantised ({stored})"
@@ -174,3 +179,62 @@ def whole_embeddings_trained(context: LintContext, setup: Setup, model: ModelFac
 def _is_vocabulary_matrix(name: str) -> bool:
     last = name.rpartition(".")[2]
     return last in OUTPUT_HEADS or _has_embedding([last])
+
+
+@rule("ADP005", "start-adapter-unfit", severity="error", needs=(Config,))
+def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Finding]:
+    """The adapter to go on from is not there, or is not of the shape that the config asks for.
+
+    ## What it does
+    Reads the adapter_config.json in `adapter.start_from`, and compares its rank and alpha with `adapter.r` and
+    `adapter.alpha`.
+
+    ## Why it is bad
+    With another rank the factors do not fit. Another alpha would multiply what the adapter has learnt by another number
+    from the first step on. SureFit refuses both, but not before the base model is loaded.
+
+    ## Example
+    `start_from: runs/first/adapter`, trained with `alpha: 64`, in a config with `alpha: 32`: half of what it learnt.
+
+    ## Fix
+    Write the adapter's own rank and alpha, as the finding gives them.
+
+    ## Evidence
+    PEFT stores both in adapter_config.json and computes alpha / r when it loads:
+    https://huggingface.co/docs/peft/package_reference/lora. People meet the first as "size mismatch for …
+    lora_A.default.weight" (huggingface/peft#554).
+    """
+    section = config.adapter
+    if section.start_from is None or section.kind == "full":
+        return
+    found = _adapter_config(Path(section.start_from).expanduser())
+    if isinstance(found, str):
+        yield Finding(
+            field="adapter.start_from",
+            message=f"{section.start_from}: {found}",
+            help="name the directory of a trained adapter, such as runs/NAME/adapter",
+        )
+        return
+    for key, stored in (("r", found.get("r")), ("alpha", found.get("lora_alpha"))):
+        wanted = getattr(section, key)
+        if isinstance(stored, int | float) and stored != wanted:
+            yield Finding(
+                field=f"adapter.{key}",
+                message=f"{section.start_from} was trained with {key} {stored:g}, and adapter.{key} is {wanted:g}",
+                help=f"write {key}: {stored:g}",
+            )
+
+
+def _adapter_config(directory: Path) -> dict[str, Any] | str:
+    """The adapter_config.json of an adapter's directory; else what is wrong with it."""
+    if not directory.is_dir():
+        return "there is no such directory"
+    try:
+        found = json.loads((directory / "adapter_config.json").read_bytes())
+    except FileNotFoundError:
+        return "there is no adapter_config.json in it"
+    except (OSError, ValueError):
+        return "its adapter_config.json cannot be read"
+    if not (directory / "adapter_model.safetensors").is_file():
+        return "there is no adapter_model.safetensors in it"
+    return found if isinstance(found, dict) else "its adapter_config.json holds no settings"

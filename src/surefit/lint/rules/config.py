@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, MachineError, ModelError, did_you_mean
+from surefit.facts.setup import Setup
 from surefit.lint.engine import all_rules
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 
@@ -83,7 +84,7 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
     """LoRA settings are given although all weights are trained.
 
     ## What it does
-    With `adapter.kind: full`, looks for `r`, `alpha`, `dropout` and `target_modules` in the config.
+    With `adapter.kind: full`, looks for `r`, `alpha`, `dropout`, `target_modules` and `start_from` in the config.
 
     ## Why it is bad
     They have no effect. Either the settings are left over, or `kind` is not what was meant; full training needs far
@@ -100,7 +101,7 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
     """
     if config.adapter.kind != "full":
         return
-    for name in ("r", "alpha", "dropout", "target_modules"):
+    for name in ("r", "alpha", "dropout", "target_modules", "start_from"):
         if context.is_set(f"adapter.{name}"):
             yield Finding(
                 field=f"adapter.{name}",
@@ -190,4 +191,45 @@ def suppression_unknown(context: LintContext, config: Config) -> Iterator[Findin
                 field=f"lint.ignore.{code}",
                 message=f"there is no rule {code!r}{did_you_mean(code.upper(), known)}",
                 help="write the code as `surefit check` prints it; `surefit explain --all` lists all",
+            )
+
+
+@rule("CFG007", "setting-without-effect", severity="warning", needs=(Config, Setup))
+def setting_without_effect(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
+    """A setting is given that something else in the config switches off.
+
+    ## What it does
+    Looks for `train.decay` with a schedule other than wsd, `checkpoint.best_total_limit` without `keep_best`,
+    `speed.fused_lora: true` with `adapter.kind: full`, and `gradient_checkpointing: offload` on a CPU.
+
+    ## Why it is bad
+    Whoever reads the config believes that the setting holds, and whoever tunes it compares equal runs.
+
+    ## Example
+    `schedule: cosine` with `decay: 0.1`.
+
+    ## Fix
+    Take the setting out, or change what switches it off.
+
+    ## Evidence
+    Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
+    """
+    if setup.tool != "surefit":
+        return
+    train, on_cpu = config.train, context.hardware is not None and context.hardware.kind == "cpu"
+    causes = {
+        "train.decay": train.schedule != "wsd" and f"train.schedule is {train.schedule}, and only wsd has a decay",
+        "checkpoint.best_total_limit": config.checkpoint.keep_best is None and "checkpoint.keep_best is not set",
+        "speed.fused_lora": config.speed.fused_lora is True and config.adapter.kind == "full" and "there is no adapter",
+        "train.gradient_checkpointing": train.gradient_checkpointing == "offload"
+        and on_cpu
+        and "on a CPU everything is in the host's memory already: it does what true does",
+    }
+    for dotted, why in causes.items():
+        if why and context.is_set(dotted):
+            yield Finding(
+                field=dotted,
+                message=f"{dotted.partition('.')[2]} has no effect: {why}",
+                help="write true" if dotted == "train.gradient_checkpointing" else "take it out",
+                fix=Fix(dotted, True if dotted == "train.gradient_checkpointing" else None),
             )

@@ -6,18 +6,20 @@ from collections.abc import Iterator
 
 from surefit.config.schema import Config
 from surefit.core.errors import MachineError
+from surefit.facts.attention import KERNEL_DTYPES
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, Fix, LintContext, rule
 
 WORTH_THREADS = 20_000_000
 """Parameters below which a CPU's further threads do not help: the operations are too small to share out."""
 MANY_CORES = 4
 NO_P2P = "RTX 40"
 """GPUs whose driver may not allow peer-to-peer copies: accelerate itself switches it off for them."""
+OLDEST_FOR_FLASH = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
 DEBUGGING = {
     "CUDA_LAUNCH_BLOCKING": ({"1"}, "every kernel waits for the one before"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": ({"1"}, "every tensor is allocated and freed by the driver"),
@@ -241,3 +243,37 @@ def debugging_switch_left_on(
         value = stack.variables.get(name, "")
         if value.upper() in values:
             yield _unset(f"{name}={value}: {cost}")
+
+
+@rule("ENV007", "attention-not-on-this-device", severity="error", needs=(Setup, HardwareFacts))
+def attention_not_on_this_device(context: LintContext, setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
+    """FlashAttention is asked for on a device, or in a type, that it does not compute.
+
+    ## What it does
+    Compares `speed.attention` with the compute capability (8.0 for version 2, 9.0 for version 3) and with `model.dtype`
+    (bfloat16 or float16).
+
+    ## Why it is bad
+    The run stops when the model is loaded.
+
+    ## Example
+    `attention: flash_attention_2` on a T4, or with `dtype: float32`.
+
+    ## Fix
+    Leave `speed.attention` at auto: packing needs nothing but torch.
+
+    ## Evidence
+    Dao-AILab/flash-attention's README: Ampere and later for version 2, Hopper for version 3; fp16 and bf16 only.
+    """
+    oldest = OLDEST_FOR_FLASH.get(setup.attention or "")
+    if setup.tool != "surefit" or oldest is None:
+        return
+    if (hardware.compute_capability or (0, 0)) < oldest:
+        problem = f"{setup.attention} needs a GPU of compute capability {oldest[0]}.{oldest[1]}, not {hardware.name}"
+    elif setup.dtype is not None and setup.dtype not in KERNEL_DTYPES:
+        problem = f"{setup.attention} computes in {' or '.join(KERNEL_DTYPES)}, not in {setup.dtype}"
+    else:
+        return
+    yield Finding(
+        field="attention", message=problem, help="leave speed.attention at auto", fix=Fix("speed.attention", "auto")
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.units import shortened
 from surefit.facts.dataset import DatasetFacts
@@ -16,6 +17,8 @@ GENEROUS = 8
 """Characters that a token stands for at most, on average over an answer. In English prose it is four to five with any
 current vocabulary, in JSON and code less."""
 TRUNCATED_SHARE = 0.05
+ALWAYS_MEASURED = ("eval_loss", "eval_perplexity")
+"""What is measured at every checkpoint, without an answer being written."""
 
 
 @rule("EVL001", "sampled-scores", severity="warning", needs=(Setup,))
@@ -165,4 +168,73 @@ def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]
             field="evaluate.max_examples",
             message=f"the gate decides on {rows} rows, where one row is {100 / rows:.0f} points",
             help="remove max_examples, or score some hundred rows",
+        )
+
+
+@rule("EVL005", "best-metric-never-measured", severity="error", needs=(Config, Setup))
+def best_metric_never_measured(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
+    """The best checkpoint is to be chosen by a metric that is not measured while training.
+
+    ## What it does
+    Looks for a `checkpoint.keep_best` other than `eval_loss` and `eval_perplexity` where `evaluate.in_training` is off.
+
+    ## Why it is bad
+    Metrics of the task need generated answers. Without them no checkpoint has a score: none is the best one, and early
+    stopping never stops.
+
+    ## Example
+    `keep_best: exact_match` without `in_training: true`.
+
+    ## Fix
+    Write `evaluate.in_training: true`, or `keep_best: eval_loss`, which costs nothing more.
+
+    ## Evidence
+    Reasoned from the design: the held-out loss is all that is measured at a checkpoint unless answers are asked for.
+    transformers stops at such a config as late as the first checkpoint, with "The `metric_for_best_model` training
+    argument is set to …, which is not found in the evaluation metrics".
+    """
+    metric = config.checkpoint.keep_best
+    if setup.tool == "surefit" and metric not in (None, *ALWAYS_MEASURED) and not config.evaluate.in_training:
+        yield Finding(
+            field="checkpoint.keep_best",
+            message=f"the best checkpoint is to be that with the best {metric}, which is not measured while training",
+            help="write evaluate.in_training: true, or keep_best: eval_loss",
+        )
+
+
+@rule("EVL006", "more-answers-than-examples", severity="info", needs=(Config, Resolved, DatasetFacts))
+def more_answers_than_examples(
+    context: LintContext, config: Config, resolved: Resolved, dataset: DatasetFacts
+) -> Iterator[Finding]:
+    """With `evaluate.in_training`, more answers are written than examples learnt.
+
+    ## What it does
+    Where the held-out rows are a share of the training rows, multiplies them (at most `evaluate.max_examples`) by the
+    checkpoints of the run, and compares that with the examples the run trains on.
+
+    ## Why it is bad
+    Answers are generated token by token: an answer takes far longer than learning from an example of its length. The
+    run spends most of its time on being scored.
+
+    ## Example
+    2,000 rows, `eval: 0.2` and `in_training: true` with a checkpoint every 4 of 100 steps: 10,000 answers.
+
+    ## Fix
+    Set `evaluate.max_examples`, fewer checkpoints, or score after training (`surefit evaluate`).
+
+    ## Evidence
+    LLaMA-Factory's author advises against generating while training for this reason (hiyouga/LlamaFactory#1110).
+    """
+    total, every = resolved.total_steps, resolved.config.checkpoint.every
+    share = config.data.eval
+    if not config.evaluate.in_training or not isinstance(share, float) or not total or not isinstance(every, int):
+        return
+    held_out = min(round(share * dataset.rows), config.evaluate.max_examples or dataset.rows)
+    answers, learnt = held_out * -(-total // every), total * config.train.global_batch_size
+    if answers > learnt:
+        yield Finding(
+            field="evaluate.in_training",
+            message=f"about {answers:,} answers are written while training, at {-(-total // every):,} checkpoints, and "
+            f"{learnt:,} examples are learnt",
+            help="set evaluate.max_examples, or a larger checkpoint.every",
         )

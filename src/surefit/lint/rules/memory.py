@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 from surefit.config.resolve import Resolved
 from surefit.core.units import bytes_text
-from surefit.facts.budget import Term, at_least, memory_terms
+from surefit.facts.budget import MOMENTS, Term, at_least, memory_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, LintContext, rule
-from surefit.lint.rules.adapter import ABSURD
+from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
 PER_ROW = ("loss", "backward")
 """The moments whose memory grows with the length of the rows."""
+SMALL_SHARE = 0.05
+"""Of the weights' memory: what an optimizer's moments may take before it is worth making them smaller."""
 
 
 @rule("MEM001", "does-not-fit", severity="error", needs=(Resolved, ModelFacts, HardwareFacts))
@@ -56,14 +58,15 @@ def logits_do_not_fit(
 
     ## What it does
     Adds to MEM001's terms what one micro batch of `max_length` tokens holds: the activations, where the architecture is
-    one whose layers are known (Llama, Mistral, Qwen 2 and 3 and others), and in the loss 12 bytes per token and
-    vocabulary entry. The terms are explained under "The closed form" in docs/plan.md.
+    one whose layers are known (Llama, Mistral, Qwen 2 and 3 and others), and what the loss takes: a chunk of logits, or
+    without `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed
+    form" in docs/plan.md.
 
     ## Why it is bad
     The run starts, and dies at the first batch with a long enough row, which may come after hours.
 
     ## Example
-    One row of 262,144 tokens and a vocabulary of 151,936: 445 GiB for the loss alone.
+    One row of 262,144 tokens and a vocabulary of 151,936, with `chunked_loss: false`: 445 GiB for the loss alone.
 
     ## Fix
     Lower `max_length` to what the rows need, or `per_device_train_batch_size`; or recompute the activations
@@ -83,7 +86,8 @@ def logits_do_not_fit(
             "data.max_length",
             f"lower data.max_length from {resolved.config.data.max_length:,} to what the rows need"
             + (f", or per_device_train_batch_size from {micro}" if micro != 1 else "")
-            + ("" if resolved.config.train.gradient_checkpointing else ", or set train.gradient_checkpointing: true"),
+            + ("" if resolved.config.train.gradient_checkpointing else ", or set train.gradient_checkpointing: true")
+            + ("" if resolved.config.speed.chunked_loss else ", or speed.chunked_loss: true"),
         )
 
 
@@ -160,7 +164,7 @@ def eval_batch_does_not_fit(
     batch, micro, length = setup.eval_micro_batch, setup.micro_batch, setup.max_length
     if setup.tool == "trl" or setup.liger or batch is None or micro is None or length is None:
         return
-    if not micro < batch < ABSURD or length >= ABSURD:
+    if not 0 < micro < batch < ABSURD or not 0 < length < ABSURD:
         return
     logits = batch * length * model.vocab_size * DTYPE_BYTES.get(setup.dtype or "", 2)
     weights = (model.parameters or 0) // 2  # half a byte each: what 4-bit storage takes, and everything else exceeds
@@ -178,7 +182,8 @@ def generation_while_training(context: LintContext, setup: Setup) -> Iterator[Fi
     """Text is generated in the training loop.
 
     ## What it does
-    Looks for evaluation by generating: `predict_with_generate`, `eval_table_size` and the like.
+    Looks for evaluation by generating: `predict_with_generate`, `eval_table_size` and the like. What SureFit's own
+    `evaluate.in_training` costs is EVL006's matter.
 
     ## Why it is bad
     Keys and values of every answer come on top of what training holds, so the memory that sufficed for a step does not
@@ -194,7 +199,7 @@ def generation_while_training(context: LintContext, setup: Setup) -> Iterator[Fi
     A published report on summarising legal documents ran out of memory there, and moved ROUGE to the checkpoints.
     LLaMA-Factory's author advises against it too (hiyouga/LlamaFactory#1110).
     """
-    if setup.generates_in_loop:
+    if setup.generates_in_loop and setup.tool != "surefit":
         yield Finding(
             field="generates_in_loop",
             message="answers are generated while training holds its memory: keys and values come on top of it",
@@ -227,4 +232,48 @@ def cache_with_checkpointing(context: LintContext, setup: Setup) -> Iterator[Fin
             field="use_cache",
             message=f"{setup.name('use_cache')} has no effect: gradient checkpointing switches the cache off",
             help="write false",
+        )
+
+
+@rule("MEM008", "small-moments-quantised", severity="info", needs=(Setup, ModelFacts))
+def small_moments_quantised(context: LintContext, setup: Setup, model: ModelFacts) -> Iterator[Finding]:
+    """An optimizer that saves memory is used where there is next to none to save.
+
+    ## What it does
+    With LoRA and an 8-bit or paged optimizer, compares what AdamW's moments of the factors take in float32 with what
+    the weights take.
+
+    ## Why it is bad
+    It saves some hundredths of the memory. In return the moments have 256 values each, and every factor is updated by a
+    kernel of its own.
+
+    ## Example
+    `optimizer: adamw_8bit` for LoRA of rank 16 on Llama-3.1-8B: 0.3 GiB of moments beside 15 GiB of weights.
+
+    ## Fix
+    Write `adamw`. The 8-bit optimizers are for training all weights.
+
+    ## Evidence
+    Dettmers et al. 2022 (arXiv 2110.02861) report their savings for full training. The arithmetic: 8 bytes of moments
+    per trained parameter, and LoRA trains about one parameter in a hundred.
+    """
+    if (
+        setup.adapter in (None, "full")
+        or setup.optimizer in (None, "adamw")
+        or not setup.lora_r
+        or not model.parameters
+    ):
+        return
+    if setup.modules_to_save or setup.lora_r >= ABSURD:
+        return
+    moments = MOMENTS * sum(setup.lora_r * (inputs + outputs) for outputs, inputs in model.linear_modules.values())
+    stored = 0.5 if setup.quantization in FROZEN_STORAGE else DTYPE_BYTES.get(setup.dtype or "", 2)
+    weights = int(stored * model.parameters)
+    if moments < SMALL_SHARE * weights:
+        yield Finding(
+            field="optimizer",
+            message=f"{setup.name('optimizer')} {setup.optimizer} for LoRA: the moments take at most "
+            f"{bytes_text(moments)} in float32, beside {bytes_text(weights)} of weights",
+            help="write adamw",
+            fix=Fix("train.optimizer", "adamw") if setup.tool == "surefit" else None,
         )

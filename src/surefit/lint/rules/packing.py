@@ -8,7 +8,7 @@ from surefit.core.units import plural
 from surefit.facts.batch import BatchFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, Fix, LintContext, rule
 
 MASKED_ONLY = ("eager", "sdpa")
 """Attention implementations that know of documents only what a mask tells them."""
@@ -39,7 +39,7 @@ def packing_needs_a_mask(context: LintContext, setup: Setup) -> Iterator[Finding
     `packing: true` with `attn_implementation: sdpa`.
 
     ## Fix
-    Use `flash_attention_2` or `flex_attention`, or do not pack.
+    Use `flash_attention_2` or `flex_attention`, or do not pack; with SureFit leave `speed.attention` at auto.
 
     ## Evidence
     measured: in packed rows with an all-ones attention mask beside their positions, the first document changed the
@@ -48,11 +48,14 @@ def packing_needs_a_mask(context: LintContext, setup: Setup) -> Iterator[Finding
     """
     apart = setup.packing and setup.packing_strategy not in WITHOUT_BORDERS
     if apart and not setup.unsloth and setup.attention in MASKED_ONLY:
+        own = setup.tool == "surefit"  # its batches have no attention mask, and are looked at before the first step
         yield Finding(
             field="attention",
             message=f"{setup.name('packing')} with {setup.name('attention')} {setup.attention}: only a dense mask can "
-            "keep the examples of a row apart, at quadratic cost, and any attention mask in the batch switches it off",
-            help="use flash_attention_2 or flex_attention, or do not pack",
+            "keep the examples of a row apart, at quadratic cost"
+            + ("" if own else ", and any attention mask in the batch switches it off"),
+            help=f"{'leave it at auto' if own else 'use flash_attention_2 or flex_attention'}, or do not pack",
+            fix=Fix("speed.attention", "auto") if own else None,
         )
 
 
@@ -127,7 +130,7 @@ def packing_mixes_documents(context: LintContext, setup: Setup, model: ModelFact
     ## What it does
     Compares the model type with those whose code in transformers was found to mix the documents of a packed row, with
     positions that restart and no cache. Axolotl and LLaMA-Factory replace some of that code; there only the types that
-    nothing helps are named.
+    nothing helps are named. Of SureFit's own attention, docs/packing.md lists what it cannot serve.
 
     ## Why it is bad
     A recurrent layer carries its state from one document into the next; attention with ALiBi or absolute positions
@@ -145,6 +148,15 @@ def packing_mixes_documents(context: LintContext, setup: Setup, model: ModelFact
     recurrent_gemma, jamba, bamba, zamba2, lfm2, falcon_h1, granitemoehybrid, nemotron_h and qwen3_next; and by 0 in
     llama, qwen3, gemma2 and gpt2.
     """
+    if setup.tool == "surefit":
+        if setup.packing and model.packing_obstacle:
+            yield Finding(
+                field="packing",
+                message=f"{model.name} cannot be packed: {model.packing_obstacle}",
+                help="leave data.packing at auto, which pads this model",
+                fix=Fix("data.packing", "auto"),
+            )
+        return
     blind = BLIND if setup.tool in PATCHING else BLIND | BLIND_UNPATCHED
     if setup.packing and model.model_type in blind:
         yield Finding(
@@ -184,3 +196,33 @@ def examples_run_together(context: LintContext, batch: BatchFacts) -> Iterator[F
                 message=f"{found.rows} of {plural(found.of, 'example')} in the first batches {what}{place}",
                 help="this is a fault of what makes the batches: please report it, with batch_audit.json",
             )
+
+
+@rule("PCK006", "varlen-without-packing", severity="error", needs=(Setup,))
+def varlen_without_packing(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The attention for packed rows is asked for, and rows are padded.
+
+    ## What it does
+    Looks for `speed.attention: torch_varlen` where examples are not packed.
+
+    ## Why it is bad
+    That attention knows documents by their boundaries and takes no mask, so it could not tell the padding from the
+    text. SureFit refuses to start.
+
+    ## Example
+    `packing: false` with `attention: torch_varlen`.
+
+    ## Fix
+    Leave `speed.attention` at auto.
+
+    ## Evidence
+    measured: an attention registered with transformers without a mask of its own dropped the padding without a word;
+    the logits were off by 0.60.
+    """
+    if setup.packing is False and setup.attention == "torch_varlen":
+        yield Finding(
+            field="attention",
+            message=f"{setup.name('attention')} is torch_varlen, which reads packed rows only, and rows are padded",
+            help="leave it at auto",
+            fix=Fix("speed.attention", "auto"),
+        )

@@ -12,6 +12,7 @@ from surefit.lint.rule import Finding, Fix, LintContext, rule
 HALF = {"bfloat16": 2**9, "float16": 2**12}
 """16-bit type → how many times a step a weight has to be for the step to be rounded away: rounding loses what is below
 half the distance to the next number, at least 2^-9 of a bfloat16 and 2^-12 of a float16."""
+FP8_CAPABILITY = (8, 9)
 TYPICAL_WEIGHT = 0.02
 """The standard deviation most language models' weights are initialised with, and have about after training."""
 
@@ -39,7 +40,7 @@ def bf16_is_emulated(context: LintContext, config: Config, hardware: HardwareFac
     `dtype: bfloat16` on a T4 (7.5) or a Quadro RTX 6000 (7.5).
 
     ## Fix
-    Leave `model.dtype` at auto, or write `float32`; or use a GPU from Ampere on.
+    Leave `model.dtype` at auto, or write `float16` or `float32`; or use a GPU from Ampere on.
 
     ## Evidence
     A published report on LLM ranking on two T4 with "bf16 compute" took 16 seconds per iteration.
@@ -49,38 +50,38 @@ def bf16_is_emulated(context: LintContext, config: Config, hardware: HardwareFac
         yield Finding(
             field="model.dtype",
             message=f"{hardware.name} (compute capability {major}.{minor}) has no bfloat16 arithmetic and emulates it",
-            help="leave model.dtype at auto, or write float32",
+            help="leave model.dtype at auto, or write float16 or float32",
             fix=Fix("model.dtype", "auto"),
         )
 
 
-@rule("PRC002", "fp16-without-loss-scaling", severity="warning", needs=(Config,))
-def fp16_without_loss_scaling(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("PRC002", "fp16-without-loss-scaling", severity="warning", needs=(Setup,))
+def fp16_without_loss_scaling(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """float16 training without loss scaling.
 
     ## What it does
-    Flags `model.dtype: float16`: SureFit's training step does not scale the loss.
+    Looks, in another tool's config, for float16 as the type of the whole run without the `fp16` switch: only that
+    switch brings the scaler. SureFit scales the loss wherever `model.dtype` is float16.
 
     ## Why it is bad
     float16 has no numbers below 6e-8. Gradients of a fine-tuning run reach that range, become zero, and the layers
     they belong to stop learning; large activations overflow to infinity.
 
     ## Example
-    `dtype: float16` because the GPU has no bfloat16.
+    Axolotl's `float16: true` because the GPU has no bfloat16.
 
     ## Fix
-    Write `float32` on GPUs before Ampere, `bfloat16` on all later ones, or leave it at auto.
+    Write `fp16: true` on GPUs before Ampere, `bf16: true` on all later ones.
 
     ## Evidence
     Micikevicius et al. 2018 (arXiv 1710.03740): a detection network (Multibox SSD) does not train in float16 without
     loss scaling, and reaches the float32 result with it.
     """
-    if config.model.dtype == "float16":
+    if setup.tool != "surefit" and setup.dtype == "float16" and not setup.fp16 and not setup.bf16:
         yield Finding(
-            field="model.dtype",
-            message="float16 without loss scaling: gradients below 6e-8 become zero",
-            help="write float32 where the GPU has no bfloat16, or leave it at auto",
-            fix=Fix("model.dtype", "auto"),
+            field="dtype",
+            message=f"{setup.name('dtype')}: float16 without loss scaling, so gradients below 6e-8 become zero",
+            help="write fp16: true, which scales the loss, or bf16: true on a GPU from Ampere on",
         )
 
 
@@ -260,3 +261,66 @@ def float16_weights_under_scaling(context: LintContext, setup: Setup) -> Iterato
             "the first step fails at unscaling their gradients",
             help="hold what is trained in float32",
         )
+
+
+@rule("PRC008", "float16-beside-bfloat16", severity="warning", needs=(Config, HardwareFacts))
+def float16_beside_bfloat16(context: LintContext, config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+    """float16 is asked for where bfloat16 is as fast, or on a CPU.
+
+    ## What it does
+    Looks for `model.dtype: float16` on a GPU with native bfloat16 (compute capability 8.0 and above) and on a CPU.
+
+    ## Why it is bad
+    float16 ends at 65,504. Activations beyond it become infinite, the loss has to be scaled, and every time the scale
+    turns out too large a step is left out. bfloat16 has float32's range at the same speed; and a CPU gains nothing.
+
+    ## Example
+    `dtype: float16` from a config for a T4, on an A100.
+
+    ## Fix
+    Leave `model.dtype` at auto.
+
+    ## Evidence
+    Micikevicius et al. 2018 (arXiv 1710.03740) on why float16 needs scaling; Kalamkar et al. 2019 (arXiv 1905.12322):
+    bfloat16 trains the same models without it. huggingface/transformers#5651: an activation of T5 is 66,246, which
+    float16 does not have; google-research/text-to-text-transfer-transformer#539: it was trained in bfloat16.
+    """
+    if config.model.dtype == "float16" and (hardware.kind == "cpu" or hardware.bf16):
+        better = "float32 is exact there" if hardware.kind == "cpu" else "bfloat16 is as fast and cannot overflow"
+        yield Finding(
+            field="model.dtype",
+            message=f"float16 on {hardware.name}: {better}",
+            help="leave model.dtype at auto",
+            fix=Fix("model.dtype", "auto"),
+        )
+
+
+@rule("PRC009", "fp8-without-fp8-arithmetic", severity="info", needs=(Config, HardwareFacts))
+def fp8_without_fp8_arithmetic(context: LintContext, config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+    """The base is stored in FP8, and the device cannot multiply it.
+
+    ## What it does
+    Compares `model.quantization: fp8` with the device's compute capability; float8 products begin at 8.9 (Ada).
+
+    ## Why it is bad
+    The memory is saved all the same. But every layer's weights are turned back into `model.dtype` for each product, so
+    a step takes longer than without quantization.
+
+    ## Example
+    `quantization: fp8` on an A100 (8.0).
+
+    ## Fix
+    Write `none` where the model fits, `nf4` where the memory decides; or take a GPU from Ada or Hopper on.
+
+    ## Evidence
+    NVIDIA's table of tensor-core types: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities.
+    A test shows that SureFit's float8 layer multiplies dequantised weights elsewhere.
+    """
+    if config.model.quantization != "fp8" or (hardware.compute_capability or (0, 0)) >= FP8_CAPABILITY:
+        return
+    yield Finding(
+        field="model.quantization",
+        message=f"{hardware.name} does not multiply float8: the weights take half the memory, and are turned back into "
+        "16 bits or more for every product",
+        help="write none if the model fits, nf4 if memory decides",
+    )

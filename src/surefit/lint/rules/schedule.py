@@ -1,13 +1,12 @@
-"""SCH and BAT: the arithmetic of steps, batches and learning rates."""
+"""SCH: the arithmetic of steps and learning rates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import Resolved, warmup_steps
 from surefit.config.schema import Config
 from surefit.core.units import count_text
-from surefit.facts.dataset import DatasetFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
@@ -315,161 +314,74 @@ def two_warmups(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("BAT001", "micro-batch-does-not-divide", severity="error", needs=(Config,), suppressible=False)
-def micro_batch_does_not_divide(context: LintContext, config: Config) -> Iterator[Finding]:
-    """The micro batch does not divide the global batch.
+@rule("SCH009", "patience-never-runs-out", severity="warning", needs=(Config, Resolved, Setup))
+def patience_never_runs_out(
+    context: LintContext, config: Config, resolved: Resolved, setup: Setup
+) -> Iterator[Finding]:
+    """Early stopping is asked for, and the run is measured too seldom for it to stop anything.
 
     ## What it does
-    Checks that `global_batch_size` is a multiple of `per_device_train_batch_size`.
+    Counts the measurements of the run, one per `checkpoint.every` steps and one at the end. The first sets the best
+    value; `early_stopping_patience` more without a better one have to follow before the last.
 
     ## Why it is bad
-    The number of micro batches per optimizer step would not be whole. Tools that round it train with another batch size
-    than the config says, and with another number of steps.
+    The run goes to its end whatever is measured, and the config reads as if it would not.
 
     ## Example
-    `global_batch_size: 64` with `per_device_train_batch_size: 24`.
+    `early_stopping_patience: 3` with `every: auto`: a quarter of the run, so four measurements.
 
     ## Fix
-    Choose a divisor, or leave `per_device_train_batch_size` at auto.
+    Lower `checkpoint.every`, or the patience.
 
     ## Evidence
-    A published report on LLM ranking on two GPUs did not divide its batch by the number of devices and trained with
-    twice the batch it reported.
+    The arithmetic. A published report on summarising legal documents evaluated every 200 steps of a run of 86 steps,
+    and nobody noticed.
     """
-    train = config.train
-    micro, whole = train.per_device_train_batch_size, train.global_batch_size
-    if isinstance(micro, int) and whole % micro:
-        divisors = [n for n in range(1, min(whole, micro) + 1) if whole % n == 0]
-        yield Finding(
-            field="train.per_device_train_batch_size",
-            message=f"a micro batch of {micro} does not divide the global batch of {whole}",
-            help=f"write {divisors[-1]}, or leave it at auto",
-            fix=Fix("train.per_device_train_batch_size", "auto"),
-        )
-
-
-@rule(
-    "BAT002",
-    "batch-larger-than-data",
-    severity="warning",
-    needs=(
-        Config,
-        DatasetFacts,
-    ),
-)
-def batch_larger_than_data(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
-    """One optimizer step would take more rows than there are.
-
-    ## What it does
-    Compares `global_batch_size` with the number of training rows.
-
-    ## Why it is bad
-    Every epoch is a single step on all rows. With the usual one to three epochs the model hardly moves, and the
-    gradient has no noise left that helps it generalise.
-
-    ## Example
-    `global_batch_size: 64` with 40 rows.
-
-    ## Fix
-    Lower `global_batch_size`, so that an epoch has at least some twenty steps, or raise `epochs`.
-
-    ## Evidence
-    Small hand-made data sets with the batch size of a large one; the loss curve has three points.
-    """
-    whole = config.train.global_batch_size
-    if whole > dataset.rows > 0:
-        yield Finding(
-            field="train.global_batch_size",
-            message=f"a batch of {whole} is more than the {dataset.rows} rows in {dataset.source}: "
-            "an epoch is one optimizer step",
-            help=f"write {max(1, dataset.rows // 20)} or less, or collect more rows",
-        )
-
-
-@rule("BAT003", "batch-arithmetic", severity="error", needs=(Setup,))
-def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The global batch is not what micro batch, accumulation and processes multiply to.
-
-    ## What it does
-    Multiplies them and compares with the global batch that the config states. Where one of them is not stated, checks
-    that the others divide the global batch.
-
-    ## Why it is bad
-    DeepSpeed stops at the start of the run. Tools that do not check train with another batch than the config says, and
-    so with another number of steps and another best learning rate.
-
-    ## Example
-    `train_batch_size: 64` with a micro batch of 4, accumulation 8 and one process: 32.
-
-    ## Fix
-    Change one of the numbers; with DeepSpeed under transformers write "auto" for all three.
-
-    ## Evidence
-    deepspeedai/DeepSpeed#6914 ("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 8
-    != 2 * 1 * 1"); a published report on LLM ranking on two GPUs trained with twice the batch it reported.
-    """
-    whole, micro, steps, world = setup.global_batch, setup.micro_batch, setup.accumulation, setup.world_size
-    if not whole or not micro or setup.parallel == "dp":
+    patience, total, every = (
+        config.train.early_stopping_patience,
+        resolved.total_steps,
+        resolved.config.checkpoint.every,
+    )
+    if setup.tool != "surefit" or patience is None or total is None or not isinstance(every, int):
         return
-    name = setup.name("global_batch")
-    if steps and world and micro * steps * world != whole:
+    measured = -(-total // every)
+    if patience + 1 >= measured:
+        enough = max(1, (total - 1) // (patience + 1))
         yield Finding(
-            field="global_batch",
-            message=f"{micro} per device × {steps} accumulated × {_processes(world)} is {micro * steps * world}, and "
-            f"{name} says {whole}",
-            help=_batch_help(whole, micro, steps, world),
-        )
-    elif context.config is None and not (steps and world) and whole % (micro * (steps or world or 1)):
-        unit = micro * (steps or world or 1)
-        of = f"{steps} accumulated" if steps else _processes(world or 1)
-        yield Finding(
-            field="global_batch",
-            message=f"{name} {whole} cannot be made of {micro} per device × {of}: {unit} does not divide it",
-            help=f"write a multiple of {unit}",
+            field="train.early_stopping_patience",
+            message=f"a patience of {patience} needs {patience + 1} measurements before the last, and the run has "
+            f"{measured}, one every {every:,} of {total:,} steps",
+            help=f"write checkpoint.every: {enough} or less" if total > patience + 1 else "take it out",
         )
 
 
-def _processes(count: int) -> str:
-    return f"{count:,} process{'' if count == 1 else 'es'}"
-
-
-def _batch_help(whole: int, micro: int, steps: int, world: int) -> str:
-    if whole % (micro * world) == 0:
-        return f"accumulate {whole // (micro * world)} micro batches, or write {micro * steps * world}"
-    return f"write {micro * steps * world}, or choose numbers whose product is {whole}"
-
-
-@rule("BAT004", "batch-not-divided-by-gpus", severity="warning", needs=(Setup,))
-def batch_not_divided_by_gpus(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """One process drives several GPUs, and each of them gets the whole micro batch.
+@rule("SCH010", "no-stable-phase", severity="warning", needs=(Config, Resolved))
+def no_stable_phase(context: LintContext, config: Config, resolved: Resolved) -> Iterator[Finding]:
+    """The schedule is wsd, and warmup and decay leave nothing between them.
 
     ## What it does
-    Under torch.nn.DataParallel, counts the examples of a step: micro batch × GPUs × accumulation.
+    Counts the steps of the warmup, of the decay and of the run.
 
     ## Why it is bad
-    transformers multiplies `per_device_train_batch_size` with the visible GPUs without asking, so a step sees two or
-    four times the examples that the config seems to say. DataParallel also copies the model in every step and gathers
-    all outputs on the first GPU, which runs out of memory first.
+    Warmup, stable, decay without the middle is a triangle: the rate is at its peak for one step. The decay is cut to
+    what the warmup leaves, so the config does not say what happens. (A warmup as long as the run: SCH001.)
 
     ## Example
-    `python train.py` on two T4s with a micro batch of 4 and accumulation 4: 32 examples per step, not 16.
+    `schedule: wsd` with `decay: 500` in a run of 300 steps.
 
     ## Fix
-    Start one process per GPU (`accelerate launch --num_processes 2`) and divide the accumulation by their number.
+    Lower `train.decay`: a tenth to a fifth of the run is usual.
 
     ## Evidence
-    A published report on LLM ranking on two GPUs did not divide its batch by the number of GPUs.
-    huggingface/transformers#4493: `train_batch_size` differs from the per-device size under `nn.DataParallel`.
+    Hu et al. 2024 (MiniCPM, arXiv 2404.06395), who proposed it, decay over the last tenth of the steps.
     """
-    gpus, micro = setup.gpus, setup.micro_batch
-    if setup.parallel != "dp" or not gpus or gpus < 2:
+    total, train = resolved.total_steps, config.train
+    if train.schedule != "wsd" or total is None:
         return
-    seen = micro * gpus * (setup.accumulation or 1) if micro else None
-    if seen is None or seen != setup.global_batch:
-        meant = f", and {setup.name('global_batch')} says {setup.global_batch}" if setup.global_batch else ""
-        each = f"each gets {micro} examples, a step sees {seen}{meant}" if micro else "each gets a whole micro batch"
+    rising, falling = warmup_steps(total, train.warmup), warmup_steps(total, train.decay)
+    if rising < total <= rising + falling:
         yield Finding(
-            field="micro_batch" if micro else "gpus",
-            message=f"one process on {gpus} GPUs: {each}",
-            help=f"start {gpus} processes and divide the accumulation by {gpus}",
+            field="train.decay",
+            message=f"{rising:,} steps of warmup and {falling:,} of decay leave none of {total:,} at the peak rate",
+            help="write decay: 0.2, or less",
         )

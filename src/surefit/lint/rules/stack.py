@@ -104,7 +104,8 @@ def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFa
     """The run asks for flash-attention, and the package is not installed.
 
     ## What it does
-    Looks for flash-attn (flash-attn-3 for version 3), or for `kernels`, from which transformers takes a substitute.
+    Looks for flash-attn (flash-attn-3 for version 3), or for `kernels`, from which transformers takes a substitute:
+    SureFit does not, because it would be downloaded without a word.
 
     ## Why it is bad
     Loading the model stops with an ImportError. Installing the package is no quick remedy: it has no wheels on PyPI,
@@ -120,13 +121,16 @@ def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFa
     A published report on distilling a model to math and code waited 20 to 40 minutes for it, or failed;
     Dao-AILab/flash-attention#1038.
     """
-    package = FLASH.get(setup.attention or "")
-    if package and _uses(context, setup, stack) and not {package, "kernels"} & stack.versions.keys():
+    package, own = FLASH.get(setup.attention or ""), setup.tool == "surefit"
+    enough = {package} if own else {package, "kernels"}
+    if package and _uses(context, setup, stack) and not enough & stack.versions.keys():
         yield Finding(
             field="attention",
             message=f"{setup.name('attention')} is {setup.attention}, and {package} is not installed: it has no wheels "
             "and compiles for 20 to 40 minutes",
-            help="write sdpa, or pip install kernels for a compiled substitute",
+            help="leave it at auto: torch has such a kernel itself"
+            if own
+            else "write sdpa, or pip install kernels for a compiled substitute",
         )
 
 
@@ -204,7 +208,7 @@ def quantization_without_bitsandbytes(context: LintContext, setup: Setup, stack:
     `load_in_4bit: true` in an environment made for full training.
 
     ## Fix
-    `pip install bitsandbytes`, or do not quantize.
+    `pip install bitsandbytes` (for SureFit: `pip install "surefit[quant]"`), or do not quantize.
 
     ## Evidence
     huggingface/diffusers#3194, and the first error in many notebooks on QLoRA.
@@ -213,8 +217,12 @@ def quantization_without_bitsandbytes(context: LintContext, setup: Setup, stack:
         yield Finding(
             field="quantization",
             message=f"the base is loaded as {setup.quantization}, and bitsandbytes is not installed",
-            help="pip install bitsandbytes",
+            help=_install_bitsandbytes(setup),
         )
+
+
+def _install_bitsandbytes(setup: Setup) -> str:
+    return 'pip install "surefit[quant]"' if setup.tool == "surefit" else "pip install bitsandbytes"
 
 
 @rule("STK007", "quantized-cpu-forward-corrupts", severity="error", needs=(Setup, StackFacts, HardwareFacts))
@@ -224,7 +232,8 @@ def quantized_cpu_forward_corrupts(
     """On this processor, bitsandbytes repacks 4-bit weights in a way that ruins a later merge.
 
     ## What it does
-    Looks for a 4-bit base on a CPU with AVX512-BF16 whose weights are to be read again for a merge.
+    Looks for a 4-bit base on a CPU with AVX512-BF16 whose weights are to be read again for a merge. SureFit keeps
+    bitsandbytes from packing them.
 
     ## Why it is bad
     The first forward pass in eval mode packs the weights for the processor's own kernel. `dequantize()` and merging
@@ -244,6 +253,8 @@ def quantized_cpu_forward_corrupts(
     on_cpu = setup.on_cpu or hardware.kind == "cpu"
     again = setup.merge_into in ("dequantized", "quantized")
     affected = "avx512_bf16" in stack.cpu_flags and "bitsandbytes" in stack.versions
+    if setup.tool == "surefit":
+        return
     if setup.quantization in ("nf4", "fp4") and on_cpu and again and affected and _uses(context, setup, stack):
         yield Finding(
             field="quantization",
@@ -421,4 +432,33 @@ def driver_too_old(context: LintContext, setup: Setup, stack: StackFacts, hardwa
             message=f"torch {stack.versions.get('torch', '')} is built for CUDA {stack.torch_cuda}, which needs driver "
             f"{needed} or newer; this is {stack.driver}",
             help="update the NVIDIA driver, or install a torch for an older CUDA",
+        )
+
+
+@rule("STK014", "optimizer-without-bitsandbytes", severity="error", needs=(Setup, StackFacts))
+def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """An 8-bit or paged optimizer is asked for, and bitsandbytes is not installed.
+
+    ## What it does
+    Looks for bitsandbytes where the optimizer is one of its own.
+
+    ## Why it is bad
+    The run stops when the optimizer is made, after the model has been loaded.
+
+    ## Example
+    `optimizer: adamw_8bit` after `pip install surefit`.
+
+    ## Fix
+    `pip install bitsandbytes` (for SureFit: `pip install "surefit[quant]"`), or train with `adamw`.
+
+    ## Evidence
+    transformers 5.23, trainer_optimizer.py, stops at the same place: "You need to install `bitsandbytes` in order to
+    use bitsandbytes optimizers".
+    """
+    asked = setup.optimizer not in (None, "adamw")
+    if asked and _uses(context, setup, stack) and "bitsandbytes" not in stack.versions:
+        yield Finding(
+            field="optimizer",
+            message=f"{setup.name('optimizer')} {setup.optimizer} is bitsandbytes' own, and that is not installed",
+            help=f"{_install_bitsandbytes(setup)}, or train with adamw",
         )

@@ -1,0 +1,170 @@
+"""BAT: how many examples a step sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.config.schema import Config
+from surefit.facts.dataset import DatasetFacts
+from surefit.facts.setup import Setup
+from surefit.lint.rule import Finding, Fix, LintContext, rule
+
+
+@rule("BAT001", "micro-batch-does-not-divide", severity="error", needs=(Config,), suppressible=False)
+def micro_batch_does_not_divide(context: LintContext, config: Config) -> Iterator[Finding]:
+    """The micro batch does not divide the global batch.
+
+    ## What it does
+    Checks that `global_batch_size` is a multiple of `per_device_train_batch_size`.
+
+    ## Why it is bad
+    The number of micro batches per optimizer step would not be whole. Tools that round it train with another batch size
+    than the config says, and with another number of steps.
+
+    ## Example
+    `global_batch_size: 64` with `per_device_train_batch_size: 24`.
+
+    ## Fix
+    Choose a divisor, or leave `per_device_train_batch_size` at auto.
+
+    ## Evidence
+    A published report on LLM ranking on two GPUs did not divide its batch by the number of devices and trained with
+    twice the batch it reported.
+    """
+    train = config.train
+    micro, whole = train.per_device_train_batch_size, train.global_batch_size
+    if isinstance(micro, int) and whole % micro:
+        divisors = [n for n in range(1, min(whole, micro) + 1) if whole % n == 0]
+        yield Finding(
+            field="train.per_device_train_batch_size",
+            message=f"a micro batch of {micro} does not divide the global batch of {whole}",
+            help=f"write {divisors[-1]}, or leave it at auto",
+            fix=Fix("train.per_device_train_batch_size", "auto"),
+        )
+
+
+@rule(
+    "BAT002",
+    "batch-larger-than-data",
+    severity="warning",
+    needs=(
+        Config,
+        DatasetFacts,
+    ),
+)
+def batch_larger_than_data(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
+    """One optimizer step would take more rows than there are.
+
+    ## What it does
+    Compares `global_batch_size` with the number of training rows.
+
+    ## Why it is bad
+    Every epoch is a single step on all rows. With the usual one to three epochs the model hardly moves, and the
+    gradient has no noise left that helps it generalise.
+
+    ## Example
+    `global_batch_size: 64` with 40 rows.
+
+    ## Fix
+    Lower `global_batch_size`, so that an epoch has at least some twenty steps, or raise `epochs`.
+
+    ## Evidence
+    Small hand-made data sets with the batch size of a large one; the loss curve has three points.
+    """
+    whole = config.train.global_batch_size
+    if whole > dataset.rows > 0:
+        yield Finding(
+            field="train.global_batch_size",
+            message=f"a batch of {whole} is more than the {dataset.rows} rows in {dataset.source}: "
+            "an epoch is one optimizer step",
+            help=f"write {max(1, dataset.rows // 20)} or less, or collect more rows",
+        )
+
+
+@rule("BAT003", "batch-arithmetic", severity="error", needs=(Setup,))
+def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The global batch is not what micro batch, accumulation and processes multiply to.
+
+    ## What it does
+    Multiplies them and compares with the global batch that the config states. Where one of them is not stated, checks
+    that the others divide the global batch.
+
+    ## Why it is bad
+    DeepSpeed stops at the start of the run. Tools that do not check train with another batch than the config says, and
+    so with another number of steps and another best learning rate.
+
+    ## Example
+    `train_batch_size: 64` with a micro batch of 4, accumulation 8 and one process: 32.
+
+    ## Fix
+    Change one of the numbers; with DeepSpeed under transformers write "auto" for all three.
+
+    ## Evidence
+    deepspeedai/DeepSpeed#6914 ("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 8
+    != 2 * 1 * 1"); a published report on LLM ranking on two GPUs trained with twice the batch it reported.
+    """
+    whole, micro, steps, world = setup.global_batch, setup.micro_batch, setup.accumulation, setup.world_size
+    if not whole or not micro or setup.parallel == "dp":
+        return
+    name = setup.name("global_batch")
+    if steps and world and micro * steps * world != whole:
+        yield Finding(
+            field="global_batch",
+            message=f"{micro} per device × {steps} accumulated × {_processes(world)} is {micro * steps * world}, and "
+            f"{name} says {whole}",
+            help=_batch_help(whole, micro, steps, world),
+        )
+    elif context.config is None and not (steps and world) and whole % (micro * (steps or world or 1)):
+        unit = micro * (steps or world or 1)
+        of = f"{steps} accumulated" if steps else _processes(world or 1)
+        yield Finding(
+            field="global_batch",
+            message=f"{name} {whole} cannot be made of {micro} per device × {of}: {unit} does not divide it",
+            help=f"write a multiple of {unit}",
+        )
+
+
+def _processes(count: int) -> str:
+    return f"{count:,} process{'' if count == 1 else 'es'}"
+
+
+def _batch_help(whole: int, micro: int, steps: int, world: int) -> str:
+    if whole % (micro * world) == 0:
+        return f"accumulate {whole // (micro * world)} micro batches, or write {micro * steps * world}"
+    return f"write {micro * steps * world}, or choose numbers whose product is {whole}"
+
+
+@rule("BAT004", "batch-not-divided-by-gpus", severity="warning", needs=(Setup,))
+def batch_not_divided_by_gpus(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """One process drives several GPUs, and each of them gets the whole micro batch.
+
+    ## What it does
+    Under torch.nn.DataParallel, counts the examples of a step: micro batch × GPUs × accumulation.
+
+    ## Why it is bad
+    transformers multiplies `per_device_train_batch_size` with the visible GPUs without asking, so a step sees two or
+    four times the examples that the config seems to say. DataParallel also copies the model in every step and gathers
+    all outputs on the first GPU, which runs out of memory first.
+
+    ## Example
+    `python train.py` on two T4s with a micro batch of 4 and accumulation 4: 32 examples per step, not 16.
+
+    ## Fix
+    Start one process per GPU (`accelerate launch --num_processes 2`) and divide the accumulation by their number.
+
+    ## Evidence
+    A published report on LLM ranking on two GPUs did not divide its batch by the number of GPUs.
+    huggingface/transformers#4493: `train_batch_size` differs from the per-device size under `nn.DataParallel`.
+    """
+    gpus, micro = setup.gpus, setup.micro_batch
+    if setup.parallel != "dp" or not gpus or gpus < 2:
+        return
+    seen = micro * gpus * (setup.accumulation or 1) if micro else None
+    if seen is None or seen != setup.global_batch:
+        meant = f", and {setup.name('global_batch')} says {setup.global_batch}" if setup.global_batch else ""
+        each = f"each gets {micro} examples, a step sees {seen}{meant}" if micro else "each gets a whole micro batch"
+        yield Finding(
+            field="micro_batch" if micro else "gpus",
+            message=f"one process on {gpus} GPUs: {each}",
+            help=f"start {gpus} processes and divide the accumulation by {gpus}",
+        )
