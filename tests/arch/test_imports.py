@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,14 +91,29 @@ def modules_of(rooms: tuple[str, ...]) -> Iterator[str]:
 
 def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in project["dependencies"]}
-    imported = {DISTRIBUTIONS.get(name, name) for file in (ROOT / "src").rglob("*.py") for name in imports_of(file)}
-    outside = imported - set(sys.stdlib_module_names) - {"surefit"}
-    assert outside == declared, "pyproject.toml's dependencies are what src imports, no more and no less"
+    declared = distributions(project["dependencies"])
+    extras = distributions(
+        line for name, lines in project["optional-dependencies"].items() if name not in ("dev", "docs") for line in lines
+    )
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")]
+    imported = outside(node for tree in trees for node in ast.walk(tree))
+    assert imported - extras == declared, "pyproject.toml's dependencies are what src imports, no more and no less"
+    at_once = outside(node for tree in trees for node in tree.body)
+    assert not at_once & extras, "what an extra brings is imported where it is used, not by every user"
 
 
-def imports_of(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+def distributions(requirements: Iterable[str]) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9_-]", line)[0] for line in requirements}
+
+
+def outside(nodes: Iterable[ast.AST]) -> set[str]:
+    """The distributions, neither Python's nor ours, that import statements name."""
+    names = {DISTRIBUTIONS.get(name, name) for name in imports_of(nodes)}
+    return names - set(sys.stdlib_module_names) - {"surefit"}
+
+
+def imports_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:

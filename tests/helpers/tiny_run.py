@@ -7,6 +7,7 @@ kill. The script prints each finished step and exits as the command line does.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir
-from surefit.model.adapter import add_adapter
 from surefit.model.load import load_model
+from surefit.model.prepare import prepare_for_training
 from surefit.train.loop import Training
 
 VOCABULARY = 64
@@ -72,7 +73,16 @@ def rows(count: int = 24, seed: int = 0) -> list[Row]:
     return made
 
 
-def config(base: Path, out: Path, kind: str = "lora", dtype: str = "float32", every: int = 4, **train: Any) -> Config:
+def config(
+    base: Path,
+    out: Path,
+    kind: str = "lora",
+    dtype: str = "float32",
+    every: int = 4,
+    packing: bool = False,
+    checkpoint: Mapping[str, Any] | None = None,
+    **train: Any,
+) -> Config:
     settings = {
         "epochs": 4.0,
         "global_batch_size": 8,
@@ -84,22 +94,25 @@ def config(base: Path, out: Path, kind: str = "lora", dtype: str = "float32", ev
         {
             "model": {"name_or_path": str(base), "dtype": dtype},
             "adapter": {"kind": kind, "r": 4, "dropout": 0.1},
-            "data": {"train": "unused"},
+            # At most 20 tokens in a row, so that a bin of 4 × 16 holds a few of them.
+            "data": {"train": "unused", "packing": packing, "max_length": 16},
             "train": settings | train,
-            "checkpoint": {"every": every},
+            "speed": {"attention": "torch_varlen" if packing else "sdpa", "fused_lora": False, "tiled_mlp": False},
+            "checkpoint": {"every": every} | dict(checkpoint or {}),
             "output_dir": str(out),
         }
     )
 
 
-def training(settings: Config, train_rows: list[Row] | None = None, **callbacks: Any) -> Training:
+def training(
+    settings: Config, train_rows: list[Row] | None = None, eval_rows: list[Row] | None = None, **callbacks: Any
+) -> Training:
     """The run that `settings` describe: 12 steps over 24 rows, held-out loss on 6 others."""
-    model: Any = load_model(settings.model, CPU)
-    if settings.adapter.kind == "lora":
-        model = add_adapter(model, settings.adapter, settings.train.seed)
+    model, _ = prepare_for_training(load_model(settings.model, CPU), settings, CPU)
     train_rows = rows() if train_rows is None else train_rows
+    eval_rows = rows(6, seed=1) if eval_rows is None else eval_rows
     run = RunDir(Path(settings.output_dir))
-    return Training(model, tokenizer(), train_rows, rows(6, seed=1), settings, run, **callbacks)
+    return Training(model, tokenizer(), train_rows, eval_rows, settings, run, **callbacks)
 
 
 def main(base: str, out: str, *flags: str) -> int:

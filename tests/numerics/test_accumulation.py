@@ -18,7 +18,7 @@ class Keep:
         self.model = model
         self.gradients: dict[str, torch.Tensor] = {}
 
-    def step(self) -> None:
+    def step(self, factor: float = 1.0) -> None:
         self.gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
 
     def zero_grad(self) -> None:

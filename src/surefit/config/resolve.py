@@ -7,8 +7,8 @@ decides from are passed in as plain attributes (`facts/` stands above `config/`)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,20 +17,23 @@ from pydantic import BaseModel
 
 from surefit import __version__
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, Loaded, is_overridden
+from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED, Needed, decide_memory
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, bytes_text, count_text
 
 LOSS_BYTES = 12
-"""Per token and vocabulary entry in the backward pass of `train/loss.py`, whatever the model's type: the float32
-log-probabilities, their gradient, and the gradient of the logits (a test measures it)."""
+"""Per supervised token and vocabulary entry in the backward pass of `train/loss.py` without chunks, whatever the
+model's type: the float32 log-probabilities, their gradient, and the gradient of the logits (a test measures it)."""
 LOGIT_SHARE = 0.1
 """The share of a GPU's memory that the automatic micro batch lets the logits take."""
 UNKNOWN_MEMORY = 8 * GIB
 """What a GPU is taken to have where nobody knows."""
 CPU_MICRO_BATCH = 4
 """Measured: 5.5 thousand tokens/s of one core at 4, 4.7 at 8, 2.9 at 32, 5.3 at 2 (docs/LOG.md)."""
+LONG_CONTEXT = 32_768
+"""Tokens from which on the MLPs are run in tiles."""
 SMALL_MODEL = 100_000_000
 """Parameters below which activations are no reason to recompute them on a GPU."""
 
@@ -42,6 +45,10 @@ class ModelLike(Protocol):
     def parameters(self) -> int | None: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def packing_obstacle(self) -> str | None: ...
+    @property
+    def padded_attention(self) -> str: ...
 
 
 class HardwareLike(Protocol):
@@ -87,21 +94,32 @@ class Resolved:
     total_steps: int | None
 
 
-def resolve(loaded: Loaded, model: ModelLike, hardware: HardwareLike, rows: int | None) -> Resolved:
+def resolve(
+    loaded: Loaded,
+    model: ModelLike,
+    hardware: HardwareLike,
+    rows: int | None,
+    mixed: float = 0,
+    needed: Needed | None = None,
+) -> Resolved:
     """Replace every "auto" in `loaded.config`.
 
     Args:
         loaded: the valid config.
         model: facts about the base model.
         hardware: facts about the device.
-        rows: rows to train on, before any is left out for its length; None where they are not counted yet.
+        rows: rows of `data.train`, before any is left out for its length; None where not all rows are counted yet.
+        mixed: rows that one epoch sees of `data.mix`.
+        needed: what a step takes of a GPU's memory; without it rules of thumb decide.
     """
     config = loaded.config
-    steps = total_steps(config, rows)
+    steps = total_steps(config, rows, mixed)
+    packing, _ = _decide_packing(config, model)
     decisions: dict[str, Callable[[], tuple[Any, str]]] = {
         "model.dtype": lambda: _decide_dtype(hardware),
-        "train.per_device_train_batch_size": lambda: _decide_micro_batch(config, model, hardware),
-        "train.gradient_checkpointing": lambda: _decide_checkpointing(model, hardware),
+        "data.packing": lambda: _decide_packing(config, model),
+        "speed.attention": lambda: _decide_attention(packing, model),
+        "speed.fused_lora": lambda: _decide_fused_lora(config, hardware),
         "checkpoint.every": lambda: _decide_save_every(steps),
         "evaluate.batch_size": lambda: _decide_eval_batch(hardware),
     }
@@ -112,6 +130,10 @@ def resolve(loaded: Loaded, model: ModelLike, hardware: HardwareLike, rows: int 
             changes[dotted], reason = decide()
             provenance[dotted] = Origin("auto", reason)
     decided = _replace(config, changes)
+    memory = _decide_by_memory(decided, model, hardware, needed)
+    chosen = {dotted: found for dotted, found in memory.items() if lookup(config, dotted) == "auto"}
+    provenance |= {dotted: Origin("auto", reason) for dotted, (_, reason) in chosen.items()}
+    decided = _replace(decided, {dotted: value for dotted, (value, _) in chosen.items()})
     micro = decided.train.per_device_train_batch_size
     assert isinstance(micro, int)
     if decided.train.global_batch_size % micro:
@@ -125,16 +147,27 @@ def resolve(loaded: Loaded, model: ModelLike, hardware: HardwareLike, rows: int 
     return Resolved(decided, provenance, decided.train.global_batch_size // micro, steps)
 
 
-def total_steps(config: Config, rows: int | None) -> int | None:
+def adapted(resolved: Resolved, changes: Mapping[str, Any], reason: str) -> Resolved:
+    """The same run with other values, by dotted key, for a reason that only showed while it ran."""
+    config = _replace(resolved.config, dict(changes))
+    micro = config.train.per_device_train_batch_size
+    assert isinstance(micro, int)
+    provenance = resolved.provenance | {dotted: Origin("auto", reason) for dotted in changes}
+    return replace(resolved, config=config, provenance=provenance,
+                   gradient_accumulation_steps=config.train.global_batch_size // micro)  # fmt: skip
+
+
+def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | None:
     """Optimizer steps of the run, as far as they can be told before the rows are tokenised; `max_steps` without rows.
 
-    Rows are held out by the hash of their prompt, so about, not exactly, the share of `data.eval` is.
+    Rows are held out by the hash of their prompt, so about, not exactly, the share of `data.eval` is. `mixed` rows are
+    never held out.
     """
     train = config.train
     if rows is None:
         return train.max_steps
     trained = rows - round(rows * config.data.eval) if isinstance(config.data.eval, float) else rows
-    return optimizer_steps(trained, train.epochs, train.global_batch_size, train.max_steps)
+    return optimizer_steps(trained + round(mixed), train.epochs, train.global_batch_size, train.max_steps)
 
 
 def optimizer_steps(rows: int, epochs: float, global_batch_size: int, max_steps: int | None) -> int:
@@ -161,26 +194,74 @@ def _decide_dtype(hardware: HardwareLike) -> tuple[str, str]:
         return "float32", "on a CPU float32 is exact and no slower for small models"
     if hardware.bf16:
         return "bfloat16", f"{hardware.name} computes bfloat16 natively"
-    return "float32", f"{hardware.name} has no bfloat16, and float16 needs loss scaling"
+    return "float16", f"{hardware.name} has no bfloat16; the loss is scaled, so that small gradients survive"
+
+
+def _decide_by_memory(
+    config: Config, model: ModelLike, hardware: HardwareLike, needed: Needed | None
+) -> dict[str, tuple[Any, str]]:
+    """The micro batch, what is recomputed and tiles: by what they take where that is known, else by rules of thumb."""
+    if needed is not None and hardware.kind == "cuda" and hardware.memory_bytes:
+        found = decide_memory(config, hardware.memory_bytes, needed)
+        if found is not None:
+            return found
+    return {
+        MICRO: _decide_micro_batch(config, model, hardware),
+        CHECKPOINTING: _decide_checkpointing(model, hardware),
+        TILED: _decide_tiled_mlp(config, hardware),
+    }
 
 
 def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike) -> tuple[int, str]:
-    """On a GPU the largest divisor of the global batch for which the logits and their gradient stay within a budget.
+    """On a GPU the largest divisor of the global batch that is of use, `EFFICIENT_TOKENS`; or, where the logits of all
+    tokens are held, the largest with which they stay within a budget.
 
     Vocabulary 128,256 at 2,048 tokens: 12 bytes × 128,256 × 2,048 = 2.94 GiB per example, so 2 on an 80 GiB GPU.
     """
-    whole = config.train.global_batch_size
+    whole, length = config.train.global_batch_size, config.data.max_length
     divisors = [d for d in range(1, whole + 1) if whole % d == 0]
     if hardware.kind == "cpu":
         micro = max(d for d in divisors if d <= CPU_MICRO_BATCH)
         return micro, "on a CPU small micro batches are faster: rows of one length share them, so less is padded"
+    if config.speed.chunked_loss:
+        micro = max((d for d in divisors if d * length <= EFFICIENT_TOKENS), default=1)
+        return micro, f"the largest divisor of {whole} within {EFFICIENT_TOKENS:,} tokens; what it takes is not known"
     budget = LOGIT_SHARE * (hardware.memory_bytes or UNKNOWN_MEMORY)
-    per_example = LOSS_BYTES * model.vocab_size * config.data.max_length
+    per_example = LOSS_BYTES * model.vocab_size * length
     micro = max((d for d in divisors if d * per_example <= budget), default=1)
     return micro, (
         f"the largest divisor of {whole} whose logits ({bytes_text(per_example)} per example) stay within "
-        f"{bytes_text(budget)}; activations are not counted yet"
+        f"{bytes_text(budget)}; activations are not counted"
     )
+
+
+def _decide_packing(config: Config, model: ModelLike) -> tuple[bool, str]:
+    if config.data.packing != "auto":
+        return config.data.packing, "set"
+    if model.packing_obstacle:
+        return False, model.packing_obstacle
+    return True, "no padding, and the gradients are the same"
+
+
+def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
+    if packing:
+        return "torch_varlen", "packed examples, with what torch itself brings"
+    why = "padded examples" if model.padded_attention == "sdpa" else "padded examples, and a softcap or sinks"
+    return model.padded_attention, why
+
+
+def _decide_fused_lora(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
+    if config.adapter.kind != "lora":
+        return False, "there are no LoRA factors"
+    if hardware.kind == "cpu":
+        return False, "on a CPU it is no faster"
+    return True, "fewer passes over the activations, the same gradients"
+
+
+def _decide_tiled_mlp(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
+    if hardware.kind == "cpu" or config.data.max_length < LONG_CONTEXT:
+        return False, f"below {LONG_CONTEXT:,} tokens a layer's activations are no problem"
+    return True, f"at {config.data.max_length:,} tokens the MLP's activations are the largest part of a layer"
 
 
 def _decide_checkpointing(model: ModelLike, hardware: HardwareLike) -> tuple[bool, str]:
@@ -188,7 +269,7 @@ def _decide_checkpointing(model: ModelLike, hardware: HardwareLike) -> tuple[boo
         return False, "on a CPU time is short, not memory"
     if model.parameters is not None and model.parameters < SMALL_MODEL:
         return False, f"{count_text(model.parameters)} parameters leave room for the activations"
-    return True, "activations are not planned yet, and running out of memory costs more than a third of the speed"
+    return True, "what activations take is not known, and running out of memory costs more than a third of the speed"
 
 
 def _decide_save_every(steps: int | None) -> tuple[int, str]:
@@ -214,13 +295,16 @@ def _origin(dotted: str, loaded: Loaded) -> Origin:
 
 
 def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted key, value) of a config, in the order of the schema."""
+    """Every (dotted key, value) of a config, in the order of the schema.
+
+    A mapping whose own keys have dots, as the paths in `data.mix`, is one value.
+    """
     for name in type(section).model_fields:
         value = getattr(section, name)
         dotted = f"{prefix}{name}"
         if isinstance(value, BaseModel):
             yield from leaves(value, f"{dotted}.")
-        elif isinstance(value, dict) and value:
+        elif isinstance(value, dict) and value and not any("." in key for key in value):
             yield from ((f"{dotted}.{key}", item) for key, item in value.items())
         else:
             yield dotted, value

@@ -32,6 +32,8 @@ class ModelSection(Section):
     """The hub revision (branch, tag or commit) to pin."""
     dtype: Auto | Dtype = "auto"
     """The type the weights are held and computed in."""
+    quantization: Literal["none", "nf4", "fp8"] = "none"
+    """How the frozen weights under an adapter are stored: nf4 takes a quarter of bfloat16's memory, fp8 half."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave it off unless you have read that code."""
 
@@ -49,6 +51,8 @@ class AdapterSection(Section):
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
+    start_from: str | None = None
+    """The directory of a trained adapter to go on from, in place of fresh factors; same rank, same layers."""
 
 
 class DataSection(Section):
@@ -60,10 +64,14 @@ class DataSection(Section):
     """The held-out rows: another file, or the share of the training rows to set aside."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "text", "alpaca", "sharegpt"] = "auto"
     """How rows are laid out; auto looks at the column names."""
+    mix: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
     """Which split of a hub data set to train on."""
     max_length: Annotated[int, Field(ge=8)] = 2048
     """Tokens per example, prompt and answer together."""
+    packing: Auto | bool = "auto"
+    """Lay the examples of a micro batch one after the other in place of padding them; nothing learnt changes."""
     too_long: Literal["drop", "error"] = "drop"
     """What to do with an example over max_length: leave it out (counted and reported) or stop."""
     bad_rows: Literal["error", "skip"] = "error"
@@ -82,21 +90,43 @@ class TrainSection(Section):
     global_batch_size: Annotated[int, Field(ge=1)] = 64
     """Examples per optimizer step, over all devices and accumulation: the batch the optimizer sees."""
     per_device_train_batch_size: Auto | Annotated[int, Field(ge=1)] = "auto"
-    """Examples per forward pass (micro batch); must divide global_batch_size."""
-    gradient_checkpointing: Auto | bool = "auto"
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    optimizer: Literal["adamw"] = "adamw"
-    """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate goes from its peak to zero after warmup; constant keeps it."""
+    """Examples per forward pass (micro batch); must divide global_batch_size. Packed: this many × max_length tokens."""
+    gradient_checkpointing: Auto | bool | Literal["selective", "offload"] = "auto"
+    """Recompute activations in the backward pass: less memory, about a third more time. selective keeps what attention
+    gave; offload also moves what is kept to the host's memory."""
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = "adamw"
+    """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999; with 8-bit moments, or moments paged to the host."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """How the learning rate goes from its peak to zero after warmup; constant keeps it, wsd until `decay` begins."""
     warmup: Annotated[float, Field(ge=0)] = 0.03
     """Below 1: the share of all steps over which the rate rises from zero; 1 or more: the number of steps."""
+    decay: Annotated[float, Field(gt=0)] = 0.2
+    """For wsd. Below 1: the share of all steps over which the rate falls to zero at the end; 1 or more: the number."""
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decoupled weight decay; biases and norm weights are exempt."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are scaled down to this norm."""
+    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = None
+    """Noise on the input embeddings (NEFTune, Jain et al. 2023); 5 is usual."""
+    early_stopping_patience: Annotated[int, Field(ge=1)] | None = None
+    """Stop after this many measurements in a row without a better `checkpoint.keep_best` (or held-out loss)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seeds the order of the rows, the LoRA initialisation and dropout."""
+
+
+class SpeedSection(Section):
+    """How the arithmetic is carried out: nothing here changes what is learnt beyond rounding."""
+
+    attention: Auto | Literal["torch_varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
+    """The attention code; auto needs nothing but torch."""
+    chunked_loss: bool = True
+    """Never hold the logits of all tokens: the loss and its gradient are computed a chunk at a time."""
+    fused_lora: Auto | bool = "auto"
+    """One forward and backward for the LoRA factors of projections that read the same input."""
+    compile: bool = False
+    """torch.compile the decoder layers."""
+    tiled_mlp: Auto | bool = "auto"
+    """Run the MLPs a stretch of tokens at a time: for contexts so long that one layer's activations are too large."""
 
 
 class HardwareSection(Section):
@@ -113,6 +143,10 @@ class CheckpointSection(Section):
     """Optimizer steps between checkpoints; the held-out loss is measured at the same steps."""
     save_total_limit: Annotated[int, Field(ge=1)] = 2
     """How many checkpoints to keep."""
+    keep_best: str | None = None
+    """Keep the best checkpoint too, and export it: eval_loss, or a metric of the recipe (`evaluate.in_training`)."""
+    best_total_limit: Annotated[int, Field(ge=1)] = 1
+    """With keep_best: how many of the best checkpoints to keep beside the newest."""
 
 
 class GateSection(Section):
@@ -135,6 +169,8 @@ class EvaluateSection(Section):
     """Answers longer than this are cut and counted as truncated."""
     batch_size: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Prompts per generation batch."""
+    in_training: bool = False
+    """Also answer the held-out prompts at every checkpoint, and log the scores. Slow: it generates text."""
     also: dict[str, str] = Field(default_factory=dict)
     """More sets to score, by name: for example what the base model could already do."""
     gate: GateSection | None = None
@@ -176,6 +212,8 @@ class Config(Section):
     """The rows to train on and to be scored on."""
     train: TrainSection = TrainSection()
     """The optimisation."""
+    speed: SpeedSection = SpeedSection()
+    """How the arithmetic is carried out."""
     hardware: HardwareSection = HardwareSection()
     """The device to train on."""
     checkpoint: CheckpointSection = CheckpointSection()

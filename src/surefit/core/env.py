@@ -6,6 +6,7 @@ Tokens come from the environment or from a `.env` file beside the work, never fr
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import warnings
@@ -141,6 +142,8 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # transformers 5.17 to 5.23 deprecates an attribute that PEFT 0.19 to 0.21 reads: nothing a user can do about.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\b")
+    # bitsandbytes 0.50, which PEFT imports for every model, misses a kernel for CPUs that SureFit would not let it use.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def one_tokenizer_thread() -> None:

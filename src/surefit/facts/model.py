@@ -18,6 +18,7 @@ from surefit import nano
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
+from surefit.facts.attention import attention_needs, packing_obstacle
 from surefit.facts.safetensors import Tensor, read_weights
 
 NANO = "surefit/nano"
@@ -56,6 +57,9 @@ class ModelFacts:
         gated: access has to be granted by the owner; None where it is not known.
         custom_code: config.json points to Python code that comes with the model.
         quantization: the method the stored weights are quantised with, or None.
+        packing_obstacle: why examples of this model cannot be packed (facts/attention.py), or None.
+        padded_attention: transformers' attention code for padded batches: sdpa, or eager where that cannot do what the
+            model needs (a softcap, sinks).
     """
 
     name: str
@@ -84,6 +88,8 @@ class ModelFacts:
     gated: bool | None = None
     custom_code: bool = False
     quantization: str | None = None
+    packing_obstacle: str | None = None
+    padded_attention: str = "sdpa"
 
 
 def model_facts(name_or_path: str, revision: str | None = None) -> ModelFacts:
@@ -210,6 +216,7 @@ def build_facts(
     """Put config.json and the headers (None where there are none) together."""
     dims = dimensions(config, where)
     formula = structure(config, dims)
+    needs = attention_needs(config)
     quantization = _quantization(config)
     stored = None if tensors is None or quantization else _stored(tensors, dims.tied_embeddings)
     parameters = stored.parameters if stored else formula.parameters if formula else None
@@ -234,6 +241,8 @@ def build_facts(
         gated=gated,
         custom_code=bool(config.get("auto_map")),
         quantization=quantization,
+        packing_obstacle=packing_obstacle(config),
+        padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
     )
 
 

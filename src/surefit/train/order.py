@@ -67,6 +67,11 @@ def survey(rows: Rows) -> Survey:
     return Survey(lengths, digest.hexdigest())
 
 
+def lengths_of(rows: Rows) -> npt.NDArray[np.int64]:
+    """Tokens of each row."""
+    return np.array([len(rows[index][0]) for index in range(len(rows))], dtype=np.int64)
+
+
 @lru_cache(maxsize=2)
 def epoch_order(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
     """The shuffled row numbers of one epoch.

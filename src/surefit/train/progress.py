@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.core.units import count_text
+from surefit.core.units import bytes_text, count_text
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,13 @@ class Progress:
         loss: mean over the supervised tokens of the global batch, in nats.
         grad_norm: before clipping.
         learning_rate: the one this step used.
-        tokens_per_second: of this step, padding not counted.
-        eta_seconds: to the last step at the pace since the start or the resume, checkpoints and evaluation included.
-        rejected: the update was left out because the loss or the gradient was not finite.
+        tokens_per_second: over the last steps, padding not counted, the optimizer's time included.
+        eta_seconds: to the end of the run at its pace so far, the checkpoints and measurements to come included.
+        applied: False where this step's update was left out because the loss or the gradient was not finite.
+        rejected: how many updates were left out so far.
         eval_loss: the newest held-out loss, if there is one.
+        mfu: the share of the GPU's peak that the last steps' arithmetic is (facts/flops.py), where both are known.
+        memory_bytes: the most in tensors on the GPU since the last pause; None on a CPU.
     """
 
     step: int
@@ -34,17 +37,27 @@ class Progress:
     learning_rate: float
     tokens_per_second: float
     eta_seconds: float
-    rejected: bool
+    applied: bool
+    rejected: int
     eval_loss: float | None
+    mfu: float | None = None
+    memory_bytes: int | None = None
 
     @property
     def text(self) -> str:
         """The numbers of the one progress line; the caller draws steps and ETA."""
-        held_out = f" · held-out {self.eval_loss:.4f}" if self.eval_loss is not None else ""
-        return (
-            f"loss {self.loss:.4f}{held_out} · lr {self.learning_rate:.2e} · grad {self.grad_norm:.2f} · "
-            f"{count_text(self.tokens_per_second)} tok/s{' · REJECTED' if self.rejected else ''}"
-        )
+        parts = [
+            f"loss {self.loss:.4f}",
+            f"held-out {self.eval_loss:.4f}" if self.eval_loss is not None else "",
+            f"lr {self.learning_rate:.2e}",
+            f"grad {self.grad_norm:.2f}",
+            f"{count_text(self.tokens_per_second)} tok/s",
+            f"MFU {self.mfu:.0%}" if self.mfu is not None else "",
+            bytes_text(self.memory_bytes) if self.memory_bytes is not None else "",
+            f"{self.rejected} rejected" if self.rejected else "",
+            "" if self.applied else "REJECTED",
+        ]
+        return " · ".join(part for part in parts if part)
 
 
 OnStep = Callable[[Progress], None]
@@ -62,6 +75,7 @@ class Counters:
         seconds: spent in steps.
         rejected: steps whose update was left out.
         rejected_in_a_row: up to now.
+        overflows: steps left out because the loss scale of float16 was too large.
     """
 
     step: int = 0
@@ -70,6 +84,7 @@ class Counters:
     seconds: float = 0.0
     rejected: int = 0
     rejected_in_a_row: int = 0
+    overflows: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For trainer.json; `Counters(**…)` reads it back."""
@@ -86,7 +101,9 @@ class TrainResult:
         loss: of the last step that was not rejected.
         eval_loss: held-out loss after the last step; None without held-out rows.
         resumed_from: the step the run was resumed from; None where it started at the beginning.
-        notes: everything that was unusual.
+        notes: the dry pass in a line, and everything that was unusual.
+        best_step: the step whose weights were exported, with `checkpoint.keep_best`; None: those of the last.
+        stopped_early: `train.early_stopping_patience` ended the run before its last step.
     """
 
     output: Path
@@ -95,3 +112,5 @@ class TrainResult:
     eval_loss: float | None
     resumed_from: int | None
     notes: list[str] = field(default_factory=list)
+    best_step: int | None = None
+    stopped_early: bool = False

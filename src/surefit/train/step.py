@@ -8,18 +8,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 
-from surefit.train.loss import summed_cross_entropy, supervised_tokens
+from surefit.data.collate import tokens_in
+from surefit.train.loss import loss_sum
+from surefit.train.optim import clip_factor, gradient_norm
+from surefit.train.scaling import LossScale
 
-Batch = Mapping[str, torch.Tensor]
-"""A micro batch: `input_ids`, `attention_mask` and `labels`, each (batch, length), right-padded."""
+Batch = Mapping[str, Any]
+"""A micro batch, padded or packed, as data/collate.py makes it."""
 
 
 class Optimizer(Protocol):
     """What a step needs of an optimizer."""
 
-    def step(self) -> Any: ...
+    def step(self, factor: float = 1.0) -> Any: ...
     def zero_grad(self) -> None: ...
 
 
@@ -33,6 +35,7 @@ class StepResult:
         tokens: tokens that are not padding.
         supervised_tokens: those of them that the loss counts.
         applied: False where the loss or the gradient norm was not finite and the update was rejected.
+        overflow: it was rejected for a loss scale that was too large, and has been halved.
     """
 
     loss: float
@@ -40,56 +43,77 @@ class StepResult:
     tokens: int
     supervised_tokens: int
     applied: bool
+    overflow: bool = False
 
 
 def train_step(
-    model: torch.nn.Module, micro_batches: Sequence[Batch], optimizer: Optimizer, max_grad_norm: float
+    model: torch.nn.Module,
+    micro_batches: Sequence[Batch],
+    optimizer: Optimizer,
+    max_grad_norm: float,
+    *,
+    chunked: bool = True,
+    scaling: LossScale | None = None,
 ) -> StepResult:
     """Forward, loss, backward over every micro batch; clip; reject or apply; clear the gradients.
 
     Each micro batch's summed loss is divided by the supervised tokens of *all* of them, so the gradient is that of the
-    mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also with uneven lengths. Where the
-    loss or the gradient norm is not finite the optimizer is not called: weights and optimizer state stay as they are.
+    mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also with uneven lengths, padded or
+    packed. Where the loss or the gradient norm is not finite the optimizer is not called: weights and optimizer state
+    stay as they are.
 
     Args:
         model: a causal language model in training mode, its gradients clear.
-        micro_batches: the global batch in parts, on any device; at least one token must be supervised.
+        micro_batches: the global batch in parts, on the CPU; at least one token must be supervised.
         optimizer: holds the trainable parameters of `model`, its learning rate set.
         max_grad_norm: gradients are scaled down to this 2-norm.
+        chunked: never hold the logits of all tokens (train/loss.py).
+        scaling: for float16: the scale of the loss, which this step adapts.
     """
-    supervised = sum(supervised_tokens(batch["labels"]) for batch in micro_batches)
+    supervised = sum(supervised_tokens(batch) for batch in micro_batches)
     assert supervised > 0, "the caller leaves rows without supervised tokens out"
-    loss = torch.zeros((), device=_device(model))
+    loss = torch.zeros((), device=next(model.parameters()).device)
     for batch in micro_batches:
-        part = loss_sum(model, batch) / supervised
-        part.backward()  # type: ignore[no-untyped-call]
+        part = loss_sum(model, batch, chunked) / supervised
+        (part if scaling is None else part * scaling.value).backward()  # type: ignore[no-untyped-call]
         loss += part.detach()
-    norm = clip_grad_norm_([p for p in model.parameters() if p.requires_grad], max_grad_norm)
+    norm = gradient_norm(p for p in model.parameters() if p.requires_grad)
     # One transfer for both numbers: on a GPU each would wait for the device.
-    loss_value, norm_value = torch.stack([loss, norm.float()]).tolist()
+    loss_value, norm_value = torch.stack([loss, norm]).tolist()
+    scale = 1.0 if scaling is None else scaling.value
+    norm_value /= scale
     applied = math.isfinite(loss_value) and math.isfinite(norm_value)
     if applied:
-        optimizer.step()
+        optimizer.step(clip_factor(norm_value, max_grad_norm) / scale)
     optimizer.zero_grad()
-    tokens = sum(int(batch["attention_mask"].sum()) for batch in micro_batches)
-    return StepResult(loss_value, norm_value, tokens, supervised, applied)
+    tokens = sum(tokens_in(batch) for batch in micro_batches)
+    overflow = scaling is not None and _adapt(scaling, math.isfinite(loss_value), applied)
+    return StepResult(loss_value, norm_value, tokens, supervised, applied, overflow)
 
 
-def loss_sum(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """The summed cross-entropy of one micro batch, 0-d float32, on the model's device."""
-    device = _device(model)
-    # No cache: it costs memory, and transformers takes a batch with a cache for the start of a generation.
-    logits = model(
-        input_ids=batch["input_ids"].to(device, non_blocking=True),
-        attention_mask=batch["attention_mask"].to(device, non_blocking=True),
-        use_cache=False,
-    ).logits
-    return summed_cross_entropy(logits, batch["labels"])
+def _adapt(scaling: LossScale, finite_loss: bool, applied: bool) -> bool:
+    """Change the loss scale after a step; returns whether the scale was at fault. A loss that is not finite, which no
+    scale has touched, leaves it alone."""
+    overflow = finite_loss and not applied and scaling.can_shrink
+    if overflow:
+        scaling.shrink()
+    elif applied:
+        scaling.grow()
+    return overflow
+
+
+def supervised_tokens(batch: Batch) -> int:
+    """How many tokens of a micro batch the loss counts."""
+    return len(batch["targets"])
 
 
 @torch.no_grad()
 def mean_loss(
-    model: torch.nn.Module, batches: Iterable[Batch], stop: Callable[[], bool] = lambda: False
+    model: torch.nn.Module,
+    batches: Iterable[Batch],
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    chunked: bool = True,
 ) -> tuple[float, int] | None:
     """The mean cross-entropy over the supervised tokens of `batches`, and their number, without dropout.
 
@@ -107,12 +131,8 @@ def mean_loss(
         for batch in batches:
             if stop():
                 return None
-            total += float(loss_sum(model, batch))
-            count += supervised_tokens(batch["labels"])
+            total += float(loss_sum(model, batch, chunked))
+            count += supervised_tokens(batch)
     finally:
         model.train(was_training)
     return (total / count, count) if count else None
-
-
-def _device(model: torch.nn.Module) -> torch.device:
-    return next(model.parameters()).device

@@ -48,7 +48,7 @@ def test_a_whole_run(base: Path, tmp_path: Path) -> None:
     assert result.counters.tokens == 4 * sum(len(ids) for ids, _ in tiny_run.rows())
     assert [progress.step for progress in seen] == list(range(1, 13))
     assert seen[-1].epoch == 4.0
-    assert seen[-1].eta_seconds == 0
+    assert 0 <= seen[-1].eta_seconds < 60  # the last checkpoint and measurement are still to come
     assert "loss" in seen[-1].text
     assert "held-out" in seen[-1].text
     assert [step for step, _ in list_steps(tmp_path / "checkpoints")] == [10, 12]
@@ -87,10 +87,10 @@ def test_metrics_have_the_agreed_fields(base: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in steps] == list(range(1, 13))
     assert set(steps[0]) == {
         "step", "epoch", "loss", "grad_norm", "learning_rate", "tokens", "supervised_tokens", "tokens_per_second",
-        "seconds", "memory_bytes", "rejected",
+        "seconds", "memory_bytes", "rejected", "flops", "mfu",
     }  # fmt: skip
     assert steps[0]["tokens_per_second"] == pytest.approx(steps[0]["tokens"] / steps[0]["seconds"])
-    assert [set(line) for line in held_out] == [{"step", "eval_loss", "eval_tokens"}] * 3
+    assert [set(line) for line in held_out] == [{"step", "eval_loss", "eval_tokens", "eval_perplexity"}] * 3
     assert [line["step"] for line in held_out] == [4, 8, 12]
     assert held_out[0]["eval_tokens"] == sum(int((labels[1:] != -100).sum()) for _, labels in tiny_run.rows(6, seed=1))
 
@@ -183,7 +183,7 @@ def test_damaged_checkpoints_are_skipped_loudly(base: Path, tmp_path: Path) -> N
     result = tiny_run.training(settings, on_note=notes.append).fit(resume=True)
     assert result.resumed_from == 8
     assert result.notes == notes
-    assert "step-12 is damaged and was skipped: weights.safetensors has 0 bytes" in notes[0]
+    assert "step-12 is damaged and was skipped: weights.safetensors has 0 bytes" in notes[1]
     resumed = [event for event in read_jsonl(tmp_path / "events.jsonl") if event["event"] == "resumed"]
     assert [(event["step"], event["skipped"]) for event in resumed] == [(8, ["step-12"])]
     for _, path in list_steps(tmp_path / "checkpoints"):
@@ -227,14 +227,13 @@ def test_resume_where_nothing_was_saved_starts_at_the_beginning(base: Path, tmp_
 
 def test_max_steps_and_no_held_out_rows(base: Path, tmp_path: Path) -> None:
     settings = tiny_run.config(base, tmp_path, max_steps=3)
-    training = tiny_run.training(settings)
-    training.eval_rows = []
-    result = training.fit()
+    result = tiny_run.training(settings, eval_rows=[]).fit()
     assert (result.counters.step, result.eval_loss) == (3, None)
 
 
 def test_a_run_that_learnt_nothing_exports_nothing(base: Path, tmp_path: Path) -> None:
-    training = poisoned(tiny_run.training(tiny_run.config(base, tmp_path, max_steps=2)), lambda step: True)
+    training = tiny_run.training(tiny_run.config(base, tmp_path, max_steps=2))
+    poisoned(training, lambda step: (tmp_path / "dry_pass.json").exists())
     with pytest.raises(GateError, match="all 2 steps were rejected"):
         training.fit()
     assert not (tmp_path / "adapter").exists()
@@ -255,17 +254,15 @@ def test_bad_input(base: Path, tmp_path: Path) -> None:
     masked = [(np.arange(1, 6), np.full(5, -100))]
     with pytest.raises(DataError, match="row 0 has no supervised token among its 5"):
         tiny_run.training(tiny_run.config(base, tmp_path), masked)
-    with pytest.raises(ConfigError, match="float16 needs loss scaling"):
-        tiny_run.training(tiny_run.config(base, tmp_path, dtype="float16"))
 
 
 def test_a_gpu_without_memory_is_explained(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
+    def full(*args: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("surefit.train.loop.train_step", full)
     with pytest.raises(
-        MachineError, match="ran out in step 1, with micro batches of 4 rows of up to 18 tokens"
+        MachineError, match="ran out in step 1, with micro batches of 4 rows of up to 20 tokens"
     ) as caught:
         tiny_run.training(tiny_run.config(base, tmp_path)).fit()
     assert caught.value.field == "train.per_device_train_batch_size"

@@ -71,8 +71,9 @@ def test_the_reported_norm_is_before_clipping_and_the_applied_one_after() -> Non
     class Recorder:
         norm = 0.0
 
-        def step(self) -> None:
-            self.norm = float(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm())
+        def step(self, factor: float = 1.0) -> None:
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            self.norm = factor * float(torch.stack([gradient.norm() for gradient in gradients]).norm())
 
         def zero_grad(self) -> None:
             model.zero_grad()

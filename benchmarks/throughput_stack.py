@@ -1,0 +1,337 @@
+"""One stack of benchmarks/throughput.py, in a process of its own: `throughput_stack.py STACK < job.json`.
+
+Prints one line of JSON: the loss and gradient norm of the first step, and the seconds and tokens of each timed step.
+`reference` writes the model and the LoRA factors that all stacks start from, and computes the first step in float32
+with plain transformers and PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+MINI = {
+    "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 4096,
+}  # fmt: skip
+LONG = 32_768
+"""From so many tokens on the reference reads the loss only: its float32 logits and gradients would not fit."""
+
+
+class Job:
+    """What all stacks share: the workload, the token ids by optimizer step, the folder with the model."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.folder, self.overrides = Path(job["folder"]), job["set"]
+        for name, value in job["workload"].items():
+            setattr(self, name, value)
+        lengths, flat = np.load(self.folder / "lengths.npy"), np.load(self.folder / "ids.npy")
+        self.rows = np.split(flat, np.cumsum(lengths)[:-1])
+        self.batches = [self.rows[at : at + self.batch] for at in range(0, len(self.rows), self.batch)]
+        self.torch_dtype = getattr(torch, self.dtype)
+        self.base, self.adapter = self.folder / "model", self.folder / "adapter"
+
+    model: str
+    length: int
+    batch: int
+    micro: int
+    r: int
+    dtype: str
+    quantization: str
+    warmup: int
+    steps: int
+
+    def tokens(self) -> list[int]:
+        """Of each timed step."""
+        return [sum(map(len, rows)) for rows in self.batches[self.warmup :]]
+
+
+def synchronised() -> float:
+    """Now, with nothing left to do on the device."""
+    if CUDA:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_bytes() -> int:
+    if CUDA:
+        return torch.cuda.max_memory_allocated()
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# The reference
+
+
+def reference(job: Job) -> dict[str, Any]:
+    from peft import LoraConfig, get_peft_model
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from surefit.facts.model import catalogue
+
+    values = dict(MINI if job.model == "mini" else catalogue()[job.model]["config"])
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        model = AutoModelForCausalLM.from_config(config, dtype=job.torch_dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.02)
+            elif not name.endswith("bias"):
+                parameter.fill_(1.0)
+    model.save_pretrained(job.base)
+    words = Tokenizer(models.WordLevel({str(number): number for number in range(512)}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1").save_pretrained(job.base)
+    model = model.float()
+    lora = LoraConfig(r=job.r, lora_alpha=2 * job.r, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.01)  # at zero, half of the gradients are
+    model.to(job.torch_dtype).save_pretrained(str(job.adapter))
+    model.float()
+    loss, norm = first_step(job, model)
+    return {"loss": loss, "grad_norm": norm, "flops_per_token": flops_per_token(job)}
+
+
+def first_step(job: Job, model: Any) -> tuple[float, float | None]:
+    """Loss and gradient norm of the first batch, a row at a time."""
+    rows = job.batches[0]
+    count = sum(len(row) - 1 for row in rows)
+    if job.length > LONG:
+        return sum(summed_loss(model, row) for row in rows) / count, None
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    total = 0.0
+    for row in rows:
+        ids = torch.as_tensor(row, device=DEVICE)[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:], reduction="sum") / count
+        loss.backward()
+        total += float(loss)
+    gradients = [parameter.grad.float() for parameter in model.parameters() if parameter.grad is not None]
+    return total, float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+
+
+@torch.no_grad()
+def summed_loss(model: Any, row: Any) -> float:
+    ids = torch.as_tensor(row, device=DEVICE)[None]
+    inner = model.get_base_model()
+    hidden = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
+    return sum(
+        float(torch.nn.functional.cross_entropy(inner.lm_head(part).float(), target, reduction="sum"))
+        for part, target in zip(hidden.split(1024), ids[0, 1:].split(1024), strict=True)
+    )
+
+
+def flops_per_token(job: Job) -> float:
+    from surefit.facts.flops import work_of
+    from surefit.facts.model import model_facts
+
+    work = work_of(model_facts(str(job.base)), surefit_config(job))
+    assert work is not None
+    lengths = [len(row) for row in job.rows]
+    return work.of(lengths, sum(lengths) - len(lengths)) / sum(lengths)
+
+
+# The ceilings
+
+
+def ceiling(job: Job) -> dict[str, Any]:
+    """The fastest large matrix product and copy of this device, now."""
+    side = 8192 if CUDA else 1024
+    a, b = (torch.randn(side, side, device=DEVICE, dtype=job.torch_dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    gemm = 2 * side**3 / fastest(lambda: torch.mm(a, b, out=out))
+    source = torch.randn((2**30 if CUDA else 2**26) // 4, device=DEVICE)
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / fastest(lambda: target.copy_(source))
+    return {
+        "device": torch.cuda.get_device_name() if CUDA else f"CPU, {torch.get_num_threads()} threads",
+        "gemm_flops": gemm, "copy_bytes": copied, "datasheet_flops": datasheet_flops(job),
+    }  # fmt: skip
+
+
+def fastest(run: Callable[[], Any]) -> float:
+    run()
+    times = []
+    for _ in range(20):
+        start = synchronised()
+        run()
+        times.append(synchronised() - start)
+    return min(times)
+
+
+def datasheet_flops(job: Job) -> float | None:
+    from surefit.facts.flops import peak_flops
+    from surefit.facts.hardware import hardware_facts
+
+    return peak_flops(hardware_facts("auto" if CUDA else "cpu"), job.dtype)
+
+
+# SureFit
+
+
+def surefit_config(job: Job) -> Any:
+    """The config that `surefit train` would run, every "auto" decided."""
+    import yaml
+
+    from surefit.cli.prepare import prepare
+
+    settings = {
+        "recipe": "sft",
+        "model": {"name_or_path": str(job.base), "dtype": job.dtype, "quantization": job.quantization},
+        "adapter": {"r": job.r, "alpha": 2 * job.r, "start_from": str(job.adapter)},
+        "data": {"train": str(job.folder / "rows.jsonl"), "max_length": job.length},
+        "train": {"global_batch_size": job.batch, "learning_rate": 1e-4, "warmup": 0, "max_grad_norm": 1.0},
+        "hardware": {"gpu": "auto" if CUDA else "cpu"},
+        "output_dir": str(job.folder / "run"),
+    }
+    (job.folder / "rows.jsonl").write_text('{"text": "1 2 3 4 5 6 7 8"}\n' * 64)
+    path = job.folder / "config.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return prepare(path, job.overrides).resolved.config
+
+
+def surefit(job: Job) -> dict[str, Any]:
+    from surefit.facts.hardware import hardware_facts
+    from surefit.model.load import load_model
+    from surefit.model.prepare import prepare_for_training
+    from surefit.train.batches import Batches
+    from surefit.train.optim import make_optimizer
+    from surefit.train.step import train_step
+
+    config = surefit_config(job)
+    hardware = hardware_facts("auto" if CUDA else "cpu")
+    model: Any = load_model(config.model, hardware)
+    model, _ = prepare_for_training(model, config, hardware)
+    model.train()
+    optimizer = make_optimizer(model, config.train)
+    optimizer.learning_rate = config.train.learning_rate
+    rows = [(row, np.concatenate([[-100], row[1:]])) for row in job.rows]
+    batches = Batches(rows, np.array([len(row) for row in job.rows]), config, 0)
+    results, seconds = [], []
+    for step in range(job.warmup + job.steps):
+        chosen = range(step * job.batch, (step + 1) * job.batch)
+        start = synchronised()
+        micro = [batches.make(each) for each in batches.cut(chosen)]
+        results.append(
+            train_step(model, micro, optimizer, config.train.max_grad_norm, chunked=config.speed.chunked_loss)
+        )
+        seconds.append(synchronised() - start)
+    assert all(result.applied for result in results)
+    how = {
+        "micro batch": config.train.per_device_train_batch_size, "packing": config.data.packing,
+        "gradient_checkpointing": config.train.gradient_checkpointing, **config.speed.model_dump(),
+    }  # fmt: skip
+    return {
+        "loss": results[0].loss, "grad_norm": results[0].grad_norm, "seconds": seconds[job.warmup :],
+        "tokens": job.tokens(), "peak_bytes": peak_bytes(), "how": ", ".join(f"{k} {v}" for k, v in how.items()),
+    }  # fmt: skip
+
+
+# The peers
+
+
+def trl(job: Job, tuned: bool) -> dict[str, Any]:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    options: dict[str, Any] = {"dtype": job.torch_dtype, "device_map": {"": DEVICE}}
+    if job.quantization == "nf4":
+        from transformers import BitsAndBytesConfig
+
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=job.torch_dtype,
+        )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(job.base, **options)
+    if job.quantization == "nf4":
+        from peft import prepare_model_for_kbit_training
+
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=not tuned)
+    model = PeftModel.from_pretrained(model, str(job.adapter), is_trainable=True)
+    return sft(job, model, tuned)
+
+
+def unsloth(job: Job, tuned: bool) -> dict[str, Any]:
+    from unsloth import FastLanguageModel
+
+    model, _ = FastLanguageModel.from_pretrained(
+        str(job.adapter), max_seq_length=job.length, dtype=job.torch_dtype, load_in_4bit=job.quantization == "nf4",
+        use_gradient_checkpointing=False if tuned else "unsloth",
+    )  # fmt: skip
+    return sft(job, FastLanguageModel.for_training(model, use_gradient_checkpointing=not tuned), tuned)
+
+
+def sft(job: Job, model: Any, tuned: bool) -> dict[str, Any]:
+    """TRL's SFTTrainer over the same ids: as it comes, or with checkpointing off and Liger's kernels where they are."""
+    import importlib.util
+
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    rows = [{"input_ids": row.tolist(), "labels": row.tolist()} for row in job.rows]
+    liger = tuned and CUDA and importlib.util.find_spec("liger_kernel") is not None
+    settings: dict[str, Any] = {
+        "output_dir": str(job.folder / "peer"), "max_length": job.length, "max_steps": job.warmup + job.steps,
+        "per_device_train_batch_size": job.micro, "gradient_accumulation_steps": job.batch // job.micro,
+        "learning_rate": 1e-4, "lr_scheduler_type": "constant", "max_grad_norm": 1.0, "logging_steps": 1,
+        "report_to": "none", "save_strategy": "no", "train_sampling_strategy": "sequential", "use_cpu": not CUDA,
+        "bf16": job.dtype == "bfloat16", "disable_tqdm": True, "dataloader_pin_memory": CUDA,
+    }  # fmt: skip
+    if tuned:
+        settings |= {"gradient_checkpointing": False, "use_liger_kernel": liger}
+    times: list[float] = []
+    trainer = SFTTrainer(
+        model, args=SFTConfig(**settings), train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(job.base), callbacks=[clock(times)],
+    )  # fmt: skip
+    trainer.train()
+    first = next(line for line in trainer.state.log_history if "loss" in line)
+    seconds = np.diff(times).tolist()[job.warmup - 1 :]
+    how = f"micro batch {job.micro}, gradient_checkpointing {not tuned}, liger {liger}"
+    return {
+        "loss": first["loss"], "grad_norm": first["grad_norm"], "seconds": seconds, "tokens": job.tokens(),
+        "peak_bytes": peak_bytes(), "how": how,
+    }  # fmt: skip
+
+
+def clock(times: list[float]) -> Any:
+    """Notes when each optimizer step is done, what the trainer does between two included."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            times.append(synchronised())
+
+    return Clock()
+
+
+STACKS: dict[str, Callable[[Job], dict[str, Any]]] = {
+    "reference": reference,
+    "ceiling": ceiling,
+    "surefit": surefit,
+    "trl-default": lambda job: trl(job, False),
+    "trl-tuned": lambda job: trl(job, True),
+    "unsloth-default": lambda job: unsloth(job, False),
+    "unsloth-tuned": lambda job: unsloth(job, True),
+}
+
+
+if __name__ == "__main__":
+    print(json.dumps(STACKS[sys.argv[1]](Job(json.load(sys.stdin)))))

@@ -1,0 +1,133 @@
+"""How much arithmetic a training step needs, and which share of the GPU's peak that is: MFU.
+
+Counted is what the mathematics asks for, not what a program happens to do (PaLM, Chowdhery et al. 2022, appendix B,
+arXiv:2204.02311): padding, logits that no loss looks at and activations computed a second time are not in it, so
+gradient checkpointing lowers the MFU. Only matrix products count.
+
+A product with a matrix of N numbers costs 2 N per token forward, 2 N for the gradient of its input, 2 N for that of the
+matrix. Frozen matrices: 4 N; trained ones, LoRA factors among them: 6 N. Below the first layer nothing is trained with
+LoRA, so its queries, keys and values need no gradient of their input: 2 N less. The output head is needed at supervised
+tokens only. Attention multiplies each pair of positions that may see each other twice, over the width of all heads: 4
+per pair and number forward, twice that backward. A document of L tokens has L (L + 1) / 2 pairs; with a window of W, no
+position sees more than W.
+
+Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, one document of 2,048 tokens, all but the first
+supervised: 6,979,321,856 numbers in the layers' matrices and 20,971,520 in the factors; less, in the first layer,
+2 × 25,165,824 and 2 × 3 × 8 × 4,096: 27,992,588,288 per token. The head: 4 × 525,336,576 = 2,101,346,304 per
+supervised token. Attention: 12 × 4,096 × 32 layers = 1,572,864 per pair, of which there are 2,098,176. Together
+64,930,422,194,176: 65.7 ms at the 989 TFLOP/s of an H100.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefit.config.resolve import HardwareLike
+from surefit.config.schema import Config
+from surefit.facts.architecture import text_section
+from surefit.facts.budget import OUTPUT_HEADS, target_modules
+from surefit.facts.gpus import find_gpu
+from surefit.facts.model import ModelFacts
+
+FORWARD = INPUT_GRADIENT = WEIGHT_GRADIENT = 2
+"""FLOPs per number of a matrix and token: a multiplication and an addition."""
+FROZEN, TRAINED = FORWARD + INPUT_GRADIENT, FORWARD + INPUT_GRADIENT + WEIGHT_GRADIENT
+ATTENTION = 3 * 2 * FORWARD
+"""Per pair and number of the heads' width: two products forward, four backward."""
+FIRST_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
+
+
+@dataclass(frozen=True)
+class Work:
+    """The arithmetic of training a model, in FLOPs.
+
+    Attributes:
+        token: per token, in the matrices of the layers.
+        supervised: per token that the loss counts, in the output head.
+        pair: per pair of positions that may see each other, in one layer.
+        windows: for each layer, how many positions a position sees at most, itself included; None: all before it.
+    """
+
+    token: int
+    supervised: int
+    pair: int
+    windows: tuple[int | None, ...]
+
+    def of(self, documents: Sequence[int], supervised: int) -> int:
+        """FLOPs of forward and backward over documents of so many tokens each, of which so many are supervised."""
+        pairs = sum(
+            self.windows.count(window) * sum(seen_pairs(length, window) for length in documents)
+            for window in set(self.windows)
+        )
+        return self.token * sum(documents) + self.supervised * supervised + self.pair * pairs
+
+
+def work_of(model: ModelFacts, config: Config, windows: Sequence[int | None] | None = None) -> Work | None:
+    """What training a model takes.
+
+    Args:
+        model: facts about the base model.
+        config: its adapter decides what is trained.
+        windows: as `windows_of` gives them; none by default.
+
+    Returns:
+        None where not every matrix is known to be used once per token: mixtures of experts, hybrids, and whatever else
+        `facts/architecture.py` has no closed form for.
+    """
+    if model.expected_parameters is None or not model.linear_modules:
+        return None
+    adapter = config.adapter
+    full = adapter.kind == "full"
+    each = TRAINED if full else FROZEN
+    adapted = {} if full else target_modules(model, adapter)
+    factors = {name: adapter.r * sum(shape) for name, shape in adapted.items()}
+    token, head = 0, each * model.vocab_size * model.hidden_size
+    for name, shape in model.linear_modules.items():
+        last = name.rpartition(".")[2]
+        if last in OUTPUT_HEADS:
+            head += TRAINED * factors.get(name, 0)
+            continue
+        token += each * math.prod(shape) + TRAINED * factors.get(name, 0)
+        if not full and last in FIRST_INPUTS and ".0." in name:
+            token -= INPUT_GRADIENT * (math.prod(shape) + (adapter.r * shape[1] if name in factors else 0))
+    pair = ATTENTION * model.num_attention_heads * model.head_dim
+    return Work(token, head, pair, tuple(windows or [None] * model.num_layers))
+
+
+def windows_of(config: Mapping[str, Any], layers: int) -> list[int | None]:
+    """The attention window of each layer.
+
+    Args:
+        config: a transformers config as a dictionary, which says more than config.json does: which layers have one.
+        layers: their number.
+
+    >>> windows_of({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}, 2)
+    [512, None]
+    >>> windows_of({"sliding_window": 4096}, 1), windows_of({"sliding_window": 4096, "use_sliding_window": False}, 1)
+    ([4096], [None])
+    """
+    section = text_section(config)
+    window = section.get("sliding_window")
+    if not isinstance(window, int) or section.get("use_sliding_window") is False:
+        return [None] * layers
+    kinds = section.get("layer_types") or ["sliding_attention"] * layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def seen_pairs(length: int, window: int | None = None) -> int:
+    """Pairs (position, position it sees) in a document, itself included.
+
+    >>> seen_pairs(4), seen_pairs(4, 2), seen_pairs(4, 9)
+    (10, 7, 10)
+    """
+    near = length if window is None else min(length, window)
+    return near * (near + 1) // 2 + (length - near) * near
+
+
+def peak_flops(hardware: HardwareLike, dtype: str) -> float | None:
+    """The dense FLOP/s of matrix products that the vendor states; None on a CPU, and for a GPU that is not known."""
+    gpu = find_gpu(hardware.name) if hardware.kind == "cuda" else None
+    return gpu.flops(dtype) if gpu else None

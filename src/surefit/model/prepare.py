@@ -1,0 +1,121 @@
+"""From a loaded model to one that is ready to train: every switch of the config, in the one order that works.
+
+The adapter comes first: what follows changes its layers too. Attention is proven on plain layers before anything is
+fused. Tiles and compiled code go around the forward pass that is there by then, so they come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from surefit.config.resolve import HardwareLike
+from surefit.config.schema import Config
+from surefit.core.units import plural
+from surefit.model import attention
+from surefit.model.adapter import add_adapter, start_from
+from surefit.model.checkpointing import enable_checkpointing
+from surefit.model.compile import compile_layers
+from surefit.model.fused_lora import fuse_lora, left_to_peft
+from surefit.model.neftune import Neftune
+from surefit.model.tiling import tile_mlps
+
+TILE = 4_096
+"""Tokens that a tiled MLP reads at a time."""
+
+
+def prepare_for_training(
+    model: PreTrainedModel, config: Config, hardware: HardwareLike
+) -> tuple[PreTrainedModel | PeftModel, list[str]]:
+    """Do what the sections adapter, speed and train ask of the model itself, in place.
+
+    Args:
+        model: as `load_model` gives it, quantised or not.
+        config: nothing in it is "auto".
+        hardware: the device that the model is on.
+
+    Returns:
+        The model with its adapter, or whole; and sentences about what a user may want to know.
+
+    Raises:
+        ConfigError, ModelError, MachineError: a switch that this model or this machine cannot do.
+    """
+    train, speed = config.train, config.speed
+    notes: list[str] = []
+    ready: PreTrainedModel | PeftModel = model
+    if config.adapter.kind == "lora":
+        ready = add_adapter(model, config.adapter, train.seed)
+        if config.adapter.start_from is not None:
+            notes += start_from(ready, Path(config.adapter.start_from).expanduser(), config.model)
+    notes += _set_attention(ready, config, hardware)
+    if speed.fused_lora is True and isinstance(ready, PeftModel):
+        notes += _fuse(ready)
+    assert train.gradient_checkpointing != "auto"
+    enable_checkpointing(ready, train.gradient_checkpointing)
+    if speed.tiled_mlp is True:
+        tile_mlps(ready, TILE)
+    if speed.compile:
+        notes.append(f"{plural(compile_layers(ready), 'layer')} will be compiled when they are first run")
+    if train.neftune_noise_alpha is not None:
+        Neftune(ready, train.neftune_noise_alpha)
+    return ready, notes
+
+
+def _set_attention(model: PreTrainedModel | PeftModel, config: Config, hardware: HardwareLike) -> list[str]:
+    """For padded batches what `load_model` chose stays, unless something else is asked for."""
+    base, packed = base_of(model), config.data.packing is True
+    chosen = attention.resolve_attention(
+        config.speed.attention,
+        packed=packed,
+        dtype=config.model.dtype,
+        capability=torch.cuda.get_device_capability() if hardware.kind == "cuda" else None,
+        config=base.config.to_dict(),
+    )
+    if chosen.name == attention.NAME:
+        attention.use_varlen(model)
+    elif packed or chosen.name != "sdpa":
+        base.set_attn_implementation(chosen.name)
+    if not packed:
+        return []
+    attention.require_packable(model)
+    return [f"packed, attention {chosen.name}: {chosen.reason}"]
+
+
+def _fuse(model: PeftModel) -> list[str]:
+    fuse_lora(model)
+    left = left_to_peft(model)
+    if not left:
+        return []
+    name, why = next(iter(left.items()))
+    return [f"{plural(len(left), 'LoRA layer')} computed by PEFT, not fused: {name}, {why}"]
+
+
+@contextmanager
+def reads_padding(model: torch.nn.Module) -> Iterator[None]:
+    """Let a model that was prepared for packed batches read padded ones inside, as generation needs it."""
+    base = base_of(model)
+    config: Any = base.config
+    before = config._attn_implementation
+    if before == attention.NAME:
+        plain = attention.resolve_attention(
+            "auto", packed=False, dtype=str(base.dtype).removeprefix("torch."), capability=None, config=config.to_dict()
+        )
+        base.set_attn_implementation(plain.name)
+    try:
+        yield
+    finally:
+        if before == attention.NAME:
+            base.set_attn_implementation(before)
+
+
+def base_of(model: torch.nn.Module) -> PreTrainedModel:
+    """The transformers model inside an adapter, or the model itself."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(base, PreTrainedModel)
+    return base

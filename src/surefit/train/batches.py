@@ -1,0 +1,75 @@
+"""The micro batches of any step: which rows share one, and the tensors they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from surefit.config.resolve import optimizer_steps
+from surefit.config.schema import Config
+from surefit.data.collate import collate, pack
+from surefit.data.pack import best_fit_decreasing
+from surefit.train.order import Rows, batch_rows, micro_batches
+from surefit.train.step import Batch
+
+SCANNED = 5_000
+"""Steps that are packed beforehand in search of the fullest micro batch: about a second."""
+
+
+class Batches:
+    """Cuts any rows into micro batches, padded or packed as `data.packing` says.
+
+    Padded, a micro batch has `per_device_train_batch_size` rows of similar length. Packed, it has as many rows as fit
+    into that many times `data.max_length` tokens. Either way only rows of one optimizer step ever share a micro batch,
+    so what is learnt in a step does not depend on it.
+
+    Args:
+        rows: tokenised rows.
+        lengths: tokens of each.
+        config: nothing in it is "auto".
+        pad_id: fills up padded rows.
+    """
+
+    def __init__(self, rows: Rows, lengths: npt.NDArray[np.int64], config: Config, pad_id: int) -> None:
+        size, packing = config.train.per_device_train_batch_size, config.data.packing
+        assert isinstance(size, int)
+        assert isinstance(packing, bool)
+        self.rows, self.lengths, self.size, self.packing, self.pad_id = rows, lengths, size, packing, pad_id
+        self.train, self.capacity = config.train, size * config.data.max_length
+
+    def of_step(self, step: int) -> list[list[int]]:
+        """The row numbers of each micro batch of a step; 0 is the first."""
+        chosen = batch_rows(step, self.train.seed, len(self.rows), self.train.global_batch_size)
+        return self.cut(chosen)
+
+    def cut(self, chosen: Sequence[int]) -> list[list[int]]:
+        """Some rows in micro batches, the one with the most tokens first, so that the memory peak comes first, too."""
+        if not self.packing:
+            return micro_batches(chosen, self.lengths, self.size)
+        bins = best_fit_decreasing([int(self.lengths[row]) for row in chosen], self.capacity)
+        return [[chosen[place] for place in places] for places in bins]
+
+    def make(self, micro: Sequence[int]) -> Batch:
+        """The tensors of a micro batch."""
+        items = [self.rows[row] for row in micro]
+        return pack(items) if self.packing else collate(items, self.pad_id)
+
+    def all(self) -> Iterator[Batch]:
+        """Every row once."""
+        return map(self.make, self.cut(range(len(self.rows))))
+
+    def fullest(self) -> list[int]:
+        """The row numbers of a micro batch that needs as much memory as any of the run.
+
+        Padded: the longest rows together. Packed: the one with the most tokens in the run's first `SCANNED` steps,
+        because rows that are not the longest may fill it better.
+        """
+        if not self.packing:
+            # A step of more rows than there are sees some of them twice.
+            return np.resize(np.argsort(-self.lengths, kind="stable"), self.size).tolist()
+        train = self.train
+        steps = optimizer_steps(len(self.rows), train.epochs, train.global_batch_size, train.max_steps)
+        firsts = (self.of_step(step)[0] for step in range(min(steps, SCANNED)))
+        return max(firsts, key=lambda micro: int(self.lengths[micro].sum()))

@@ -1,0 +1,208 @@
+"""The worst case first: the fullest batch, a measurement and a checkpoint, before the first step, leaving no trace.
+
+What would stop a run hours later stops it now: too little memory for the longest rows, a loss that is not finite, a
+disk that cannot be written to or gives back something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from surefit.checkpoint import manager
+from surefit.config.schema import Config
+from surefit.core.errors import GateError, MachineError
+from surefit.core.rundir import RunDir, machine_errors, write_json
+from surefit.core.units import bytes_text, duration_text
+from surefit.data.collate import tokens_in
+from surefit.telemetry.memory import PhaseMemory
+from surefit.train.batches import Batches
+from surefit.train.optim import MasterOptimizer
+from surefit.train.scaling import LossScale
+from surefit.train.step import mean_loss, train_step
+
+
+@dataclass(frozen=True)
+class DryPass:
+    """What the worst case took.
+
+    Attributes:
+        tokens: of the fullest micro batch, padding not counted.
+        micro_batches: how often it was run before the update: twice where gradients stay while the next one runs.
+        loss: of it, in nats.
+        step_seconds: forward, backward and update, with all that a first time costs.
+        eval_tokens, eval_seconds: of the fullest held-out batch; 0 where there is none.
+        eval_batches: how many a measurement has.
+        save_seconds, load_seconds, checkpoint_bytes: of one checkpoint.
+        phases: the memory of each part, as telemetry/memory.py has it.
+    """
+
+    tokens: int
+    micro_batches: int
+    loss: float
+    step_seconds: float
+    eval_tokens: int
+    eval_seconds: float
+    eval_batches: int
+    save_seconds: float
+    load_seconds: float
+    checkpoint_bytes: int
+    phases: dict[str, dict[str, int]]
+
+    def write(self, run: RunDir) -> None:
+        """Into dry_pass.json and events.jsonl."""
+        write_json(run.dry_pass, asdict(self))
+        run.note("train", "dry pass", **asdict(self))
+
+    def text(self, planned: Mapping[str, Any] | None = None) -> str:
+        """One line; `planned` is the content of plan.json."""
+        return (
+            f"dry pass: worst batch {self.tokens:,} tokens, {self._memory((planned or {}).get('estimate') or {})}, "
+            f"{duration_text(self.step_seconds)}; a checkpoint takes {duration_text(self.save_seconds)} and "
+            f"{bytes_text(self.checkpoint_bytes)}"
+        )
+
+    def _memory(self, estimate: Mapping[str, Any]) -> str:
+        """On a GPU tensors against the planned steps; on a CPU the whole process against the planned range."""
+        measured = self.phases["dry step"]
+        if "allocated" in measured:
+            steps = [p["allocated_bytes"] for p in estimate.get("phases", ()) if p["name"] in ("first step", "step")]
+            said = f" of {bytes_text(max(steps))} planned" if steps else ""
+            return f"{bytes_text(measured['allocated'])}{said}"
+        low, high = estimate.get("low_bytes"), estimate.get("high_bytes")
+        said = f" ({bytes_text(low)} to {bytes_text(high)} planned)" if low and high else ""
+        return f"{bytes_text(measured['resident'])} of RAM{said}"
+
+
+def dry_pass(
+    model: torch.nn.Module,
+    optimizer: MasterOptimizer,
+    batches: Batches,
+    held_out: Batches,
+    config: Config,
+    memory: PhaseMemory,
+    checkpoints: Path,
+) -> DryPass:
+    """Run the worst case once.
+
+    Weights, torch's random numbers and the files are afterwards as they were, bit for bit: the learning rate is 0, and
+    the checkpoint is made under a temporary name. The optimizer is not: take a new one.
+
+    Args:
+        model: in training mode, its gradients clear.
+        optimizer: over its trained parameters, fresh.
+        batches: of the training rows.
+        held_out: of the held-out rows; may be empty.
+        config: nothing in it is "auto".
+        memory: gets the phases "dry step", "dry eval", "dry save" and "dry load".
+        checkpoints: the run's; may not be there yet.
+
+    Raises:
+        GateError: the loss is not finite.
+        MachineError: the disk cannot be written to, or gives back something else than was written.
+        torch.OutOfMemoryError, RuntimeError: there is not enough memory.
+    """
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        tokens, repeated, loss, step_seconds = _step(model, optimizer, batches, config, memory)
+        evaluated = _evaluate(model, held_out, config, memory)
+    saved = _save_and_load(optimizer, memory, checkpoints)
+    phases = {name: figures for name, figures in memory.phases.items() if name.startswith("dry ")}
+    return DryPass(tokens, repeated, loss, step_seconds, *evaluated, *saved, phases)
+
+
+def _step(
+    model: torch.nn.Module, optimizer: MasterOptimizer, batches: Batches, config: Config, memory: PhaseMemory
+) -> tuple[int, int, float, float]:
+    train = config.train
+    batch = batches.make(batches.fullest())
+    repeated = 2 if train.global_batch_size > batches.size else 1
+    # At 1 nothing overflows that would not overflow at any scale, so that the update is measured, too.
+    scaling = LossScale(1.0) if config.model.dtype == "float16" else None
+    optimizer.learning_rate = 0.0
+    start = time.perf_counter()
+    with memory.during("dry step"):
+        result = train_step(
+            model, repeated * [batch], optimizer, train.max_grad_norm,
+            chunked=config.speed.chunked_loss, scaling=scaling,
+        )  # fmt: skip
+    if not math.isfinite(result.loss):
+        raise GateError(
+            f"the loss of the fullest batch ({tokens_in(batch):,} tokens) is {result.loss} before anything was trained",
+            field="model.dtype",
+            help="the base model's weights are damaged, or its dtype overflows: try bfloat16 or float32; no step was "
+            "taken",
+        )
+    return tokens_in(batch), repeated, result.loss, time.perf_counter() - start
+
+
+def _evaluate(model: torch.nn.Module, held_out: Batches, config: Config, memory: PhaseMemory) -> tuple[int, float, int]:
+    """(tokens, seconds) of the fullest held-out batch, and how many there are."""
+    micros = held_out.cut(range(len(held_out.rows)))
+    if not micros:
+        return 0, 0.0, 0
+    batch = held_out.make(micros[0])
+    start = time.perf_counter()
+    with memory.during("dry eval"):
+        mean_loss(model, [batch], chunked=config.speed.chunked_loss)
+    return tokens_in(batch), time.perf_counter() - start, len(micros)
+
+
+def _save_and_load(optimizer: MasterOptimizer, memory: PhaseMemory, checkpoints: Path) -> tuple[float, float, int]:
+    """(seconds to save, seconds to load, bytes) of a checkpoint."""
+    state = manager.State(optimizer.parameters, optimizer.tensors(), {})
+    with _scratch(checkpoints) as directory:
+        start = time.perf_counter()
+        with memory.during("dry save"):
+            path = manager.save(directory, 0, state)
+        saved = time.perf_counter()
+        with memory.during("dry load"):
+            loaded = manager.load(path)
+        seconds = time.perf_counter() - saved
+        size = sum(file.stat().st_size for file in path.iterdir())
+        for before, after in ((state.weights, loaded.weights), (state.optimizer, loaded.optimizer)):
+            if unlike := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
+                raise MachineError(
+                    f"{len(unlike)} tensors of a checkpoint came back other than they were written: {unlike[0]}",
+                    path=checkpoints,
+                    help="the disk cannot be trusted; choose another output_dir",
+                )
+    return saved - start, seconds, size
+
+
+def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], name: str) -> bool:
+    """Whether both have the tensor, in the same bytes."""
+    if name not in before or name not in after:
+        return False
+    one, other = (tensors[name].detach().cpu().contiguous() for tensors in (before, after))
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+@contextlib.contextmanager
+def _scratch(checkpoints: Path) -> Iterator[Path]:
+    """A directory inside `checkpoints` to write into; it and every folder made for it are gone afterwards.
+
+    Its name is one that `core.rundir.sweep` clears away after a kill.
+    """
+    path = checkpoints / f".dry-pass.{os.getpid()}.tmp"
+    missing = [folder for folder in (checkpoints, *checkpoints.parents) if not folder.exists()]
+    try:
+        with machine_errors(path):
+            path.mkdir(parents=True)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        for folder in missing:
+            with contextlib.suppress(OSError):
+                folder.rmdir()

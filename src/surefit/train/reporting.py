@@ -1,0 +1,153 @@
+"""What a run says of each step: a line of metrics.jsonl, and the numbers of the progress line."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from surefit.config.resolve import HardwareLike
+from surefit.config.schema import Config
+from surefit.facts.flops import Work, peak_flops, windows_of, work_of
+from surefit.facts.model import ModelFacts
+from surefit.telemetry.jsonl import MetricsLog
+from surefit.train.progress import Counters, OnStep, Progress
+from surefit.train.step import StepResult
+
+SHOWN_OVER = 20
+"""Steps over which the tokens per second and the MFU of the progress line are taken."""
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What an MFU takes: the arithmetic of the run, and the device's peak in FLOP/s. Either may be unknown."""
+
+    work: Work | None = None
+    peak: float | None = None
+
+    def flops(self, documents: Sequence[int], supervised: int) -> int | None:
+        """FLOPs of a step over documents of so many tokens each, of which so many are supervised."""
+        return self.work.of(documents, supervised) if self.work else None
+
+    def mfu(self, flops: int | None, seconds: float) -> float | None:
+        """Their share of what the device could have done in that time."""
+        return flops / seconds / self.peak if flops is not None and self.peak else None
+
+
+def meter_of(model: torch.nn.Module, config: Config, facts: ModelFacts | None, hardware: HardwareLike | None) -> Meter:
+    """The meter of a run; `facts` about the base model and `hardware` may be unknown."""
+    settings: Any = model.config
+    work = work_of(facts, config, windows_of(settings.to_dict(), facts.num_layers)) if facts else None
+    return Meter(work, peak_flops(hardware, config.model.dtype) if hardware else None)
+
+
+class Pace:
+    """How long the rest of a run takes, from what it has taken so far.
+
+    The steps and the pauses between them (a checkpoint and the measurements beside it) are kept apart, so that neither
+    a pause early on nor many to come mislead. The first step of a process, which warms up kernels and allocator, counts
+    only as long as there is no other.
+
+    Args:
+        every: optimizer steps between two pauses; there is one after the last step, too.
+        pause: seconds that one is expected to take, until one was measured.
+    """
+
+    def __init__(self, every: int, pause: float = 0.0) -> None:
+        self.every, self.pause = every, pause
+        self.first: float | None = None
+        self.seconds, self.steps, self.paused, self.pauses = 0.0, 0, 0.0, 0
+        self._ended: float | None = None
+
+    def step(self, step: int, seconds: float, now: float) -> None:
+        """Note that step number `step` took so long and ended at `now`, on any one clock."""
+        if self._ended is not None and (step - 1) % self.every == 0:
+            self.paused += max(0.0, now - seconds - self._ended)
+            self.pauses += 1
+        self._ended = now
+        if self.first is None:
+            self.first = seconds
+        else:
+            self.seconds += seconds
+            self.steps += 1
+
+    def left(self, step: int, total_steps: int) -> float:
+        """Seconds from step number `step` to the end of the run."""
+        each = self.seconds / self.steps if self.steps else self.first or 0.0
+        pause = self.paused / self.pauses if self.pauses else self.pause
+        pauses = -(-total_steps // self.every) - (step - 1) // self.every
+        return each * (total_steps - step) + pause * pauses
+
+
+class Reporting:
+    """Logs and announces every step.
+
+    Args:
+        log: metrics.jsonl.
+        on_progress: called after every step.
+        total_steps: of the whole run.
+        epoch_share: the part of an epoch that one step is.
+        pace: of this process.
+        meter: for the MFU.
+    """
+
+    def __init__(
+        self, log: MetricsLog, on_progress: OnStep, total_steps: int, epoch_share: float, pace: Pace, meter: Meter
+    ) -> None:
+        self.log, self.on_progress, self.total_steps = log, on_progress, total_steps
+        self.epoch_share, self.pace, self.meter = epoch_share, pace, meter
+        self._recent: deque[tuple[int, int, float]] = deque(maxlen=SHOWN_OVER)
+
+    def step(
+        self,
+        counters: Counters,
+        result: StepResult,
+        rate: float,
+        seconds: float,
+        documents: Sequence[int],
+        eval_loss: float | None,
+    ) -> None:
+        """Report a step.
+
+        Args:
+            counters: with this step counted.
+            result: what it did.
+            rate: its learning rate.
+            seconds: from the making of its batches to the end of its update.
+            documents: tokens of each of its examples.
+            eval_loss: the newest held-out loss.
+        """
+        step = counters.step
+        epoch = round(step * self.epoch_share, 4)
+        flops = self.meter.flops(documents, result.supervised_tokens)
+        memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        record = {
+            "step": step,
+            "epoch": epoch,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "learning_rate": rate,
+            "tokens": result.tokens,
+            "supervised_tokens": result.supervised_tokens,
+            "tokens_per_second": result.tokens / seconds,
+            "flops": flops,
+            "mfu": self.meter.mfu(flops, seconds),
+            "seconds": seconds,
+            "memory_bytes": memory,
+            "rejected": not result.applied,
+        }
+        self.log.append(record)
+        self.pace.step(step, seconds, time.monotonic())
+        self._recent.append((result.tokens, flops or 0, seconds))
+        tokens, work, spent = (sum(column) for column in zip(*self._recent, strict=True))
+        self.on_progress(
+            Progress(
+                step, self.total_steps, epoch, result.loss, result.grad_norm, rate, tokens / spent,
+                self.pace.left(step, self.total_steps), result.applied, counters.rejected, eval_loss,
+                self.meter.mfu(int(work) if flops is not None else None, spent), memory,
+            )
+        )  # fmt: skip
