@@ -1,12 +1,13 @@
-"""Planned against measured on a GPU: real training steps of 80 configurations that were chosen before any was run.
+"""Planned against measured on a GPU: real training steps of 144 configurations that were chosen before any was run.
 
     python benchmarks/plan_accuracy.py [--list] [--only PARTS] [--results FILE] [--json]
 
-Shapes of Llama 1B, 3B and 8B with random weights, normal(0, 0.02) × LoRA and all weights × gradient checkpointing ×
-padded and not × the allocator's default and expandable segments × two lengths. Each configuration runs in a process of
-its own: SureFit's `train_step` five times and one held-out batch. Memory is that of PyTorch's allocator by phase, time
-the median of the last four steps. Results are kept line by line in FILE (plan_accuracy.jsonl), so a second call goes on
-where the first stopped. The worst comes first. Without CUDA it says so and exits with 3.
+Shapes of Llama 1B, 3B and 8B with random weights, normal(0, 0.02) × LoRA, LoRA over NF4, all weights × nothing, all but
+attention or everything recomputed × packed and padded × the loss in chunks (with the allocator's default and with
+expandable segments) and whole. Each configuration runs in a process of its own: SureFit's `train_step` five times and
+one held-out batch. Memory is that of PyTorch's allocator by phase, time the median of the last four steps. Results are
+kept line by line in FILE (plan_accuracy.jsonl), so a second call goes on where the first stopped. The worst comes
+first. Without CUDA it says so and exits with 3.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from typing import Any
 
 NOT_MEASURED = 3
 SHAPES = {"1B": "meta-llama/Llama-3.2-1B", "3B": "meta-llama/Llama-3.2-3B", "8B": "meta-llama/Llama-3.1-8B"}
-BATCHES = ((2, 512), (4, 2048))
-"""(rows, tokens) of a micro batch; a step has two of them."""
+BATCHES = {"1B": (8, 1024), "3B": (4, 2048), "8B": (2, 2048)}
+"""(examples, tokens of the longest) of a micro batch; a step has two of them."""
+RECOMPUTED: dict[str, Any] = {"keep": False, "selective": "selective", "ckpt": True}
+WAYS = (("chunked", False), ("chunked", True), ("whole", False))
+"""(loss, whether the allocator's segments are expandable)."""
 MICRO_BATCHES, STEPS = 2, 5
 PHASES = ("load", "first step", "step", "eval")
 
@@ -38,52 +42,85 @@ class Case:
 
     shape: str
     kind: str
-    checkpointing: bool
-    padded: bool
+    recomputed: str
+    packed: bool
+    loss: str
     expandable: bool
-    rows: int
-    length: int
 
     @property
     def name(self) -> str:
-        parts = [self.shape, self.kind, "ckpt" if self.checkpointing else "keep", "pad" if self.padded else "even"]
-        return "-".join([*parts, "expandable" if self.expandable else "default", f"{self.rows}x{self.length}"])
+        allocator = "expandable" if self.expandable else "default"
+        form = "packed" if self.packed else "padded"
+        return "-".join([self.shape, self.kind, self.recomputed, form, self.loss, allocator])
 
 
 def cases() -> Iterator[Case]:
     """Every combination, but all weights of 8B: 150 GiB, which no one GPU here has."""
-    switches = (False, True)
-    for shape, kind, batch in itertools.product(SHAPES, ("lora", "full"), BATCHES):
+    for shape, kind, recomputed, packed in itertools.product(
+        SHAPES, ("lora", "qlora", "full"), RECOMPUTED, (True, False)
+    ):
         if (shape, kind) != ("8B", "full"):
-            for checkpointing, padded, expandable in itertools.product(switches, switches, switches):
-                yield Case(shape, kind, checkpointing, padded, expandable, *batch)
+            for loss, expandable in WAYS:
+                yield Case(shape, kind, recomputed, packed, loss, expandable)
+
+
+def resolved(case: Case) -> Any:
+    """The configuration as `surefit train` would have it."""
+    from surefit.config.resolve import Resolved
+    from surefit.config.schema import Config
+
+    rows, length = BATCHES[case.shape]
+    tree = {
+        "model": {
+            "name_or_path": SHAPES[case.shape],
+            "dtype": "bfloat16",
+            "quantization": "nf4" if case.kind == "qlora" else "none",
+        },
+        "adapter": {"kind": "full" if case.kind == "full" else "lora"},
+        "data": {"train": "unused", "max_length": length, "packing": case.packed},
+        "train": {
+            "global_batch_size": rows * MICRO_BATCHES,
+            "per_device_train_batch_size": rows,
+            "gradient_checkpointing": RECOMPUTED[case.recomputed],
+        },
+        "speed": {
+            "attention": "torch_varlen" if case.packed else "sdpa",
+            "chunked_loss": case.loss == "chunked",
+            "fused_lora": case.kind != "full",
+            "tiled_mlp": False,
+        },
+        "output_dir": "unused",
+    }
+    return Resolved(Config.model_validate(tree), {}, MICRO_BATCHES, None)
 
 
 def measure(case: Case) -> dict[str, Any]:
     """Run a configuration on the GPU of this process."""
     import torch
 
-    from surefit.model.compat import checkpoint_activations
+    from surefit.facts.hardware import hardware_facts
+    from surefit.model.prepare import prepare_for_training
     from surefit.telemetry.memory import PhaseMemory
-    from surefit.train.optim import MasterAdamW
+    from surefit.train.optim import make_optimizer
     from surefit.train.step import mean_loss, train_step
 
+    config = resolved(case).config
+    base = _model(case)
     memory = PhaseMemory()
-    model = _model(case)
-    if case.checkpointing:
-        checkpoint_activations(model)
+    model, _ = prepare_for_training(base, config, hardware_facts("auto", Path.cwd()))
     model.train()
-    optimizer, seconds = MasterAdamW(model), []
+    optimizer, seconds = make_optimizer(model, config.train), []
+    chunked = config.speed.chunked_loss
     batches = [_batch(case, seed) for seed in range(MICRO_BATCHES)]
     for step in range(STEPS):
         memory.enter("first step" if step == 0 else "step")
         torch.cuda.synchronize()
         start = time.perf_counter()
-        train_step(model, batches, optimizer, 1.0)
+        train_step(model, batches, optimizer, 1.0, chunked=chunked)
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     memory.enter("eval")
-    mean_loss(model, batches[:1])
+    mean_loss(model, batches[:1], chunked=chunked)
     memory.enter("end")
     return {"phases": memory.phases, "seconds": statistics.median(seconds[1:]), "gpu": torch.cuda.get_device_name()}
 
@@ -92,15 +129,32 @@ def _model(case: Case) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from surefit.config.schema import AdapterSection
-    from surefit.model.adapter import add_adapter
+    from surefit.model import quantize
 
     with torch.device("cuda"):
         model: Any = AutoModelForCausalLM.from_config(_config(case), dtype=torch.bfloat16, attn_implementation="sdpa")
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.02)  # a product of zeros takes less time than one of numbers
-        return add_adapter(model, AdapterSection(kind="lora")) if case.kind == "lora" else model
+    if case.kind == "qlora":
+        for parent, name, layer in quantize._layers(model):
+            setattr(parent, name, _four_bit(layer))
+        model.is_loaded_in_4bit = True
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return model
+
+
+def _four_bit(layer: Any) -> Any:
+    """As transformers quantises a layer that it loads."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    made = Linear4bit(
+        layer.in_features, layer.out_features, bias=False, compute_dtype=layer.weight.dtype, quant_type="nf4"
+    )
+    made.weight = Params4bit(layer.weight.data.cpu(), requires_grad=False, quant_type="nf4", compress_statistics=True)
+    made.bias = layer.bias
+    return made.to("cuda")
 
 
 def _config(case: Case) -> Any:
@@ -113,28 +167,28 @@ def _config(case: Case) -> Any:
 
 
 def _batch(case: Case, seed: int) -> dict[str, Any]:
-    import torch
+    """Examples of random tokens, all supervised; padded ones are an eighth shorter than the first."""
+    import numpy as np
 
-    made = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, _config(case).vocab_size, (case.rows, case.length), generator=made)
-    mask = torch.ones_like(ids)
-    if case.padded:
-        mask[1:, -case.length // 8 :] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    from surefit.data.collate import collate, pack
+
+    (rows, length), random = BATCHES[case.shape], np.random.default_rng(seed)
+    lengths = [length if case.packed or row == 0 else length - length // 8 for row in range(rows)]
+    ids = [random.integers(0, _config(case).vocab_size, size) for size in lengths]
+    items = [(one, one) for one in ids]
+    return pack(items) if case.packed else collate(items, 0)
 
 
 def predict(case: Case, gpu: str) -> dict[str, Any]:
     """What the plan says of it."""
-    from surefit.config.schema import AdapterSection
     from surefit.facts.gpus import find_gpu
-    from surefit.plan.setting import Setting
+    from surefit.facts.hardware import hardware_facts
+    from surefit.facts.model import model_facts
+    from surefit.plan.setting import setting_of
     from surefit.plan.simulate import simulate
     from surefit.plan.time import step_time
 
-    adapter = AdapterSection(kind="lora" if case.kind == "lora" else "full")
-    setting = Setting(
-        _config(case), "bfloat16", adapter, case.rows, case.length, case.padded, MICRO_BATCHES, case.checkpointing
-    )
+    setting = setting_of(resolved(case), model_facts(SHAPES[case.shape]), hardware_facts(gpu, Path.cwd()))
     found, known = simulate(setting, expandable=case.expandable), find_gpu(gpu)
     phases = {phase.name: {"allocated": phase.allocated, "reserved": phase.reserved} for phase in found.phases}
     return {"phases": phases, "seconds": step_time(setting, known).seconds if known else None}

@@ -15,77 +15,84 @@ import statistics
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
-
-from transformers import AutoConfig
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.units import GIB
 from surefit.facts.budget import disagreement, peak_bytes
-from surefit.facts.model import catalogue, model_facts
-from surefit.plan.setting import Setting
+from surefit.facts.hardware import HardwareFacts, hardware_facts
+from surefit.facts.model import model_facts
+from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
 
 MODELS = (
     "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B",
     "Qwen/Qwen3-4B", "meta-llama/Llama-2-7b-hf", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B",
 )  # fmt: skip
+CHECKPOINTING, LONG = {"train.gradient_checkpointing": True}, {"data.max_length": 8192}
+FULL = {"adapter.kind": "full"}
+FUSED = {"speed.fused_lora": True}
+NF4 = {"model.quantization": "nf4"}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "lora-bf16": {"r": 8, "length": 2048},
-    "lora-bf16-long": {"r": 64, "length": 8192, "checkpointing": True},
-    "lora-bf16-padded": {"r": 8, "rows": 8, "length": 512, "padded": True},
-    "lora-bf16-padded-checkpointing": {"r": 64, "rows": 4, "length": 1000, "padded": True, "checkpointing": True},
-    "lora-fp32": {"r": 64, "rows": 8, "length": 512, "dtype": "float32"},
-    "lora-fp32-padded-checkpointing": {
-        "r": 8, "rows": 2, "length": 2048, "dtype": "float32", "padded": True, "checkpointing": True
+    # name: changes of BASE
+    "lora": {},
+    "lora-fused": FUSED,
+    "lora-fused-4": {**FUSED, "rows": 4},
+    "lora-fused-dropout": {**FUSED, "adapter.dropout": 0.05, "adapter.r": 64},
+    "lora-fused-checkpointing": {**FUSED, **LONG, **CHECKPOINTING},
+    "lora-fused-selective": {**FUSED, **LONG, "train.gradient_checkpointing": "selective"},
+    "lora-fused-offload": {**FUSED, **LONG, "train.gradient_checkpointing": "offload"},
+    "lora-fused-tiled": {**FUSED, **LONG, **CHECKPOINTING, "speed.tiled_mlp": True, "rows": 4},
+    "lora-padded": {"data.packing": False, "rows": 8, "data.max_length": 512},
+    "lora-padded-selective": {"data.packing": False, "rows": 4, "train.gradient_checkpointing": "selective"},
+    "lora-naive": {"speed.chunked_loss": False},
+    "lora-naive-padded-checkpointing": {
+        "speed.chunked_loss": False, "data.packing": False, "rows": 4, "data.max_length": 1000, **CHECKPOINTING
     },
-    "full-bf16-checkpointing": {"kind": "full", "rows": 2, "length": 1024, "checkpointing": True},
-    "full-bf16-long": {"kind": "full", "length": 8192, "checkpointing": True},
-    "full-bf16-padded-accumulated": {"kind": "full", "rows": 4, "length": 512, "padded": True, "micro_batches": 2},
-    "full-fp32-accumulated": {"kind": "full", "length": 512, "dtype": "float32", "micro_batches": 4},
+    "lora-fp32": {"model.dtype": "float32", "rows": 4},
+    "lora-fp32-padded-checkpointing": {"model.dtype": "float32", "data.packing": False, "rows": 2, **CHECKPOINTING},
+    "lora-fp16-turing": {"model.dtype": "float16", "hardware.gpu": "t4", **FUSED},
+    "nf4": NF4,
+    "nf4-fused-checkpointing": {**NF4, **FUSED, **LONG, **CHECKPOINTING},
+    "nf4-fused-short": {**NF4, **FUSED, **CHECKPOINTING, "data.max_length": 512},
+    "fp8-fused": {**FUSED, "model.quantization": "fp8"},
+    "fp8-hopper": {"model.quantization": "fp8", "hardware.gpu": "h100", **FUSED, **LONG},
+    "fp8-hopper-checkpointing": {**FUSED, **CHECKPOINTING, "model.quantization": "fp8", "hardware.gpu": "h100"},
+    "full-checkpointing": {**FULL, **CHECKPOINTING, "rows": 2, "data.max_length": 1024},
+    "full-long": {**FULL, **LONG, "train.gradient_checkpointing": "selective"},
+    "full-padded-accumulated": {**FULL, "data.packing": False, "rows": 4, "data.max_length": 512, "parts": 2},
+    "full-fp32-accumulated": {**FULL, "model.dtype": "float32", "data.max_length": 512, "parts": 4},
+    "full-naive-long": {**FULL, **LONG, **CHECKPOINTING, "speed.chunked_loss": False},
+    "full-8bit": {**FULL, **CHECKPOINTING, "train.optimizer": "adamw_8bit"},
+    "full-paged": {**FULL, **CHECKPOINTING, "train.optimizer": "paged_adamw_8bit"},
+}  # fmt: skip
+BASE: dict[str, Any] = {
+    "model.dtype": "bfloat16", "adapter.r": 8, "data.train": "unused", "data.packing": True, "data.max_length": 2048,
+    "train.gradient_checkpointing": False, "speed.fused_lora": False, "speed.tiled_mlp": False,
+    "hardware.gpu": "a100-80", "output_dir": "unused",
 }  # fmt: skip
 
 
-def settings(
-    name: str,
-    kind: str = "lora",
-    r: int = 16,
-    rows: int = 1,
-    length: int = 2048,
-    dtype: str = "bfloat16",
-    padded: bool = False,
-    checkpointing: bool = False,
-    micro_batches: int = 1,
-) -> tuple[Resolved, Setting]:
-    """The same run as the closed form and as the simulation take it."""
-    config = Config.model_validate(
-        {
-            "model": {"name_or_path": name, "dtype": dtype},
-            "adapter": {"kind": kind, "r": r},
-            "data": {"train": "unused", "max_length": length},
-            "train": {
-                "global_batch_size": rows * micro_batches,
-                "per_device_train_batch_size": rows,
-                "gradient_checkpointing": checkpointing,
-            },
-            "output_dir": "unused",
-        }
-    )
-    shape = dict(catalogue()[name]["config"])
-    architecture = AutoConfig.for_model(shape.pop("model_type"), **shape)
-    setting = Setting(
-        architecture, dtype, config.adapter, rows, length, padded, micro_batches=micro_batches,
-        checkpointing=checkpointing,
-    )  # fmt: skip
-    return Resolved(config, {}, micro_batches, None), setting
+def settings(name: str, changes: dict[str, Any]) -> tuple[Resolved, HardwareFacts]:
+    """A run; `rows` and `parts` among the changes are examples per micro batch and micro batches per step."""
+    values = {**BASE, **changes}
+    rows, parts = values.pop("rows", 1), values.pop("parts", 1)
+    tree: dict[str, Any] = {"model": {"name_or_path": name}, "train": {}}
+    for dotted, value in values.items():
+        section, _, key = dotted.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[key] = value
+    tree["train"] |= {"global_batch_size": rows * parts, "per_device_train_batch_size": rows}
+    hardware = hardware_facts(tree["hardware"]["gpu"], Path.cwd())
+    return Resolved(Config.model_validate(tree), {}, parts, None), hardware
 
 
 def compare(name: str, variant: str, whole: bool) -> dict[str, Any]:
-    options = VARIANTS[variant]
-    resolved, setting = settings(name, **options)
+    resolved, hardware = settings(name, VARIANTS[variant])
+    setting = setting_of(resolved, model_facts(name), hardware)
     start = time.perf_counter()
-    budget = peak_bytes(resolved, model_facts(name), padded=setting.padded)
+    budget = peak_bytes(resolved, model_facts(name), capability=setting.capability)
     closed_seconds = time.perf_counter() - start
     assert budget is not None, "every model of the list is covered"
     with warnings.catch_warnings():

@@ -12,11 +12,14 @@ from transformers import AutoConfig, PretrainedConfig
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
+from surefit.facts.activations import TILE, chunk_rows
 from surefit.facts.budget import at_least, disagreement, peak_bytes
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
+from surefit.model import prepare
 from surefit.plan.allocator import replay
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import record, simulate
+from surefit.train import loss
 
 NAMES = {
     "qwen2-0.5b": "Qwen/Qwen2.5-0.5B-Instruct", "qwen2-7b": "Qwen/Qwen2.5-7B", "qwen3-0.6b": "Qwen/Qwen3-0.6B",
@@ -44,19 +47,31 @@ def both(
     length: int = 1024,
     dtype: str = "bfloat16",
     padded: bool = False,
-    checkpointing: bool = False,
     micro_batches: int = 1,
     target_modules: Any = "all-linear",
     dropout: float = 0.0,
+    checkpointing: Any = False,
+    packed: bool = False,
+    chunked: bool = True,
+    fused_lora: bool = False,
+    tiled_mlp: bool = False,
+    quantization: str = "none",
+    optimizer: str = "adamw",
+    capability: tuple[int, int] = (8, 0),
 ) -> tuple[int, int]:
     """(closed form, simulated) bytes of the fullest moment of a step."""
     adapter = {"kind": kind, "r": r, "target_modules": target_modules, "dropout": dropout}
-    resolved = resolved_run(adapter, rows, length, dtype, checkpointing, micro_batches)
+    resolved = resolved_run(
+        adapter, rows, length, dtype, checkpointing, micro_batches,
+        model={"quantization": quantization}, data={"packing": packed}, train={"optimizer": optimizer},
+        speed={"chunked_loss": chunked, "fused_lora": fused_lora, "tiled_mlp": tiled_mlp},
+    )  # fmt: skip
     setting = Setting(
         shape[0], dtype, resolved.config.adapter, rows, length, padded, micro_batches=micro_batches,
-        checkpointing=checkpointing,
+        checkpointing=checkpointing, packed=packed, chunked=chunked, fused_lora=fused_lora, tiled_mlp=tiled_mlp,
+        quantization=quantization, optimizer=optimizer, capability=capability,
     )  # fmt: skip
-    budget = peak_bytes(resolved, shape[1], padded=padded)
+    budget = peak_bytes(resolved, shape[1], padded=padded, capability=capability)
     assert budget is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -68,22 +83,24 @@ def both(
 
 
 def resolved_run(
-    adapter: dict[str, Any], rows: int, length: int, dtype: str, checkpointing: bool, micro_batches: int
-) -> Resolved:
-    config = Config.model_validate(
-        {
-            "model": {"name_or_path": "unused", "dtype": dtype},
-            "adapter": adapter,
-            "data": {"train": "unused", "max_length": length},
-            "train": {
-                "global_batch_size": rows * micro_batches,
-                "per_device_train_batch_size": rows,
-                "gradient_checkpointing": checkpointing,
-            },
-            "output_dir": "unused",
-        }
-    )
-    return Resolved(config, {}, micro_batches, None)
+    adapter: dict[str, Any], rows: int, length: int, dtype: str, checkpointing: Any, micro_batches: int,
+    **sections: dict[str, Any],
+) -> Resolved:  # fmt: skip
+    tree: dict[str, Any] = {
+        "model": {"name_or_path": "unused", "dtype": dtype},
+        "adapter": adapter,
+        "data": {"train": "unused", "max_length": length},
+        "train": {
+            "global_batch_size": rows * micro_batches,
+            "per_device_train_batch_size": rows,
+            "gradient_checkpointing": checkpointing,
+        },
+        "speed": {},
+        "output_dir": "unused",
+    }
+    for name, values in sections.items():
+        tree[name] |= values
+    return Resolved(Config.model_validate(tree), {}, micro_batches, None)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +124,52 @@ def test_at_its_whole_depth(name: str, run: dict[str, Any]) -> None:
         ("qwen2-7b", {"kind": "full", "rows": 4, "length": 512, "padded": True, "micro_batches": 2}),
         ("llama2-7b", {"dtype": "float32", "rows": 8, "length": 512}),
         ("qwen3-4b", {"dtype": "float32", "rows": 2, "length": 2048, "padded": True, "checkpointing": True}),
+        ("llama3-1b", {"length": 2048, "chunked": False}),
+        ("qwen3-0.6b", {"kind": "full", "length": 2048, "chunked": False, "checkpointing": True}),
+        ("llama3-1b", {"packed": True, "rows": 4, "fused_lora": True, "dropout": 0.1}),
+        ("llama3-1b", {"packed": True, "length": 4096, "fused_lora": True, "checkpointing": "selective"}),
+        ("qwen3-0.6b", {"packed": True, "rows": 4, "dtype": "float16", "capability": (7, 5), "fused_lora": True}),
+        ("llama3-3b", {"packed": True, "kind": "full", "optimizer": "paged_adamw", "checkpointing": True}),
     ],
 )
 def test_of_three_layers(name: str, run: dict[str, Any]) -> None:
     """Where the gradients and the update compete with the loss, which of them is the fullest depends on the depth."""
     closed, simulated = both(shape_of(name, num_hidden_layers=3), **run)
     assert closed == pytest.approx(simulated, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"quantization": "nf4", "length": 512, "checkpointing": True, "fused_lora": True},
+        {"quantization": "nf4", "length": 4096, "fused_lora": True},
+        {"kind": "full", "optimizer": "adamw_8bit"},
+        {"kind": "full", "optimizer": "paged_adamw_8bit", "dtype": "float32"},
+    ],
+)
+def test_with_bitsandbytes(run: dict[str, Any]) -> None:
+    pytest.importorskip("bitsandbytes")
+    closed, simulated = both(shape_of("qwen3-0.6b", num_hidden_layers=3), packed=True, **run)
+    assert closed == pytest.approx(simulated, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"checkpointing": "offload", "length": 8192},
+        {"checkpointing": True, "tiled_mlp": True, "length": 32768},
+        {"quantization": "fp8", "capability": (9, 0), "checkpointing": True, "length": 4096},
+    ],
+)
+def test_what_the_closed_form_knows_less_exactly(run: dict[str, Any]) -> None:
+    closed, simulated = both(shape_of("llama3-1b", num_hidden_layers=3), packed=True, fused_lora=True, **run)
+    assert closed == pytest.approx(simulated, rel=0.03)
+
+
+def test_the_loss_is_cut_as_training_cuts_it() -> None:
+    for targets, vocabulary in ((1, 320), (300, 151_936), (1_000, 151_936), (16_384, 32_000), (2_047, 128_256)):
+        assert chunk_rows(targets, vocabulary) == loss.chunk_rows(targets, vocabulary)
+    assert prepare.TILE == TILE
 
 
 @pytest.mark.parametrize(
@@ -155,7 +212,9 @@ def test_the_worked_example() -> None:
     assert budget is not None
     terms = {term.term: term.bytes for term in budget.terms}
     assert terms["activations"] / 2048 == pytest.approx(5_906_688, rel=1e-6)
-    assert terms["logits"] == 12 * 2048 * 128_256
+    states, rows = 2 * 2 * 2047 * 4096, chunk_rows(2047, 128_256)
+    assert terms["logits"] == states + 10 * rows * 128_256
+    assert terms["backward pass"] == terms["activations"] + 20 * 4096 * 2048, "of the final norm"
     assert budget.phases["step"] == at_least(budget.terms) == budget.allocated
     assert budget.phases["load"] < budget.phases["eval"] < budget.phases["step"]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,8 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
 from surefit.config.schema import AdapterSection
+from surefit.model import quantize
+from surefit.plan import building
+from surefit.plan.building import build
 from surefit.plan.setting import Setting
-from surefit.plan.simulate import build, record, run_training
+from surefit.plan.simulate import record, run_training
 from surefit.plan.trace import Recorder, Trace
 
 TINY = {
@@ -52,11 +58,38 @@ SETTINGS = [
 ]
 
 
+FIRST = SETTINGS[0]
+PACKED = replace(FIRST, packed=True, attention=None)
+SETTINGS += [
+    replace(FIRST, chunked=False),
+    replace(FIRST, supervised=0.3, padded=True),
+    PACKED,
+    replace(PACKED, dtype="bfloat16", rows=3, micro_batches=2, checkpointing=True),
+    replace(PACKED, dtype="bfloat16", checkpointing="selective"),
+    replace(PACKED, adapter=FULL, checkpointing="offload", tiled_mlp=True),
+    replace(PACKED, adapter=AdapterSection(r=4), fused_lora=True, micro_batches=2),
+    replace(PACKED, adapter=AdapterSection(r=4, dropout=0.1), fused_lora=True, checkpointing="selective"),
+    replace(PACKED, adapter=AdapterSection(r=4), quantization="fp8", dtype="bfloat16"),
+    replace(PACKED, dtype="bfloat16", chunked=False, neftune=5.0),
+    *(
+        pytest.param(setting, marks=pytest.mark.skipif(not find_spec("bitsandbytes"), reason="no bitsandbytes"))
+        for setting in (
+            replace(PACKED, adapter=AdapterSection(r=4), quantization="nf4", dtype="bfloat16"),
+            replace(FIRST, adapter=AdapterSection(r=4), quantization="nf4", fused_lora=True, checkpointing=True),
+            replace(FIRST, adapter=FULL, optimizer="adamw_8bit"),
+            replace(FIRST, adapter=FULL, optimizer="paged_adamw", dtype="bfloat16"),
+        )
+    ),
+]
+
+
 def _name(setting: Setting) -> str:
-    return (
-        f"{setting.config.model_type}-{setting.adapter.kind}-{setting.dtype}-{setting.attention}"
-        f"{'-padded' * setting.padded}{'-checkpointing' * setting.checkpointing}-{setting.micro_batches}"
-    )
+    plain = replace(FIRST, config=setting.config, adapter=setting.adapter, dtype=setting.dtype)
+    differs = [
+        f"{name}={value}" for name, value in vars(setting).items() if name != "config" and value != vars(plain)[name]
+    ]
+    adapter = f"{setting.adapter.kind}{'-dropout' * bool(setting.adapter.dropout)}"
+    return "-".join([setting.config.model_type, adapter, setting.dtype, *differs])
 
 
 @pytest.fixture
@@ -65,16 +98,29 @@ def real() -> Callable[[Setting], Trace]:
 
     def run(setting: Setting) -> Trace:
         torch.manual_seed(0)
-        model, recorder = build(setting, "cpu"), Recorder()
+        with patch.object(quantize, "_four_bit_on_meta", _four_bit):
+            model, recorder = build(setting, "cpu"), Recorder()
         with recorder:
             recorder.start("load")
             recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
             recorder.tag(model.buffers(), "weights")
+            recorder.tag((tensor for *_, tensor in quantize.hidden_tensors(model)), "weights")
             run_training(model, setting, recorder)
             recorder.start("end")
         return recorder.trace
 
     return run
+
+
+def _four_bit(layer: torch.nn.Linear) -> torch.nn.Module:
+    """As transformers loads it."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    dtype = layer.weight.dtype
+    made = Linear4bit(layer.in_features, layer.out_features, bias=False, compute_dtype=dtype, quant_type="nf4")
+    made.weight = Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True)
+    quantized: torch.nn.Module = made.to("cpu")
+    return quantized
 
 
 def _signed_sizes(trace: Trace) -> dict[str, list[int]]:
@@ -86,7 +132,10 @@ def _signed_sizes(trace: Trace) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=_name)
-def test_every_allocation_is_that_of_real_tensors(setting: Setting, real: Callable[[Setting], Trace]) -> None:
+def test_every_allocation_is_that_of_real_tensors(
+    setting: Setting, real: Callable[[Setting], Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "TILE", setting.length // 3)
     expected, found = real(setting), record(setting)
     ours, theirs = _signed_sizes(found), _signed_sizes(expected)
     assert sum(ours.pop("load")) == sum(theirs.pop("load"))

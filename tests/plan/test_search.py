@@ -34,7 +34,7 @@ class Simulated(Planner):
 def test_every_candidate_is_the_same_optimisation(place) -> None:
     here, model = place()
     found = candidates(Simulated(model), [here])
-    assert len(found) == 4 * 2, "micro batches 1, 2, 4, 8 × checkpointing"
+    assert len(found) == 4 * 4 * 2, "micro batches 1, 2, 4, 8 × what is recomputed × tiles"
     assert {one.micro_batch * one.accumulation for one in found} == {8}
     for one in found:
         before, after = here.resolved.config, one.place.resolved.config
@@ -42,10 +42,31 @@ def test_every_candidate_is_the_same_optimisation(place) -> None:
         assert after.train.learning_rate == before.train.learning_rate
 
 
+def test_padded_examples_may_be_packed(place) -> None:
+    """Never the other way round: padding is not faster."""
+    here, model = place("data.packing=false")
+    found = candidates(Simulated(model), [here])
+    assert {one.packed for one in found} == {False, True}
+    assert {one.place.resolved.config.speed.attention for one in found if one.packed} == {"torch_varlen"}
+    packed, _ = place()
+    assert {one.packed for one in candidates(Simulated(model), [packed])} == {True}
+
+
+def test_what_changes_what_is_learnt_must_be_allowed(place) -> None:
+    here, model = place()
+    found = candidates(Simulated(model), [here], ("nf4", "adamw_8bit"))
+    assert len(found) == 4 * 4 * 2 * 2 * 2
+    least = min(found, key=lambda one: one.need.bytes)
+    assert least.place.resolved.config.model.quantization == "nf4"
+    full, _ = place("adapter.kind=full")
+    kinds = {one.place.resolved.config.model.quantization for one in candidates(Simulated(model), [full], ("nf4",))}
+    assert kinds == {"none"}, "frozen weights alone can be quantised"
+
+
 def test_two_hundred_candidates_over_the_catalogue_are_a_matter_of_a_second(place) -> None:
     here, model = place("train.global_batch_size=64")
     found = candidates(Simulated(model), [here] * 20)
-    assert len(found) == 280
+    assert len(found) == 20 * 7 * 4 * 2
 
 
 def test_the_best_fits_and_nothing_faster_did(place) -> None:

@@ -92,9 +92,9 @@ def test_a_deep_model_s_trace_is_that_of_a_shallow_one_with_more_layers(
 ) -> None:
     """Equal event by event: sizes, order, and the layer that each belongs to. So reserved memory is equal as well."""
     shallow = Setting(_config(num_hidden_layers=SHALLOW), "bfloat16", adapter, 2, 40, True, 1, checkpointing)
-    deep = deepen(record(shallow), 7)
+    deep = deepen(record(shallow), 6)
     assert deep is not None
-    whole = record(replace(shallow, config=_config(num_hidden_layers=7)))
+    whole = record(replace(shallow, config=_config(num_hidden_layers=6)))
     assert _events(deep) == _events(whole)
     assert (deep.phases, deep.tags) == (whole.phases, whole.tags)
 
@@ -113,7 +113,6 @@ def test_layers_that_are_not_alike_are_not_repeated() -> None:
         ({"length": 0}, ConfigError, "0 tokens in a row"),
         ({"micro_batches": 0}, ConfigError, "0 micro batches"),
         ({"adapter": AdapterSection(r=257)}, ConfigError, "rank 257 beside layers 256 wide"),
-        ({"dtype": "float16"}, ConfigError, "float16"),
         ({"config": _config(num_hidden_layers=0)}, ModelError, "0 layers"),
     ],
     ids=str,
@@ -128,11 +127,16 @@ def test_a_setting_says_what_the_config_says(place: Callable[..., Any]) -> None:
         "train.per_device_train_batch_size=2", "train.gradient_checkpointing=true", "adapter.r=4", gpu="h100"
     )
     setting = setting_of(where.resolved, facts, where.hardware)
-    assert (setting.rows, setting.micro_batches, setting.length, setting.padded) == (2, 4, 512, True)
+    assert (setting.rows, setting.micro_batches, setting.length, setting.packed) == (2, 4, 512, True)
     assert (setting.dtype, setting.checkpointing, setting.cuda, setting.capability) == ("bfloat16", True, True, (9, 0))
     assert (setting.adapter.r, setting.layers) == (4, facts.num_layers)
-    assert setting_of(where.resolved, facts, where.hardware, length=100, padded=False).length == 100
     assert setting_of(where.resolved, facts, where.hardware, length=9999).length == 512
+    short = setting_of(where.resolved, facts, where.hardware, length=100, supervised=0.5)
+    assert (short.rows, short.length, short.micro_batches) == (8, 100, 1), "8 of 100 tokens fit into a row of 1,024"
+    assert short.targets == 396
+    padded, _ = place("data.packing=false", "train.per_device_train_batch_size=2")
+    plain = setting_of(padded.resolved, facts, padded.hardware, length=100)
+    assert (plain.rows, plain.length, plain.micro_batches, plain.padded) == (2, 100, 4, True)
 
 
 def test_a_model_that_cannot_be_simulated_is_named(place: Callable[..., Any]) -> None:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from surefit.cli.app import app
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, MachineError
+from surefit.data.collate import supervision
 from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import hardware_facts
 from surefit.plan import calibrate as calibrating
@@ -78,8 +79,9 @@ def linear_parameters(layers: int) -> tuple[int, int]:
 
 def test_full_training_multiplies_every_weight_three_times() -> None:
     step, _ = operations(setting("full"))
-    tokens, (layer, _) = 2 * 48, linear_parameters(2)
-    assert linear_flops(step) == 6 * tokens * (2 * layer + HIDDEN * VOCABULARY)
+    tokens, targets, (layer, _) = 2 * 48, 2 * 47, linear_parameters(2)
+    # One hidden state goes through the head to show what it is made of.
+    assert linear_flops(step) == 6 * tokens * 2 * layer + (6 * targets + 2) * HIDDEN * VOCABULARY
     scores = 2 * HEADS * 48 * 48 * (HIDDEN // HEADS)
     assert flops(step, attention=True) == 2 * 2 * (2 + 5) * scores // 2
 
@@ -87,12 +89,12 @@ def test_full_training_multiplies_every_weight_three_times() -> None:
 def test_lora_skips_the_weight_gradients_of_the_base_model() -> None:
     """And the first layer's input gradient, which nobody needs, of base and adapter."""
     step, _ = operations(setting("lora"))
-    tokens, (layer, reading), r = 2 * 48, linear_parameters(2), 4
+    tokens, targets, (layer, reading), r = 2 * 48, 2 * 47, linear_parameters(2), 4
     keys = HIDDEN // HEADS * KEYS
     shapes = [(HIDDEN, HIDDEN), (HIDDEN, keys), (HIDDEN, keys), (HIDDEN, HIDDEN)]
     shapes += [(HIDDEN, INNER), (HIDDEN, INNER), (INNER, HIDDEN)]
     factors = r * sum(inputs + outputs for inputs, outputs in shapes)
-    base = 4 * tokens * (2 * layer + HIDDEN * VOCABULARY) - 2 * tokens * reading
+    base = 4 * (tokens * 2 * layer + targets * HIDDEN * VOCABULARY) - 2 * tokens * reading
     adapter = 6 * tokens * 2 * factors - 2 * tokens * 3 * r * HIDDEN
     assert linear_flops(step) == base + adapter
 
@@ -109,7 +111,7 @@ def test_a_real_step_has_the_flops_that_pytorch_counts() -> None:
     """torch.utils.flop_counter knows no attention of a CPU, so without it."""
     model = AutoModelForCausalLM.from_config(config(), dtype=torch.float32)
     ids = torch.randint(0, VOCABULARY, (2, 48))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} | supervision(ids)
     with FlopCounterMode(display=False) as counter:
         train_step(model, [batch], MasterAdamW(model), 1.0)
     step, _ = operations(setting("full", dtype="float32", cuda=False))
@@ -273,7 +275,7 @@ def test_a_step_of_the_built_in_model_takes_about_what_this_cpu_is_measured_for(
     planned = Setting(shape, "float32", AdapterSection(kind="full"), rows=4, length=128, cuda=False)
     model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     ids = torch.randint(0, shape.vocab_size, (4, 128))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} | supervision(ids)
     optimizer, taken = MasterAdamW(model), []
     for _ in range(4):
         start = time.perf_counter()

@@ -153,7 +153,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         environment=environment_facts(),
         stack=stack_facts(),
         columns=columns,
-        problems=(*found.problems, *damaged, *unusable, *_scored_problems(found)),
+        problems=(*found.problems, *damaged, *unusable, *mixed_problems(found, SAMPLED_ROWS), *_scored_problems(found)),
     )
     result = run_rules(context, rules)
     return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
@@ -184,6 +184,22 @@ def _examples(found: Gathered, tokenizer: TokenizerFacts | None) -> tuple[Exampl
     except SureFitError as error:
         return None, [error]
     return example_facts(examples, tokenizer, section.max_length), []
+
+
+def mixed_problems(found: Gathered, limit: int | None = None) -> list[SureFitError]:
+    """What converting the rows of `data.mix` runs into: all of them, or up to `limit` of each source."""
+    from surefit.data.formats import to_examples
+
+    problems: list[SureFitError] = []
+    section = found.loaded.config.data
+    if found.recipe is None:
+        return problems
+    for rows in found.mixed.values():
+        try:
+            to_examples(rows.sample(limit or len(rows)), found.recipe, section.format, section.bad_rows)
+        except SureFitError as error:
+            problems.append(error)
+    return problems
 
 
 def scored_sources(config: Config) -> dict[str, str]:
@@ -218,7 +234,8 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
 
     notes = []
     config = found.loaded.config
-    on_hub = [text for text in (config.data.train, *scored_sources(config).values()) if not is_local(text)]
+    named = (config.data.train, *config.data.mix, *scored_sources(config).values())
+    on_hub = [text for text in named if not is_local(text)]
     if on_hub:
         notes.append(f"not looked at: the rows of {', '.join(on_hub)} (on the hub)")
     if found.rows is not None and len(found.rows) > SAMPLED_ROWS:

@@ -73,7 +73,8 @@ def lengths_of(run: Prepared) -> Lengths:
     whole = passport.get("lengths", {}).get("whole", {})
     if passport.get("sha256") != run.rows.sha256 or passport.get("unit") != "tokens" or "max" not in whole:
         return Lengths()
-    return Lengths(whole["max"], whole["mean"], "the real rows', as passport.json has them")
+    source = "the real rows', as passport.json has them"
+    return Lengths(whole["max"], whole["mean"], source, passport.get("supervised_share") or 1.0)
 
 
 def say_plan(out: Output, planned: dict[str, Any]) -> int:

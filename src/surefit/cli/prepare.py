@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +14,7 @@ from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir
 
 if TYPE_CHECKING:
+    from surefit.config.schema import Config
     from surefit.data.load import Rows
     from surefit.facts.hardware import HardwareFacts
     from surefit.facts.model import ModelFacts
@@ -27,6 +29,7 @@ class Gathered:
 
     Attributes:
         rows: the training rows; None also where they are on the hub, which is not asked before training.
+        mixed: those of `data.mix` that are on this machine and can be read, by source.
     """
 
     loaded: Loaded
@@ -35,6 +38,7 @@ class Gathered:
     model: ModelFacts | None
     hardware: HardwareFacts | None
     rows: Rows | None
+    mixed: dict[str, Rows]
     resolved: Resolved | None
     problems: tuple[SureFitError, ...]
 
@@ -49,6 +53,7 @@ class Prepared:
     model: ModelFacts
     hardware: HardwareFacts
     rows: Rows | None
+    mixed: dict[str, Rows]
     resolved: Resolved
     gathered: Gathered
 
@@ -60,9 +65,11 @@ def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
         ConfigError: the config itself is not usable; every other problem is returned.
     """
     from surefit import recipes
+    from surefit.data.formats import load_mixed
     from surefit.data.load import is_local, load_rows
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
+    from surefit.plan.fit import upper_end
 
     loaded = load_config(_config_file(target), overrides or ())
     config = loaded.config
@@ -80,13 +87,24 @@ def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
     model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision))
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
     rows = attempt(lambda: load_rows(config.data.train)) if is_local(config.data.train) else None
-    count = len(rows) if rows is not None else None
+    here = [source for source in config.data.mix if is_local(source)]
+    read = {source: attempt(partial(load_mixed, source, config.data)) for source in here}
+    mixed = {source: more for source, more in read.items() if more is not None}
+    count, added = row_counts(config, rows, mixed)
     resolved = None
     if model and hardware:
-        resolved = attempt(lambda: resolve(loaded, model, hardware, count)) or resolve(
-            dividing(loaded), model, hardware, count
+        needed = upper_end(model, hardware)
+        resolved = attempt(lambda: resolve(loaded, model, hardware, count, added, needed)) or resolve(
+            dividing(loaded), model, hardware, count, added, needed
         )
-    return Gathered(loaded, run, recipe, model, hardware, rows, resolved, tuple(problems))
+    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems))
+
+
+def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> tuple[int | None, float]:
+    """(rows of `data.train`, rows that an epoch sees of `data.mix`); (None, 0) while not all of them are counted."""
+    if rows is None or len(mixed) < len(config.data.mix):
+        return None, 0
+    return len(rows), sum(passes * len(mixed[source]) for source, passes in config.data.mix.items())
 
 
 def prepare(target: Path, overrides: Sequence[str] | None = None) -> Prepared:
@@ -106,7 +124,15 @@ def prepare(target: Path, overrides: Sequence[str] | None = None) -> Prepared:
     assert found.hardware
     assert found.resolved
     return Prepared(
-        found.loaded, found.run, found.recipe, found.model, found.hardware, found.rows, found.resolved, found
+        found.loaded,
+        found.run,
+        found.recipe,
+        found.model,
+        found.hardware,
+        found.rows,
+        found.mixed,
+        found.resolved,
+        found,
     )
 
 

@@ -168,28 +168,33 @@ class Output:
 
     @contextlib.contextmanager
     def training_progress(self) -> Iterator[Callable[[Any], None]]:
-        """The same for training: takes `train.progress.Progress`."""
-        with self.progress("training") as on_progress:
-            yield lambda state: on_progress(state.step, state.total_steps, state.text)
+        """The same for training: takes `train.progress.Progress`, which knows better how long it still takes."""
+        with self.progress("training", with_eta=False) as on_progress:
+            yield lambda state: on_progress(
+                state.step, state.total_steps, f"ETA {duration_text(state.eta_seconds)} · {state.text}"
+            )
 
     @contextlib.contextmanager
-    def progress(self, label: str) -> Iterator[OnProgress]:
-        """Yields `on_progress(done, total, text)`: a bar with ETA on a terminal, a line now and then elsewhere."""
+    def progress(self, label: str, with_eta: bool = True) -> Iterator[OnProgress]:
+        """Yields `on_progress(done, total, text)`: a bar with ETA on a terminal, a line now and then elsewhere.
+
+        Args:
+            with_eta: by the pace so far; otherwise it stands in the text.
+        """
         if self.err.is_terminal and not self.as_json:
-            with self._bar(label) as callback:
+            with self._bar(label, with_eta) as callback:
                 yield callback
         else:
-            yield _PlainProgress(label, self.note)
+            yield _PlainProgress(label, self.note, with_eta)
 
     @contextlib.contextmanager
-    def _bar(self, label: str) -> Iterator[OnProgress]:
+    def _bar(self, label: str, with_eta: bool) -> Iterator[OnProgress]:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
+            *((TextColumn("ETA"), TimeRemainingColumn()) if with_eta else ()),
             TextColumn("{task.fields[detail]}"),
         )
         with Progress(*columns, console=self.err, transient=True) as bar:
@@ -204,9 +209,8 @@ class Output:
 class _PlainProgress:
     """Progress as lines: when the work has taken `PLAIN_SECONDS`, and every `PLAIN_SECONDS` after."""
 
-    def __init__(self, label: str, note: Callable[[str], None]) -> None:
-        self.label = label
-        self.note = note
+    def __init__(self, label: str, note: Callable[[str], None], with_eta: bool = True) -> None:
+        self.label, self.note, self.with_eta = label, note, with_eta
         self.start = self.last = time.monotonic()
 
     def __call__(self, done: int, total: int, text: str) -> None:
@@ -216,7 +220,7 @@ class _PlainProgress:
         self.last = now
         left = (now - self.start) * (total - done) / done if done else None
         eta = f"ETA {duration_text(left)}" if left is not None else "ETA unknown"
-        self.note(f"{self.label} {done}/{total} {eta} {text}".rstrip())
+        self.note(" ".join([f"{self.label} {done}/{total}", *([eta] if self.with_eta else []), text]).rstrip())
 
 
 def _is_numeric(cell: str) -> bool:

@@ -77,6 +77,10 @@ def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
         f"  per_device_train_batch_size: {best.micro_batch}  # × {best.accumulation} = the same global batch\n"
         f"  gradient_checkpointing: {str(best.checkpointing).lower()}"
     )
+    if best.packed != chosen.given.packed:
+        out.say(f"data:\n  packing: {str(best.packed).lower()}")
+    if best.tiled != chosen.given.tiled:
+        out.say(f"speed:\n  tiled_mlp: {str(best.tiled).lower()}")
     if best.place.hardware.name != chosen.given.place.hardware.name:
         out.say(f"hardware:\n  gpu: {best.place.resolved.config.hardware.gpu}")
 
@@ -84,8 +88,8 @@ def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
 def _reason(chosen: Choice, best: Candidate) -> str:
     """Why this one, beside the config as it is."""
     given = chosen.given
-    same = (best.micro_batch, best.checkpointing) == (given.micro_batch, given.checkpointing)
-    if same and best.place.hardware.name == given.place.hardware.name:
+    ways = [(one.micro_batch, one.checkpointing, one.tiled, one.packed) for one in (best, given)]
+    if ways[0] == ways[1] and best.place.hardware.name == given.place.hardware.name:
         return "it is the config as it is: no faster one fits"
     if best.step and given.step and given.verdict == "fits":
         return (
@@ -110,14 +114,16 @@ def compare(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
         [
             one["gpu"], one["verdict"], f"{one['high_bytes'] / GIB:.1f}",
             f"{one['memory_bytes'] / GIB:.1f}" if one["memory_bytes"] else "n/a",
-            f"{one['micro_batch']} × {one['accumulation']}{' c' if one['checkpointing'] else ''}",
+            f"{one['micro_batch']} × {one['accumulation']}{_letter(one)}",
             duration_text(one["seconds"]) if one["seconds"] is not None else "–",
             f"{one['cost']:.2f}" if one["cost"] is not None else "–",
         ]
         for one in found
     ]  # fmt: skip
     out.table(
-        "The config on each GPU (c: checkpointing)", ["GPU", "verdict", "≤ GiB", "of", "batch", "time", "cost"], rows
+        "The config on each GPU (s, c, o: selective checkpointing, whole, offloaded; t: tiles)",
+        ["GPU", "verdict", "≤ GiB", "of", "batch", "time", "cost"],
+        rows,
     )
     if any(one["dtype"] != found[0]["dtype"] for one in found):
         types = ", ".join(f"{one['dtype']} on {one['gpu']}" for one in found)
@@ -126,6 +132,11 @@ def compare(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
         out.paragraph("For the cost give what an hour costs you: --price h100=2.5,a100-80=1.6", indent=2)
     out.result({"gpus": found})
     return EXIT_OK if any(one["verdict"] == "fits" for one in found) else EXIT_FINDINGS
+
+
+def _letter(one: dict[str, Any]) -> str:
+    letters = {False: "", "selective": "s", True: "c", "offload": "o"}[one["checkpointing"]] + "t" * one["tiled_mlp"]
+    return f" {letters}" if letters else ""
 
 
 def solve(out: Output, run: Prepared, field: str) -> int:
@@ -183,6 +194,7 @@ def _places(run: Prepared, gpus: str) -> list[Place]:
         ConfigError: an unknown GPU, or none.
     """
     from surefit.facts.hardware import hardware_facts
+    from surefit.plan.fit import upper_end
     from surefit.plan.search import Place
 
     places = []
@@ -191,7 +203,9 @@ def _places(run: Prepared, gpus: str) -> list[Place]:
         config = run.loaded.config
         named = config.model_copy(update={"hardware": config.hardware.model_copy(update={"gpu": name})})
         rows = len(run.rows) if run.rows is not None else None
-        places.append(Place(hardware, resolve(replace(run.loaded, config=named), run.model, hardware, rows)))
+        needed = upper_end(run.model, hardware)
+        loaded = replace(run.loaded, config=named)
+        places.append(Place(hardware, resolve(loaded, run.model, hardware, rows, needed=needed)))
     return places
 
 
@@ -249,6 +263,8 @@ def _as_dict(one: Candidate, prices: dict[str, float], planner: Planner, run: Pr
         "micro_batch": one.micro_batch,
         "accumulation": one.accumulation,
         "checkpointing": one.checkpointing,
+        "tiled_mlp": one.tiled,
+        "packing": one.packed,
         "seconds_per_step": one.step.seconds if one.step else None,
         "seconds": whole.seconds if whole else None,
         "cost": whole.cost(price)[0] if whole and price is not None else None,

@@ -17,9 +17,11 @@ What the forward pass of a layer keeps for its backward pass, with LoRA on all l
 Worked example, Llama-3.1-8B (h 4,096, q 4,096, k 1,024, n 32, f 14,336) in bfloat16, r = 8: 2 × 16,388 + 2 × 8,192 +
 20,480 + 128 + 114,688 + 112 = 184,568 bytes. 32 layers and the final norm's 16,388, less the first norm's 16,388, which
 nothing trained lies below, and the rotary cosines and sines, 512: 5,906,688 bytes per token, 11.27 GiB for one row of
-2,048 tokens. The loss adds 12 × V = 1,539,072 bytes per token, 2.94 GiB.
+2,048 tokens. The loss adds, of 2,047 hidden states and their gradients, 2 × 8,192 bytes each, 0.03 GiB; of a chunk of
+410 rows 10 × V = 1,282,560 bytes each, 0.49 GiB. With the logits of all tokens held it would be 12 × V, 2.93 GiB.
 
-With gradient checkpointing a layer keeps its input only, b h = 8,192 bytes, and one layer at a time is recomputed.
+With gradient checkpointing a layer keeps its input only, b h = 8,192 bytes, and one layer at a time is recomputed;
+selective keeps b q + 4n more, offloaded keeps nothing there.
 
 How it differs:
 - A padded micro batch needs a mask, so the memory-efficient kernel: keys and values are repeated to the queries' width,
@@ -28,13 +30,19 @@ How it differs:
 - Full training keeps what the weights' gradients need: b h more per norm. Layers without a LoRA keep no input.
 - In float32 a norm's input is the residual stream itself, so the 4h of the first norm is the layer's own input.
 - Norms on queries and keys (Qwen3) keep 4 (q + k) + 4 (n + n_kv) more; full training b (q + k) on top.
-- Dropout keeps, for each adapted layer, the input it dropped from and one byte per element of mask (CUDA's kernel).
+- Dropout keeps, for each adapted layer, the input it dropped from and one byte per element of mask (CUDA's kernel);
+  fused factors keep the input once.
+- Packed examples are one row without a mask. Where there is no kernel for them (before Ampere, float32) each is read
+  alone, by the memory-efficient kernel, and the results are joined: b q more.
+- An MLP in tiles keeps its input, and what is in it exists for one tile at a time.
+- A quantised matrix is dequantised for each product with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from surefit.core.units import MIB
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
@@ -42,11 +50,18 @@ from surefit.facts.model import DTYPE_BYTES, ModelFacts
 FLOAT32 = 4
 NORM_TEMPORARIES = 5
 """Float32 copies of its input that the backward pass of an RMS norm has at its fullest."""
-TOKEN_BYTES = 3 * 8
-"""Ids, mask and labels of a token, int64."""
+TOKEN_BYTES = 4 * 8
+"""What of a token is moved to the GPU: its id, its mask or position, its place in the loss and its target, int64."""
+CHUNK_BYTES, CHUNK_LOGIT_BYTES, MIN_CHUNK_ROWS = 512 * MIB, 10, 256
+TILE = 4_096
+"""`train/loss.py` and `model/prepare.py` have these numbers; a test compares them."""
+AMPERE, ADA = (8, 0), (8, 9)
+"""The first GPUs with flash attention, and those that multiply float8."""
 MASK_MULTIPLE = 8
 """The memory-efficient kernel wants each row of a mask to begin at a multiple of so many numbers."""
-ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj")
+ATTENTION_INPUTS, MLP_INPUTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+FLOAT8_INPUT = 9
+"""Bytes per number that are scaled to float8 at the fullest: itself in float32, the quotient in float32, the result."""
 LLAMA_LIKE = {
     "LlamaForCausalLM": False,
     "MistralForCausalLM": False,
@@ -66,10 +81,14 @@ class MicroBatch:
         dtype: of the weights.
         rows, length: examples and the tokens to which all are padded.
         padded: some are shorter.
-        checkpointing: activations are recomputed.
+        checkpointing: what is recomputed, as `train.gradient_checkpointing` has it.
         factors: the linear layers of one decoder layer that have LoRA factors, as name → (outputs, inputs); None where
             all weights are trained.
         r, dropout: of the LoRA.
+        packed: the examples lie one after the other.
+        chunked, fused, tiled: `speed.chunked_loss`, `speed.fused_lora` and `speed.tiled_mlp`.
+        quantization: of the frozen weights.
+        capability: of the GPU.
     """
 
     model: ModelFacts
@@ -77,10 +96,16 @@ class MicroBatch:
     rows: int
     length: int
     padded: bool
-    checkpointing: bool
+    checkpointing: bool | Literal["selective", "offload"]
     factors: Mapping[str, tuple[int, int]] | None
     r: int = 0
     dropout: float = 0.0
+    packed: bool = False
+    chunked: bool = True
+    fused: bool = False
+    tiled: bool = False
+    quantization: str = "none"
+    capability: tuple[int, int] | None = (8, 0)
 
     @property
     def full(self) -> bool:
@@ -89,6 +114,16 @@ class MicroBatch:
     @property
     def tokens(self) -> int:
         return self.rows * self.length
+
+    @property
+    def targets(self) -> int:
+        """Tokens that the loss counts, at most."""
+        return max(1, self.rows * (self.length - 1))
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention is one kernel that takes fewer key heads than query heads."""
+        return self.number < FLOAT32 and not self.padded and (self.capability or AMPERE) >= AMPERE
 
     @property
     def number(self) -> int:
@@ -126,21 +161,31 @@ def layer_bytes(batch: MicroBatch) -> int:
 def kept_bytes(batch: MicroBatch) -> int:
     """What the whole forward pass keeps: what lives when the loss's backward pass begins, but for the loss's own."""
     model, hidden = batch.model, batch.model.hidden_size
-    rope = 2 * batch.number * model.head_dim * batch.length
+    rope = 2 * batch.number * model.head_dim * (batch.tokens if batch.packed else batch.length)
     if batch.checkpointing:
         mask = batch.rows * batch.length**2 if batch.padded else 0
-        inputs = model.num_layers * _bytes(batch, [batch.number * hidden])
-        return inputs + final_bytes(batch) + rope + mask + 8 * batch.length
-    # Nothing trained lies below the first norm of a LoRA, nor the dropout of its output.
-    masks = [hidden for name in ATTENTION_INPUTS if batch.dropout and name in (batch.factors or ())]
+        inputs = 0 if batch.checkpointing == "offload" else _bytes(batch, [batch.number * hidden])
+        kept = model.num_layers * (inputs + attention_kept_bytes(batch))
+        return kept + final_bytes(batch) + rope + mask + 8 * batch.length
+    # Nothing trained lies below the first norm of a LoRA, nor the dropout of its output (whose mask is kept if fused).
+    dropped = batch.dropout and not batch.fused
+    masks = [hidden for name in ATTENTION_INPUTS if dropped and name in (batch.factors or ())]
     unneeded = 0 if batch.full else _bytes(batch, [*_norm(batch, hidden), *masks])
     return model.num_layers * layer_bytes(batch) - unneeded + final_bytes(batch) + rope
 
 
+def attention_kept_bytes(batch: MicroBatch) -> int:
+    """What selective checkpointing keeps of a layer besides its input: attention's output and its logsumexp."""
+    if batch.checkpointing != "selective":
+        return 0
+    return _bytes(batch, [batch.number * batch.query_width, FLOAT32 * batch.model.num_attention_heads])
+
+
 def final_bytes(batch: MicroBatch) -> int:
-    """What the final norm and a trained output head keep."""
+    """What the final norm and a trained output head keep; a loss in chunks has its gradients already."""
     hidden = batch.model.hidden_size
-    return _bytes(batch, [*_norm(batch, hidden), *([batch.number * hidden] if batch.full else [])])
+    head = [batch.number * hidden] if batch.full and not batch.chunked else []
+    return _bytes(batch, [*_norm(batch, hidden), *head])
 
 
 def layer_backward_bytes(batch: MicroBatch) -> int:
@@ -150,20 +195,95 @@ def layer_backward_bytes(batch: MicroBatch) -> int:
     three are the gradients of the product and of its two factors. The gradient of the residual stream waits beside.
     """
     hidden, number = batch.model.hidden_size, batch.number
-    held = _bytes(batch, [*_before_product(batch), *3 * [number * batch.mlp_width], number * hidden])
+    held = _bytes(batch, [*_before_product(batch), number * hidden])
+    # The norm before tiles, whose output is gone by then.
+    norm = _bytes(batch, [(NORM_TEMPORARIES * FLOAT32 - number) * hidden]) if batch.tiled else 0
+    held = max(held + max(_mlp_backward(batch), norm), _attention_backward(batch))
     shared = batch.checkpointing and number == FLOAT32
     return held - (_bytes(batch, [FLOAT32 * hidden]) if shared else 0)
 
 
+def _attention_backward(batch: MicroBatch) -> int:
+    """One layer while attention is differentiated, which is its fullest moment where the MLP runs in tiles: the
+    gradients of its output, queries, keys and values, and what the kernel has inside (source: plan/cuda.py)."""
+    model, number = batch.model, batch.number
+    hidden, query, key = model.hidden_size, batch.query_width, batch.key_width
+    heads, width = model.num_attention_heads, model.head_dim
+    inside = [FLOAT32 * heads]
+    if batch.flash:
+        inside += [FLOAT32 * heads * -(-width // 32) * 32, *(2 * [number * query] if key != query else [])]
+    elif number < FLOAT32:
+        inside.append(3 * FLOAT32 * heads * -(-width // 64) * 64)
+    kept = [*_norm(batch, hidden), *_inputs(batch, hidden, *ATTENTION_INPUTS), *_attention(batch), number * hidden]
+    return _bytes(batch, [*kept, *inside, *2 * [number * query], *2 * [number * (key if batch.flash else query)]])
+
+
+def _mlp_backward(batch: MicroBatch) -> int:
+    """What the backward pass of an MLP has at its fullest besides what a layer keeps; of a tile, all of it."""
+    width, number = batch.mlp_width, batch.number
+    tokens = min(TILE, batch.tokens) if batch.tiled else batch.tokens
+    kept = 3 * number * width if batch.tiled else 0
+    joined = 2 * number * batch.model.hidden_size * batch.tokens if batch.tiled else 0
+    weights = dequantized_bytes(batch, batch.model.hidden_size, width)
+    gradients = max(3 * number * width, 2 * number * width + -(-weights // tokens))
+    return tokens * (kept + gradients) + joined
+
+
+def forward_bytes(batch: MicroBatch) -> int:
+    """The last MLP of the forward pass where its input is scaled to float8 for the product; else 0, for then another
+    moment is fuller."""
+    if batch.quantization != "fp8" or (batch.capability or AMPERE) < ADA or batch.checkpointing or batch.tiled:
+        return 0
+    hidden = batch.number * batch.model.hidden_size
+    return kept_bytes(batch) - final_bytes(batch) + (FLOAT8_INPUT * batch.mlp_width + hidden) * batch.tokens
+
+
+def dequantized_bytes(batch: MicroBatch, outputs: int, inputs: int) -> int:
+    """What a product with a quantised matrix makes of it for its time."""
+    numbers = outputs * inputs
+    match batch.quantization:
+        case "nf4":
+            return numbers * batch.number + 2 * FLOAT32 * numbers // 64
+        case "fp8":
+            return 2 * FLOAT32 * numbers
+        case _:
+            return 0
+
+
 def logits_bytes(batch: MicroBatch) -> int:
     """The loss's backward pass: the log-probabilities, their gradient and the logits' gradient, all in float32."""
-    return _bytes(batch, 3 * [FLOAT32 * batch.model.vocab_size])
+    if batch.chunked:
+        return _chunked_bytes(batch)
+    return 3 * FLOAT32 * batch.model.vocab_size * batch.targets
+
+
+def chunk_rows(targets: int, vocabulary: int) -> int:
+    """Rows of the largest chunk of the loss, as `train/loss.py` cuts it."""
+    limit = max(MIN_CHUNK_ROWS, CHUNK_BYTES // (CHUNK_LOGIT_BYTES * vocabulary))
+    return -(-targets // max(1, -(-targets // limit)))
+
+
+def _chunked_bytes(batch: MicroBatch) -> int:
+    """A chunk's logits, log-probabilities and gradient; the hidden states of all targets, and their gradients; where
+    the head is trained, the gradient of its matrix in its own type and summed in float32."""
+    model, number = batch.model, batch.number
+    rows = chunk_rows(batch.targets, model.vocab_size)
+    chunk = (number + FLOAT32 + (FLOAT32 if number < FLOAT32 else 0)) * model.vocab_size * rows
+    states = 2 * number * model.hidden_size * batch.targets
+    if not batch.full:
+        return states + chunk
+    matrix = model.vocab_size * model.hidden_size
+    several = rows < batch.targets
+    differentiated = (2 * number * model.vocab_size * rows if several else 0) + number * matrix
+    return (
+        states + (FLOAT32 * matrix if several or number < FLOAT32 else 0) + max(chunk if several else 0, differentiated)
+    )
 
 
 def norm_backward_bytes(batch: MicroBatch) -> int:
     """The fullest moment of the final norm's backward pass; the output head's input and the norm's output are gone."""
     hidden = batch.model.hidden_size
-    done = 2 * batch.number * hidden if batch.full else 0
+    done = (1 if batch.chunked else 2) * batch.number * hidden if batch.full else 0
     return kept_bytes(batch) + (NORM_TEMPORARIES * FLOAT32 * hidden - done) * batch.tokens
 
 
@@ -171,7 +291,16 @@ def eval_bytes(batch: MicroBatch) -> int:
     """The fullest moment of a forward pass that keeps nothing: the loss, or an MLP."""
     hidden, number = batch.model.hidden_size, batch.number
     copy = 0 if number == FLOAT32 else FLOAT32
-    loss = (number + copy + FLOAT32) * batch.model.vocab_size * batch.tokens
+    vocabulary = batch.model.vocab_size
+    if batch.chunked:
+        states = number * hidden * batch.targets
+        loss = states + (number + copy + FLOAT32) * vocabulary * chunk_rows(batch.targets, vocabulary)
+    else:
+        loss = vocabulary * max(
+            number * (batch.tokens + batch.targets),
+            (number + copy) * batch.targets,
+            (copy or FLOAT32 + copy) * batch.targets,
+        )
     mask = batch.rows * batch.length**2 if batch.padded else 0
     # silu(gate), up and their product; LoRA's part of up beside the base's.
     widths = 3 if batch.full else 4
@@ -208,19 +337,22 @@ def _bytes(batch: MicroBatch, widths: list[int]) -> int:
 def _before_product(batch: MicroBatch) -> list[int]:
     """What a layer keeps before its MLP multiplies: the bytes per token of each tensor, as everything below."""
     hidden = batch.model.hidden_size
+    mlp = [*_inputs(batch, hidden, *MLP_INPUTS), *3 * [batch.number * batch.mlp_width]]
+    factors = set(batch.factors or ())
+    if batch.tiled:
+        mlp, factors = [batch.number * hidden], factors - {*MLP_INPUTS, "down_proj"}
     return [
         *_norm(batch, hidden),
         *_inputs(batch, hidden, *ATTENTION_INPUTS),
         *_attention(batch),
         *_norm(batch, hidden),
-        *_inputs(batch, hidden, "gate_proj", "up_proj"),
-        *3 * [batch.number * batch.mlp_width],
-        *len(batch.factors or ()) * [batch.number * batch.r],
+        *mlp,
+        *len(factors) * [batch.number * batch.r],
     ]
 
 
 def _product(batch: MicroBatch) -> list[int]:
-    return _inputs(batch, batch.mlp_width, "down_proj")
+    return [] if batch.tiled else _inputs(batch, batch.mlp_width, "down_proj")
 
 
 def _norm(batch: MicroBatch, width: int, heads: int = 1) -> list[int]:
@@ -233,6 +365,8 @@ def _inputs(batch: MicroBatch, width: int, *layers: str, kept: bool = False) -> 
     if batch.factors is None:
         return [] if kept else [batch.number * width]
     adapted = sum(name in batch.factors for name in layers)
+    if batch.dropout and batch.fused:
+        return [*([batch.number * width] if adapted and not kept else []), *adapted * [width]]
     if batch.dropout:
         return adapted * [batch.number * width, width]
     return [batch.number * width] if adapted and not kept else []
@@ -241,11 +375,11 @@ def _inputs(batch: MicroBatch, width: int, *layers: str, kept: bool = False) -> 
 def _attention(batch: MicroBatch) -> list[int]:
     """Queries, keys, values, output and logsumexp; what norms on queries and keys, and a mask, add."""
     model, query, key = batch.model, batch.query_width, batch.key_width
-    flash = batch.number < FLOAT32 and not batch.padded
     heads = (model.num_attention_heads, model.num_key_value_heads)
-    kept = [*2 * [batch.number * query], *2 * [batch.number * (key if flash else query)], FLOAT32 * heads[0]]
+    kept = [*2 * [batch.number * query], *2 * [batch.number * (key if batch.flash else query)], FLOAT32 * heads[0]]
     if batch.padded:
         kept.append(batch.number * batch.mask_length)
     if LLAMA_LIKE[model.architecture]:
         kept += [*_norm(batch, query, heads[0]), *_norm(batch, key, heads[1])]
-    return kept + _inputs(batch, query, "o_proj", kept=True)
+    # Without one kernel for all, packed examples are joined after each was attended to alone.
+    return kept + _inputs(batch, query, "o_proj", kept=not batch.packed or batch.flash)

@@ -6,13 +6,13 @@ decoders of `facts/activations.py`; for others the sum can show that a run does 
 
 Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, bfloat16, one row of 2,048 tokens: 32 layers × 8 ×
 (8,192 + 5,120 + 5,120 + 8,192 + 3 × 18,432) = 20,971,520 factors. Weights 2 × 8,030,261,248 bytes = 14.96 GiB; adapter
-2, moments 8 and masters 4 bytes per factor, 0.27 GiB; activations 11.27 GiB, logits 2.94 GiB (both worked out in
-`facts/activations.py`), cuBLAS 0.02 GiB: 29.45 GiB at the fullest moment, the loss's backward pass.
+2, moments 8 and masters 4 bytes per factor, 0.27 GiB; activations 11.27 GiB, a chunk of the loss and its hidden states
+0.52 GiB (both worked out in `facts/activations.py`), cuBLAS 0.02 GiB: 27.03 GiB at the fullest moment, the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,9 +22,11 @@ from surefit.core.units import bytes_text, count_text
 from surefit.facts.activations import (
     TOKEN_BYTES,
     MicroBatch,
+    attention_kept_bytes,
     covered,
     eval_bytes,
     final_bytes,
+    forward_bytes,
     kept_bytes,
     layer_backward_bytes,
     layer_bytes,
@@ -41,6 +43,10 @@ MOMENTS = 8
 AMPERE = (8, 0)
 WORKSPACES = 2
 """Threads that call cuBLAS: the program's, and autograd's."""
+NF4_TABLES = 1024 + 512 + 512
+"""Bytes of the code tables and the offset that each 4-bit layer has, as the allocator rounds them."""
+MIN_8BIT, PAGED, EIGHT_BIT_BLOCK = 4_096, 100_000, 256
+"""bitsandbytes keeps the moments of fewer numbers in 32 bits, pages none of fewer, and scales so many together."""
 OUTPUT_HEADS = ("lm_head", "embed_out", "output")
 LEFT_OUT = (
     "the allocator's fragmentation, the CUDA context and its libraries",
@@ -157,14 +163,14 @@ def peak_bytes(
     part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
     if part is None or model.parameters is None or not covered(model):
         return None
-    batch = micro_batch(resolved, model, length, padded)
-    accumulation = resolved.gradient_accumulation_steps
+    batch = micro_batch(resolved, model, length, padded, capability)
+    accumulation = micro_batch_shape(resolved, length).micro_batches
     held = _held(resolved, model, part)
     tokens = TOKEN_BYTES * batch.tokens
     workspace = WORKSPACES * workspace_bytes(capability)
     terms = (
         *held,
-        Term("batch", tokens * accumulation, f"ids, mask and labels of {batch.tokens * accumulation:,} tokens"),
+        Term("batch", tokens, f"ids, masks or positions, and targets of {batch.tokens:,} tokens"),
         Term("workspace", workspace, "cuBLAS's, of the forward and of the backward thread"),
         *_loss_terms(batch),
         _backward_term(batch, part, accumulation > 1),
@@ -175,28 +181,72 @@ def peak_bytes(
     return Budget(terms, {"load": loaded, "step": at_least(terms), "eval": evaluated})
 
 
-def micro_batch(
-    resolved: Resolved, model: ModelFacts, length: int | None = None, padded: bool | None = None
-) -> MicroBatch:
-    """The largest micro batch of a run; `length` and `padded` as in `peak_bytes`."""
-    config = resolved.config
-    adapter, rows = config.adapter, config.train.per_device_train_batch_size
+@dataclass(frozen=True)
+class Shape:
+    """How a step is cut: micro batches of `rows` examples of `length` tokens."""
+
+    rows: int
+    length: int
+    micro_batches: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+
+def micro_batch_shape(resolved: Resolved, length: int | None = None) -> Shape:
+    """The fullest micro batch of a step whose examples have `length` tokens, and how many there are.
+
+    Packed, a row holds `per_device_train_batch_size` × `data.max_length` tokens, of one optimizer step at most: it is
+    taken to be full of examples as long as each other.
+
+    Args:
+        resolved: the config without "auto".
+        length: tokens of each example; `data.max_length` if not given.
+    """
+    config, train = resolved.config, resolved.config.train
+    rows = train.per_device_train_batch_size
     assert isinstance(rows, int)
-    first = "model.layers.0."
+    allowed = config.data.max_length
+    length = allowed if length is None else min(length, allowed)
+    if config.data.packing is not True:
+        return Shape(rows, length, resolved.gradient_accumulation_steps)
+    capacity = rows * allowed
+    examples = min(train.global_batch_size, -(-capacity // length))
+    micro_batches = max(1, -(-train.global_batch_size * length // capacity))
+    return Shape(examples, min(length, capacity // examples), micro_batches)
+
+
+def micro_batch(
+    resolved: Resolved,
+    model: ModelFacts,
+    length: int | None = None,
+    padded: bool | None = None,
+    capability: tuple[int, int] | None = AMPERE,
+) -> MicroBatch:
+    """The largest micro batch of a run; the arguments are those of `peak_bytes`."""
+    config, shape = resolved.config, micro_batch_shape(resolved, length)
+    adapter, packed, checkpointing = config.adapter, config.data.packing is True, config.train.gradient_checkpointing
     factors = None
     if adapter.kind == "lora":
         targets = target_modules(model, adapter).items()
-        factors = {name.rpartition(".")[2]: shape for name, shape in targets if name.startswith(first)}
+        factors = {name.rpartition(".")[2]: shape for name, shape in targets if name.startswith("model.layers.0.")}
     return MicroBatch(
         model=model,
         dtype=config.model.dtype,
-        rows=rows,
-        length=config.data.max_length if length is None else length,
-        padded=rows > 1 if padded is None else padded,
-        checkpointing=config.train.gradient_checkpointing is True,
+        rows=shape.rows,
+        length=shape.length,
+        padded=not packed and (shape.rows > 1 if padded is None else padded),
+        checkpointing=False if checkpointing == "auto" else checkpointing,
         factors=factors,
         r=adapter.r if factors else 0,
         dropout=adapter.dropout if factors else 0.0,
+        packed=packed,
+        chunked=config.speed.chunked_loss,
+        fused=config.speed.fused_lora is True,
+        tiled=config.speed.tiled_mlp is True,
+        quantization=config.model.quantization,
+        capability=capability,
     )
 
 
@@ -232,18 +282,40 @@ def _held(resolved: Resolved, model: ModelFacts, part: Trained) -> list[Term]:
     config = resolved.config
     dtype, n = config.model.dtype, count_text(part.parameters)
     assert model.parameters is not None
-    terms = [
-        Term("weights", model.parameters * DTYPE_BYTES[dtype], f"{count_text(model.parameters)} parameters in {dtype}")
-    ]
+    terms = [_weights_term(resolved, model)]
     if config.adapter.kind == "lora":
         terms.append(Term("adapter", part.parameters * part.bytes_each, f"{n} LoRA factors, in {dtype} like the base"))
-    terms += _update_terms(resolved, part, n)
-    slack = _slack_bytes(model, DTYPE_BYTES[dtype])
+    terms += _update_terms(resolved, model, part, n)
+    slack = _slack_bytes(model, DTYPE_BYTES[dtype]) if config.model.quantization == "none" else 0
     if config.adapter.kind == "full":
         slack += (3 if part.master_bytes else 2) * _slack_bytes(model, FLOAT32)
     if slack:
         terms.append(Term("rest of segments", slack, "the allocator splits off no less than 1 MiB of its 2 MiB pages"))
     return terms
+
+
+def _weights_term(resolved: Resolved, model: ModelFacts) -> Term:
+    """The weights, those of the linear layers in fewer bits where the config says so: all but the head's.
+
+    NF4: 4 bits, a scale of 8 bits per 64 weights, and one of 32 bits per 256 of those. FP8: 8 bits, and a scale of 32
+    bits per output. Llama-3.1-8B in NF4: 6,979,321,856 weights × 4.127 bits and 1,050,939,392 others × 2 bytes are
+    5.31 GiB.
+    """
+    dtype, kind = resolved.config.model.dtype, resolved.config.model.quantization
+    assert model.parameters is not None
+    if kind == "none":
+        why = f"{count_text(model.parameters)} parameters in {dtype}"
+        return Term("weights", model.parameters * DTYPE_BYTES[dtype], why)
+    shapes = [shape for name, shape in model.linear_modules.items() if name.rpartition(".")[2] not in OUTPUT_HEADS]
+    numbers = sum(out * into for out, into in shapes)
+    if kind == "nf4":
+        scales = [out * into // 64 for out, into in shapes]
+        stored = numbers // 2 + sum(scales) + sum(FLOAT32 * (scale // 256) + NF4_TABLES for scale in scales)
+    else:
+        stored = sum(out * into + FLOAT32 * out for out, into in shapes)
+    others = DTYPE_BYTES[dtype] * (model.parameters - numbers)
+    why = f"{count_text(numbers)} weights in {kind}, {count_text(model.parameters - numbers)} others in {dtype}"
+    return Term("weights", stored + others, why)
 
 
 def _slack_bytes(model: ModelFacts, number: int) -> int:
@@ -255,9 +327,9 @@ def _slack_bytes(model: ModelFacts, number: int) -> int:
     return sum(segment_rest(number * out * into) for out, into in shapes)
 
 
-def _update_terms(resolved: Resolved, part: Trained, n: str) -> list[Term]:
-    dtype, accumulation = resolved.config.model.dtype, resolved.gradient_accumulation_steps
-    terms = [Term("optimizer", MOMENTS * part.parameters, f"AdamW: two float32 moments of {n} trained parameters")]
+def _update_terms(resolved: Resolved, model: ModelFacts, part: Trained, n: str) -> list[Term]:
+    dtype, accumulation = resolved.config.model.dtype, micro_batch_shape(resolved).micro_batches
+    terms = [_moments_term(resolved, model, part, n)]
     if part.master_bytes:
         terms.append(Term("masters", part.master_bytes, f"float32 copies of {n} trained parameters in {dtype}"))
     terms.append(
@@ -274,6 +346,34 @@ def _update_terms(resolved: Resolved, part: Trained, n: str) -> list[Term]:
             Term("float32 gradients", part.master_bytes, "for the update of the masters; gone before the loss", "step")
         )
     return terms
+
+
+def _moments_term(resolved: Resolved, model: ModelFacts, part: Trained, n: str) -> Term:
+    """AdamW's moments on the device. In 8 bits: two numbers, and two scales of 32 bits per 256 of them."""
+    kind = resolved.config.train.optimizer
+    if kind == "adamw":
+        return Term("optimizer", MOMENTS * part.parameters, f"AdamW: two float32 moments of {n} trained parameters")
+    tensors = list(trained_tensors(model, resolved.config.adapter))
+    rest = part.parameters - sum(numbers for numbers, _ in tensors)  # norms and biases: too small for either
+    held = MOMENTS * rest
+    for numbers, embedding in tensors:
+        eight = kind.endswith("8bit") and numbers >= MIN_8BIT and not embedding
+        scales = 2 * FLOAT32 * -(-numbers // EIGHT_BIT_BLOCK) if eight else 0
+        paged = kind.startswith("paged") and numbers >= PAGED
+        held += scales + (0 if paged else (2 if eight else MOMENTS) * numbers)
+    return Term("optimizer", held, f"{kind}: what of the moments of {n} trained parameters is always on the device")
+
+
+def trained_tensors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[int, bool]]:
+    """(numbers, whether it is an embedding's) of every matrix that is trained; a tied head is the embedding."""
+    if adapter.kind == "lora":
+        for out, into in target_modules(model, adapter).values():
+            yield from ((adapter.r * into, False), (out * adapter.r, False))
+        return
+    yield model.vocab_size * model.hidden_size, True
+    for name, (out, into) in model.linear_modules.items():
+        if name.rpartition(".")[2] not in OUTPUT_HEADS or not model.tied_embeddings:
+            yield out * into, False
 
 
 @dataclass(frozen=True)
@@ -315,11 +415,21 @@ def _gradients(batch: MicroBatch, part: Trained, accumulated: bool) -> _Gradient
     return _Gradients(matrix, matrix + down, above, layers + matrix * (3 if model.tied_embeddings else 2))
 
 
+KEPT: dict[object, str] = {
+    True: "the inputs of all layers",
+    "selective": "the inputs and the attention of all layers",
+    "offload": "the inputs of all layers are on the host",
+}
+
+
 def _loss_terms(batch: MicroBatch) -> list[Term]:
     """The moment at which the loss's backward pass is fullest, or, where little is in the micro batch, the head's."""
     kept = kept_bytes(batch)
-    how = "the inputs of all layers" if batch.checkpointing else "what all layers keep for the backward pass"
+    how = KEPT.get(batch.checkpointing, "what all layers keep for the backward pass")
     activations = Term("activations", kept, f"{how}, {kept // batch.tokens:,} bytes per token", "loss")
+    if batch.chunked:
+        why = f"a chunk of the loss at {batch.targets:,} tokens, their hidden states and their gradients"
+        return [activations, Term("logits", logits_bytes(batch), why, "loss")]
     head = batch.number * (batch.model.vocab_size + batch.model.hidden_size) * batch.tokens
     head += batch.number * batch.model.vocab_size * batch.model.hidden_size
     logits, why = _logits(batch)
@@ -331,7 +441,7 @@ def _loss_terms(batch: MicroBatch) -> list[Term]:
 def _logits(batch: MicroBatch) -> tuple[int, str]:
     """Llama-3.2-3B, 2 rows of 2,048 tokens: 12 × 2 × 2,048 × 128,256 bytes = 5.87 GiB."""
     why = (
-        f"{batch.rows} rows of {batch.length:,} tokens × {batch.model.vocab_size:,} vocabulary entries × {LOSS_BYTES} "
+        f"{batch.targets:,} tokens × {batch.model.vocab_size:,} vocabulary entries × {LOSS_BYTES} "
         "bytes in the loss's backward pass, if the rows are that long"
     )
     return logits_bytes(batch), why
@@ -342,14 +452,18 @@ def _backward_term(batch: MicroBatch, part: Trained, accumulated: bool) -> Term:
     model = batch.model
     gradients = _gradients(batch, part, accumulated)
     layer = layer_backward_bytes(batch)
-    others = kept_bytes(batch) - final_bytes(batch) - (0 if batch.checkpointing else layer_bytes(batch))
+    own = attention_kept_bytes(batch) if batch.checkpointing else layer_bytes(batch)
+    others = kept_bytes(batch) - final_bytes(batch) - own
+    if batch.checkpointing == "offload":
+        others += 2 * batch.number * model.hidden_size * batch.tokens
     stream = batch.number * model.hidden_size * batch.tokens
     moments = {
         "the final norm": norm_backward_bytes(batch) + gradients.head,
         "the last layer": others + layer + gradients.layer,
         "the first layer": layer + (stream if batch.checkpointing else 0) + gradients.above,
         "the embedding": stream + gradients.all,
+        "the last MLP, which has just run": forward_bytes(batch),
     }
     where = max(moments, key=lambda name: moments[name])
-    why = f"activations, temporaries and gradients in the backward pass of {where}"
+    why = f"activations, temporaries and gradients at the backward pass of {where}"
     return Term("backward pass", moments[where], why, "backward")

@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from surefit.config.resolve import Resolved
 from surefit.core.units import count_text
 from surefit.facts.activations import LLAMA_LIKE
-from surefit.facts.budget import FLOAT32, Term, target_modules, trained
+from surefit.facts.budget import EIGHT_BIT_BLOCK, FLOAT32, MIN_8BIT, Term, Trained, target_modules, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
 Shape = tuple[int, ...]
@@ -27,13 +28,14 @@ CHECKPOINT_FILES = 1515
 """manifest.json and trainer.json, measured; a few bytes more or less with the config."""
 ADAPTER_FILES, MODEL_FILES = 1840, 1200
 """adapter_config.json and surefit.json; config.json, generation_config.json and surefit.json, measured."""
-LOG_BYTES = 285
+LOG_BYTES = 331
 """A step's line in metrics.jsonl, measured."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 TOKENIZER_ENTRY = 100
 """Bytes of tokenizer files per vocabulary entry, about, where they are not on this machine."""
 ARRAY_HEADER, CACHE_META = 128, 300
 _DTYPES = {2: "BF16", 4: "F32"}
+_WIDTHS = {"U8": 1, "F32": 4, "I64": 8}
 
 
 def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
@@ -48,10 +50,7 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     number, lora = DTYPE_BYTES[config.model.dtype], config.adapter.kind == "lora"
     shapes = list(_factors(resolved, model) if lora else _parameters(model))
     weights = _file_bytes(shapes, number, part.parameters)
-    states = ("exp_avg", "exp_avg_sq", *(["master"] if part.master_bytes else []))
-    state = [(f"{key}.{name}", shape) for key in states for name, shape in shapes]
-    state += [(f"step.{name}", ()) for name, _ in shapes]
-    optimizer = _file_bytes(state, FLOAT32, len(states) * part.parameters + len(shapes))
+    optimizer = _optimizer_bytes(resolved, shapes, part)
     copies = copies_at_once(resolved)
     masters = ", masters" if part.master_bytes else ""
     n = count_text(part.parameters)
@@ -74,6 +73,35 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     if resolved.total_steps is not None:
         terms.append(Term("log", LOG_BYTES * resolved.total_steps, f"{resolved.total_steps:,} lines of metrics.jsonl"))
     return terms
+
+
+def _optimizer_bytes(resolved: Resolved, shapes: list[tuple[str, Shape]], part: Trained) -> int:
+    """The file of the optimizer's state, as `train/optim.py` names its tensors."""
+    masters = ["master"] if part.master_bytes else []
+    kind = resolved.config.train.optimizer
+    if kind == "adamw":
+        states = ("exp_avg", "exp_avg_sq", *masters)
+        state = [(f"{key}.{name}", shape) for key in states for name, shape in shapes]
+        state += [(f"step.{name}", ()) for name, _ in shapes]
+        return _file_bytes(state, FLOAT32, len(states) * part.parameters + len(shapes))
+    tensors: dict[str, tuple[str, Shape]] = {}
+    for name, shape in shapes:
+        numbers = math.prod(shape)
+        eight = kind.endswith("8bit") and numbers >= MIN_8BIT and "embed" not in name
+        tensors |= {f"{key}.{name}": ("F32", shape) for key in masters} | {f"step.{name}": ("I64", ())}
+        tensors |= {f"state{which}.{name}": ("U8" if eight else "F32", shape) for which in (1, 2)}
+        if eight:
+            blocks = (-(-numbers // EIGHT_BIT_BLOCK),)
+            tensors |= {f"absmax{which}.{name}": ("F32", blocks) for which in (1, 2)}
+            tensors |= {f"qmap.{code}": ("F32", (256,)) for code in ("dynamic", "udynamic")}
+    sizes = [_WIDTHS[dtype] * math.prod(shape) for dtype, shape in tensors.values()]
+    ends = list(accumulate(sizes, initial=0))
+    header = {
+        name: {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
+        for (name, (dtype, shape)), start, end in zip(sorted(tensors.items()), ends, ends[1:], strict=False)
+    }
+    # The library sorts by type first; the offsets take as many digits, give or take a few.
+    return 8 + -(-len(json.dumps(header, separators=(",", ":"))) // 8) * 8 + ends[-1]
 
 
 def token_cache_bytes(examples: int, tokens: int) -> int:

@@ -1,9 +1,11 @@
-"""What a GPU runs where a CPU runs something else: attention kernels, and the memory that kernels use inside."""
+"""What a GPU runs where a CPU runs something else: attention kernels, copies to the host, and the memory that kernels
+use inside."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -11,23 +13,76 @@ from unittest.mock import patch
 import torch
 
 from surefit.core.units import MIB
-from surefit.plan.trace import Hidden
+from surefit.facts.attention import KERNEL_CAPABILITY
+from surefit.model import checkpointing, quantize
+from surefit.model.attention import kernel_assumed
+from surefit.plan.trace import HOST, Hidden, Recorder
 
 FLOAT32 = 4
+FLOAT8_CAPABILITY = (8, 9)
+PAGED = 100_000
 ALIGNMENT = 8
 """Numbers, of a row of the mask (`mem_eff_alignment`)."""
 
 
 @contextmanager
 def cuda_operators(capability: tuple[int, int]) -> Iterator[None]:
-    """Let attention and dropout record the operators that PyTorch chooses on a GPU."""
+    """Let attention, dropout and what is moved to the host record what a GPU would do."""
     functional = torch.nn.functional
     attention = partial(_attention, flash=capability >= (8, 0))
-    with (
-        patch.object(functional, "scaled_dot_product_attention", attention),
-        patch.object(functional, "dropout", _dropout),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attention))
+        stack.enter_context(patch.object(functional, "dropout", _dropout))
+        stack.enter_context(patch.object(checkpointing, "to_host", _Away))
+        if capability >= KERNEL_CAPABILITY:
+            stack.enter_context(kernel_assumed())
+        if capability >= FLOAT8_CAPABILITY:
+            stack.enter_context(patch.object(quantize, "_multiplies_float8", _multiplies_float8))
         yield
+
+
+class _Away:
+    """What `model.checkpointing.Offloaded` is on a GPU: a tensor without memory there until somebody asks for it, when
+    the one offloaded before it is fetched as well."""
+
+    _newest: weakref.ref[_Away] | None = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._before, _Away._newest = _Away._newest, weakref.ref(self)
+        self._shape, self._dtype = tensor.shape, tensor.dtype
+        self._fetched: torch.Tensor | None = None
+
+    def fetch(self) -> None:
+        if self._fetched is None:
+            self._fetched = torch.empty(self._shape, dtype=self._dtype)
+
+    def tensor(self) -> torch.Tensor:
+        self.fetch()
+        fetched, self._fetched = self._fetched, None
+        assert fetched is not None
+        before = self._before() if self._before is not None else None
+        if before is not None:
+            before.fetch()
+        return fetched
+
+
+def _multiplies_float8(x: torch.Tensor, layer: torch.nn.Linear) -> bool:
+    return x.dtype == torch.bfloat16 and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
+
+
+def page_states(optimizer: Any, recorder: Recorder) -> None:
+    """Let a paged optimizer of bitsandbytes keep its moments where a GPU's driver does: on the host, until the GPU
+    needs them. Parameters of fewer than 100,000 numbers are not paged (`get_state_buffer`)."""
+
+    def buffer(parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        made = torch.zeros_like(parameter, dtype=dtype)
+        if parameter.numel() >= PAGED:
+            recorder.tag([made], HOST)
+        return made
+
+    for inner in optimizer._inner:
+        if getattr(inner, "is_paged", False):
+            inner.get_state_buffer = buffer
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -108,13 +163,35 @@ def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def _varlen_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """flash_api.cpp, mha_varlen_bwd: as `_flash_backward`, but rounded up by 128 rows per document."""
+    query, key, borders = args[1], args[2], args[6]
+    tokens, heads, width = query.shape
+    rounded = tokens + 128 * (borders.numel() - 1)
+    sizes = [heads * rounded * FLOAT32, heads * rounded * _up(width, 32) * FLOAT32]
+    if key.shape[1] != heads:
+        sizes += 2 * [key.shape[0] * heads * width * key.element_size()]
+    return sizes
+
+
+def _four_bit_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """bitsandbytes 0.50, backends/cuda/ops.py, `_dequant_linear_fallback`: the scales in float32, before and after
+    their offset, and the weights. It does so from 1,537 rows on, and below wherever a table of GPUs says that it is
+    faster than a product without: that is taken to be everywhere."""
+    inputs, shape, scales = args[0], args[2], kwargs.get("absmax_8bit")
+    nested = 2 * [scales.numel() * FLOAT32] if scales is not None else []
+    return [*nested, shape[0] * shape[1] * inputs.element_size()]
+
+
 HIDDEN: dict[str, Hidden] = {
+    "_varlen_attn_backward": _varlen_backward,
+    "gemm_4bit": _four_bit_product,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
 }
 """Operator → the temporaries inside its CUDA kernel, which no dispatch mode sees."""
 
-MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+MATMULS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "gemm_4bit", "_scaled_mm"})
 """Operators that cuBLAS runs."""
 
 

@@ -6,12 +6,15 @@ Worked example, a simulation that reserves 60 GiB on an A100 of 79.25 GiB: 60 ×
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import MIB, bytes_text
+from surefit.facts.budget import peak_bytes
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 
@@ -67,6 +70,19 @@ def verdict(needed: Need, capacity: int | None) -> Verdict:
     if needed.high <= capacity:
         return "fits"
     return "does not fit" if needed.low > capacity else "too close to call"
+
+
+def upper_end(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, int], int | None]:
+    """(config, micro batches per step) → the upper end of the closed form's interval; None where there is none.
+
+    `config.resolve` takes it, to decide what fits.
+    """
+
+    def needed(config: Config, micro_batches: int) -> int | None:
+        budget = peak_bytes(Resolved(config, {}, micro_batches, None), model, capability=hardware.compute_capability)
+        return need(budget.allocated, hardware.kind, "closed form").high if budget else None
+
+    return needed
 
 
 def require_possible(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> None:

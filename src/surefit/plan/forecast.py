@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from surefit.config.memory import WORDS
 from surefit.config.resolve import Resolved
 from surefit.core.units import bytes_text, plural
-from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, peak_bytes
+from surefit.facts.activations import TILE, chunk_rows, covered
+from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, micro_batch_shape, peak_bytes
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from surefit.plan.simulate import Memory
     from surefit.plan.time import RunTime, StepTime
 
+MOST_CHUNKS, MOST_TILES = 128, 16
+"""Chunks of the loss and tiles of a micro batch up to which a step is simulated."""
 NOT_COUNTED = (
     "the memory of generating answers when the model is scored",
     "other processes on the device",
@@ -38,11 +42,13 @@ class Lengths:
         longest: what memory is planned for; None: `data.max_length`.
         mean: what time is planned for; None: the longest.
         source: where that is from, in words.
+        supervised: the share of all tokens that the loss counts; for time, not for memory.
     """
 
     longest: int | None = None
     mean: float | None = None
     source: str = "data.max_length: `surefit audit` first, to plan with the real rows'"
+    supervised: float = 1.0
 
 
 @dataclass
@@ -66,6 +72,15 @@ class Planner:
         budget = peak_bytes(resolved, self.model, length=self.length(resolved), capability=hardware.compute_capability)
         return need(budget.allocated, hardware.kind, "closed form") if budget else None
 
+    def too_long(self, resolved: Resolved) -> str | None:
+        """Why a step is calculated and not simulated: every chunk of its loss and every tile would be, for minutes."""
+        tokens = micro_batch_shape(resolved, self.length(resolved)).tokens
+        chunks = -(-tokens // chunk_rows(tokens, self.model.vocab_size)) if resolved.config.speed.chunked_loss else 1
+        tiles = -(-tokens // TILE) if resolved.config.speed.tiled_mlp is True else 1
+        if not covered(self.model) or (chunks <= MOST_CHUNKS and tiles <= MOST_TILES):
+            return None
+        return f"{tokens:,} tokens, {chunks} chunks of the loss and {plural(tiles, 'tile')}, would take minutes"
+
     def memory(self, resolved: Resolved, hardware: HardwareFacts) -> Memory:
         """The memory by simulation, in seconds.
 
@@ -84,7 +99,9 @@ class Planner:
         return self._seen[key]
 
     def simulated(self, resolved: Resolved, hardware: HardwareFacts) -> Need:
-        """The need by simulation."""
+        """The need by simulation, or where that would take minutes by arithmetic."""
+        if self.too_long(resolved) and (closed := self.closed_form(resolved, hardware)):
+            return closed
         return need(held(self.memory(resolved, hardware), hardware.kind), hardware.kind, "simulation")
 
     def typical(self, resolved: Resolved) -> int:
@@ -94,7 +111,7 @@ class Planner:
 
     def step(self, resolved: Resolved, hardware: HardwareFacts, *, near: bool = False) -> StepTime | None:
         """The time of an optimizer step; see `Pace.step`."""
-        return self._pace.step(resolved, hardware, self.typical(resolved), near=near)
+        return self._pace.step(resolved, hardware, self.typical(resolved), self.lengths.supervised, near=near)
 
     def run(self, resolved: Resolved, step: StepTime, rows: int | None) -> RunTime | None:
         """The time of the whole run; None where the number of steps is not known.
@@ -164,13 +181,17 @@ def planned(
     if estimate:
         document["does_not_fit"] = _does_not_fit(document["does_not_fit"], estimate, hardware)
     document["left_out"] = _left_out(document["left_out"], estimate, time, quick)
+    if resolved.config.model.quantization != "none":
+        document["left_out"].append("the memory of merging, which needs the base in 16 bits")
+    if resolved.config.speed.compile:
+        document["left_out"].append("what compiling changes: the plan is that of the same layers uncompiled")
     return document
 
 
 def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, quick: bool) -> dict[str, Any] | None:
-    why = "asked to be quick" if quick else None
+    why = "asked to be quick" if quick else planner.too_long(resolved)
     found: dict[str, Any] = {}
-    if not quick:
+    if why is None:
         try:
             memory = planner.memory(resolved, hardware)
             found = _simulated(memory, hardware.kind)
@@ -207,14 +228,21 @@ def _setting(resolved: Resolved) -> str:
     """What decides the memory beside the batch, in words."""
     config = resolved.config
     what = f"LoRA r {config.adapter.r}" if config.adapter.kind == "lora" else "all weights"
-    checkpointing = "with" if config.train.gradient_checkpointing is True else "without"
-    return f"{what} in {config.model.dtype}, {checkpointing} gradient checkpointing"
+    dtype: str = config.model.dtype
+    if config.model.quantization != "none":
+        dtype += f" over {config.model.quantization}"
+    words = [f"{what} in {dtype}", "packed" if config.data.packing is True else "padded"]
+    words += [] if config.train.optimizer == "adamw" else [config.train.optimizer]
+    words += [] if config.speed.chunked_loss else ["all logits held"]
+    words += ["MLPs in tiles"] if config.speed.tiled_mlp is True else []
+    return ", ".join([*words, WORDS[config.train.gradient_checkpointing]])
 
 
 def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts, memory: Memory) -> str | None:
     """A sentence where closed form and simulation differ by more than they should; the closed form is a GPU's."""
     closed = planner.closed_form(resolved, hardware) if hardware.kind == "cuda" else None
-    return disagreement(closed.bytes, memory.allocated) if closed else None
+    training = max(phase.allocated for phase in memory.phases if phase.name != "merge")
+    return disagreement(closed.bytes, training) if closed else None
 
 
 def _simulated(memory: Memory, kind: str) -> dict[str, Any]:

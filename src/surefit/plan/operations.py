@@ -15,6 +15,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from surefit.facts.flops import seen_pairs
+
 NO_KERNEL = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_local_scalar_dense",
     "lift_fresh", "is_same_size", "sym_size", "sym_stride", "sym_numel",
@@ -25,6 +27,8 @@ BLOCKS = 320
 TENSORS = (110, 64, 48, 36, 30)
 """How PyTorch cuts an operator on lists of tensors into launches: elements per block, blocks per launch, tensors per
 launch by the number of lists (aten/native/cuda/MultiTensorApply.cuh)."""
+NAMESPACES = {"aten", "torch_attn", "bitsandbytes"}
+"""Whose operators launch kernels: PyTorch's, those of its attention for packed examples, and bitsandbytes'."""
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Matrix products of attention; the backward pass computes the scores once more."""
 
@@ -68,7 +72,7 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     """The cost of one call of an aten operator; None for views and what else launches nothing."""
     packet = func._overloadpacket
     name = packet.__name__
-    if func.namespace != "aten" or name in NO_KERNEL or func.is_view:
+    if func.namespace not in NAMESPACES or name in NO_KERNEL or func.is_view:
         return None
     read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
@@ -76,6 +80,10 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
         return None
     first = (read or written)[0]
     moved = sum(map(stored_bytes, read)) + sum(map(stored_bytes, written))
+    if name.startswith("optimizer_update"):  # in place: all but the gradient is written as well
+        moved += sum(map(stored_bytes, read[1:]))
+    if name == "gemm_4bit":  # the weights in 16 bits, written and read
+        moved += 2 * math.prod(args[2]) * first.element_size()
     dtype = str(first.dtype).removeprefix("torch.")
     return Operation(name, dtype, _flops(func, args, kwargs, out), moved, _launches(args))
 
@@ -102,6 +110,12 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
     name = func._overloadpacket.__name__
     if "attention" in name:
         return _attention_flops(func, args, kwargs)
+    if name.startswith("_varlen_attn"):
+        return _packed_attention_flops(func, args, kwargs)
+    if name == "gemm_4bit":
+        return 2 * int(args[0].numel()) * int(args[2][0])
+    if name == "addmm_":
+        return 2 * int(args[1].numel()) * int(args[2].shape[-1])
     count = flop_registry.get(func._overloadpacket)
     return int(count(*args, **kwargs, out_val=out)) if count else 0
 
@@ -114,6 +128,18 @@ def _attention_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     products = BACKWARD_PRODUCTS if "grad_out" in given or "grad_out_" in given else FORWARD_PRODUCTS
     full = 2 * products * batch * heads * queries * key.shape[-2] * width
     return int(full // 2 if given.get("is_causal") else full)
+
+
+def _packed_attention_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """As many pairs of positions as documents of even length have, none longer than the longest."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
+    tokens, heads, width = given["query"].shape
+    documents = given["cu_seq_q"].numel() - 1
+    window = given.get("window_size") or [-1, 0]
+    length = tokens // documents
+    pairs = documents * seen_pairs(length, window[0] + 1 if window[0] >= 0 else None)
+    products = BACKWARD_PRODUCTS if "grad_out" in given else FORWARD_PRODUCTS
+    return int(2 * products * pairs * heads * width)
 
 
 def _launches(args: tuple[Any, ...]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.config.resolve import Resolved
 from surefit.core.errors import MachineError
+from surefit.facts.flops import work_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 FEW, MANY = 2, 16
 """Rows of the two micro batches through which the time of others is interpolated; one row alone needs no mask."""
+TILED = 1.15
+"""What tiles cost, about: their MLPs compute forward once more. For sorting alone."""
+MANY_TARGETS = 32_768
+"""Supervised tokens of a micro batch from which on the loss is no longer run chunk by chunk: the head's products with
+the rest are taken at the device's peak. And tokens from which on tiles are not run."""
 UPDATE_LENGTH = 16
 """Tokens of the micro batch from which the update is told apart: it costs the same whatever the length."""
 
@@ -33,30 +39,43 @@ class Pace:
     model: ModelFacts
     _counted: dict[tuple[Any, ...], tuple[Operations, Operations]] = field(default_factory=dict)
 
-    def step(self, resolved: Resolved, hardware: HardwareFacts, length: int, *, near: bool = False) -> StepTime | None:
-        """The time of an optimizer step with rows of `length` tokens; None where the device's speed is not known.
+    def step(
+        self, resolved: Resolved, hardware: HardwareFacts, length: int, supervised: float = 1.0, *, near: bool = False
+    ) -> StepTime | None:
+        """The time of an optimizer step with examples of `length` tokens; None where the device's speed is not known.
 
         Args:
             resolved: the config without "auto".
             hardware: the device.
-            length: tokens of every row.
+            length: tokens of every example.
+            supervised: the share of them that the loss counts.
             near: interpolate between micro batches of `FEW` and `MANY` rows: enough to sort candidates by.
         """
-        from surefit.plan.setting import AMPERE, setting_of
+        from surefit.plan.setting import setting_of
         from surefit.plan.time import StepTime, roofline
 
         rates = _rates(hardware)
         if rates is None:
             return None
-        setting = setting_of(resolved, self.model, hardware, length=length)
-        # From Ampere on the operators are the same, so GPUs share what was simulated.
-        setting = replace(setting, micro_batches=1, capability=min(setting.capability, AMPERE))
-        parts = resolved.gradient_accumulation_steps
-        seconds = parts * self._near(setting, rates, near) - (parts - 1) * self._update(setting, rates)
+        setting = setting_of(resolved, self.model, hardware, length=length, supervised=supervised)
+        # Many GPUs run the same operators, so they share what was simulated.
+        setting = replace(setting, micro_batches=1, capability=_like(setting))
+        # Packed, a step has no whole number of equal micro batches; what is left over is as good as its share.
+        parts = resolved.config.train.global_batch_size / setting.rows
+        extra, beyond = 1.0, max(0, setting.targets - MANY_TARGETS)
+        if setting.tiled_mlp and (near or setting.tokens > MANY_TARGETS):
+            setting, extra = replace(setting, tiled_mlp=False), TILED
+        if beyond:
+            setting = replace(setting, supervised=setting.supervised * MANY_TARGETS / setting.targets)
+        if near and setting.checkpointing == "offload":
+            setting = replace(setting, checkpointing=True)
+        seconds = extra * parts * self._near(setting, rates, near) - max(0.0, parts - 1) * self._update(setting, rates)
+        peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
+        products = 6 if setting.adapter.kind == "full" else 4
+        seconds += parts * beyond * products * self.model.hidden_size * self.model.vocab_size / peak
         like = replace(setting, rows=FEW) if near and setting.rows > FEW else setting
         counted, evaluation = self._operations(like)
         times = parts * setting.rows / like.rows
-        peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
         return StepTime(
             seconds=seconds,
             low=seconds * (1 - rates.margin),
@@ -64,9 +83,9 @@ class Pace:
             flops=round(times * _sum(counted, "flops")),
             bytes=round(times * _sum(counted, "bytes")),
             kernels=round(parts * _sum(counted, "kernels")),
-            mfu=times * self._needed(like) / (seconds * peak),
-            tokens_per_second=parts * setting.rows * length / seconds,
-            evaluation_tokens_per_second=like.rows * length / roofline(evaluation, rates)[0],
+            mfu=times * self._needed(resolved, like) / (seconds * peak),
+            tokens_per_second=parts * setting.tokens / seconds,
+            evaluation_tokens_per_second=like.tokens / roofline(evaluation, rates)[0],
             limit=roofline(counted, rates)[1],
             source=rates.source,
         )
@@ -87,17 +106,17 @@ class Pace:
     def _update(self, setting: Setting, rates: Rates) -> float:
         if setting.adapter.kind == "lora":
             return 0.0
-        short = replace(setting, rows=1, length=UPDATE_LENGTH, padded=False, checkpointing=False)
+        short = replace(setting, rows=1, length=UPDATE_LENGTH, padded=False, checkpointing=False, tiled_mlp=False)
         one, two = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
         return max(0.0, 2 * one - two)
 
-    def _needed(self, setting: Setting) -> float:
-        """Operations of a micro batch without those that checkpointing repeats: a forward pass but for the head."""
-        step, evaluation = (_sum(counted, "flops") for counted in self._operations(setting))
-        if not setting.checkpointing:
-            return step
-        head = 2 * setting.rows * setting.length * self.model.hidden_size * self.model.vocab_size
-        return step - (evaluation - head)
+    def _needed(self, resolved: Resolved, setting: Setting) -> float:
+        """Operations that the mathematics of a micro batch asks for, as training counts them; where there is no such
+        count for the architecture, those of its step, what is computed twice included."""
+        work = work_of(self.model, resolved.config)
+        if work is None:
+            return _sum(self._operations(setting)[0], "flops")
+        return work.of([setting.length] * setting.rows, setting.targets)
 
     def _operations(self, setting: Setting) -> tuple[Operations, Operations]:
         from surefit.plan.time import operations
@@ -123,3 +142,8 @@ def _rates(hardware: HardwareFacts) -> Rates | None:
         return rates_of(device)
     except MachineError:
         return None
+
+
+def _like(setting: Setting) -> tuple[int, int]:
+    """The oldest GPU that runs the same operators: float8 products begin with Ada, flash attention with Ampere."""
+    return min(setting.capability, (8, 9) if setting.quantization == "fp8" else (8, 0))

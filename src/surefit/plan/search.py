@@ -7,8 +7,9 @@ form judges all of them in milliseconds; the few that matter are simulated befor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from surefit.config.resolve import Resolved
@@ -22,6 +23,8 @@ from surefit.plan.forecast import Planner
 if TYPE_CHECKING:
     from surefit.plan.time import StepTime
 
+KINDS: tuple[Any, ...] = (False, "selective", True, "offload")
+"""What can be recomputed, the fastest first."""
 Field = Literal["max_length", "batch", "rank", "model"]
 FIELDS: tuple[Field, ...] = get_args(Field)
 SIMULATED = 3
@@ -65,13 +68,23 @@ class Candidate:
         return self.place.resolved.gradient_accumulation_steps
 
     @property
-    def checkpointing(self) -> bool:
-        return self.place.resolved.config.train.gradient_checkpointing is True
+    def checkpointing(self) -> Any:
+        """False, "selective", True or "offload"."""
+        return self.place.resolved.config.train.gradient_checkpointing
 
     @property
-    def speed(self) -> tuple[float, bool, int]:
+    def tiled(self) -> bool:
+        return self.place.resolved.config.speed.tiled_mlp is True
+
+    @property
+    def packed(self) -> bool:
+        return self.place.resolved.config.data.packing is True
+
+    @property
+    def speed(self) -> tuple[float, int, bool, int]:
         """What candidates are sorted by, fastest first; those without a known time come last, in a likely order."""
-        return (self.step.seconds if self.step else math.inf, self.checkpointing, self.accumulation)
+        seconds = self.step.seconds if self.step else math.inf
+        return (seconds, KINDS.index(self.checkpointing), self.tiled, self.accumulation)
 
 
 @dataclass(frozen=True)
@@ -93,27 +106,58 @@ class Choice:
     simulated: tuple[Candidate, ...]
 
 
-def candidates(planner: Planner, places: Sequence[Place]) -> list[Candidate]:
-    """Every device × micro batch that divides the global batch × checkpointing, judged by the closed form.
+def candidates(planner: Planner, places: Sequence[Place], allowed: Sequence[str] = ()) -> list[Candidate]:
+    """Every device × micro batch that divides the global batch × what is recomputed × tiles × packing, and what is
+    allowed, judged by the closed form.
+
+    Examples that a config packs are not padded for a candidate: that is never faster.
+
+    Args:
+        planner: of the model.
+        places: devices, each with the config.
+        allowed: values of `model.quantization` and `train.optimizer` to try as well: what is learnt is not the same.
 
     Raises:
         ModelError: the model's layers are not known.
     """
     return [
-        _judge(planner, Place(place.hardware, _with(place.resolved, micro, checkpointing)))
+        _judge(planner, Place(place.hardware, _with(changed, micro, checkpointing, tiled)))
         for place in places
+        for changed in _variants(place.resolved, planner.model, allowed)
         for micro in _divisors(place.resolved.config.train.global_batch_size)
-        for checkpointing in (False, True)
+        for checkpointing in KINDS
+        for tiled in (False, True)
     ]
 
 
-def optimize(planner: Planner, places: Sequence[Place], given: Place) -> Choice:
+def _variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
+    """The config in ways that have nothing to do with how its batch is cut."""
+    config = resolved.config
+    packings = [config.data.packing]
+    if config.data.packing is False and model.packing_obstacle is None:
+        packings.append(True)
+    quantizations = [config.model.quantization]
+    if config.adapter.kind == "lora":
+        quantizations += [kind for kind in ("nf4", "fp8") if kind in allowed and kind not in quantizations]
+    optimizers = [config.train.optimizer, *(name for name in allowed if "adamw" in name)]
+    for packing, quantization, optimizer in product(packings, quantizations, dict.fromkeys(optimizers)):
+        yield _set(
+            resolved,
+            data={"packing": packing},
+            model={"quantization": quantization},
+            train={"optimizer": optimizer},
+            speed={} if packing == config.data.packing else {"attention": "torch_varlen"},
+        )
+
+
+def optimize(planner: Planner, places: Sequence[Place], given: Place, allowed: Sequence[str] = ()) -> Choice:
     """The fastest candidate that fits on any of the places.
 
     Args:
         planner: of the model.
         places: where to look.
         given: the config as it is.
+        allowed: as `candidates` takes it.
 
     Raises:
         ModelError: the model's layers are not known.
@@ -121,7 +165,7 @@ def optimize(planner: Planner, places: Sequence[Place], given: Place) -> Choice:
     """
     for place in places:
         require_possible(place.resolved, planner.model, place.hardware)
-    every = candidates(planner, places)
+    every = candidates(planner, places, allowed)
     # A candidate that the closed form finds too close to call may fit by the narrower interval of a simulation.
     hopeful = sorted((one for one in every if one.verdict != "does not fit"), key=lambda one: one.speed)
     simulated: list[Candidate] = []
@@ -239,7 +283,7 @@ def _scale(field: Field, planner: Planner, place: Place) -> _Scale:
                     resolved, data={"max_length": value}
                 )
             case "batch":
-                return planner, _with(resolved, int(value), resolved.config.train.gradient_checkpointing is True)
+                return planner, _with(resolved, int(value))
             case "rank":
                 return planner, _set(resolved, adapter={"r": value})
             case "model":
@@ -331,9 +375,17 @@ def _divisors(whole: int) -> list[int]:
     return [size for size in range(1, whole + 1) if whole % size == 0]
 
 
-def _with(resolved: Resolved, micro: int, checkpointing: bool) -> Resolved:
-    """The same optimisation in other parts."""
-    changed = _set(resolved, train={"per_device_train_batch_size": micro, "gradient_checkpointing": checkpointing})
+def _with(resolved: Resolved, micro: int, checkpointing: Any = None, tiled: bool | None = None) -> Resolved:
+    """The same optimisation in other parts; None leaves what there is."""
+    train, speed = resolved.config.train, resolved.config.speed
+    changed = _set(
+        resolved,
+        train={
+            "per_device_train_batch_size": micro,
+            "gradient_checkpointing": train.gradient_checkpointing if checkpointing is None else checkpointing,
+        },
+        speed={"tiled_mlp": speed.tiled_mlp if tiled is None else tiled},
+    )
     return replace(changed, gradient_accumulation_steps=resolved.config.train.global_batch_size // micro)
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from transformers import AutoConfig, PretrainedConfig
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
+from surefit.facts.budget import micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
 from surefit.facts.model import ModelFacts, catalogue, read_config
 
 FIELD = "model.name_or_path"
 AMPERE = (8, 0)
+Checkpointing = bool | Literal["selective", "offload"]
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,19 @@ class Setting:
 
     Attributes:
         config: the model's architecture.
-        dtype: of the weights: "float32" or "bfloat16".
+        dtype: what is computed in: "float32", "bfloat16" or "float16".
         adapter: what is trained.
-        rows: examples per micro batch; length: tokens of the longest, to which all are padded.
+        rows: examples per micro batch; length: tokens of the longest, to which all are padded. Packed, the examples all
+            have as many.
         padded: some are shorter, so attention needs a mask.
+        packed: the examples lie one after the other in one row.
         micro_batches: per optimizer step. More than one keeps the gradients between them.
-        checkpointing: activations are recomputed.
+        checkpointing: what is recomputed: `train.gradient_checkpointing`.
+        chunked, fused_lora, tiled_mlp: as in the config's section `speed`.
+        quantization: of the frozen weights.
+        optimizer: `train.optimizer`.
+        neftune: `train.neftune_noise_alpha`.
+        supervised: the share of tokens that the loss counts.
         cuda: the operators a GPU would run; else those of a CPU.
         attention: transformers' attn_implementation; None for its own choice, as in training.
         capability: the GPU's compute capability.
@@ -44,10 +54,28 @@ class Setting:
     length: int
     padded: bool = False
     micro_batches: int = 1
-    checkpointing: bool = False
+    checkpointing: Checkpointing = False
+    packed: bool = False
+    chunked: bool = True
+    fused_lora: bool = False
+    tiled_mlp: bool = False
+    quantization: str = "none"
+    optimizer: str = "adamw"
+    neftune: float | None = None
+    supervised: float = 1.0
     cuda: bool = True
     attention: str | None = None
     capability: tuple[int, int] = AMPERE
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro batch, padding included."""
+        return self.rows * self.length
+
+    @property
+    def targets(self) -> int:
+        """Tokens of a micro batch that the loss counts; nothing comes before the first of an example."""
+        return max(1, math.ceil(self.supervised * self.rows * (self.length - 1)))
 
     @property
     def layers(self) -> int:
@@ -75,6 +103,7 @@ def setting_of(
     hardware: HardwareFacts,
     length: int | None = None,
     padded: bool | None = None,
+    supervised: float = 1.0,
 ) -> Setting:
     """The setting of a run.
 
@@ -82,32 +111,39 @@ def setting_of(
         resolved: the config without "auto".
         model: facts about its base model; config.json is read again where they are from.
         hardware: the device.
-        length: tokens of the longest micro batch; None: `data.max_length`.
+        length: tokens of the examples: for memory the longest's, for time the mean; None: `data.max_length`.
         padded: whether rows of a micro batch differ in length; None: wherever there is more than one.
+        supervised: the share of tokens that the loss counts.
 
     Raises:
         ModelError: there is no config.json that transformers knows, or the weights are stored quantised.
         ConfigError: nothing can be trained with these numbers; see `require_possible`.
     """
     config = resolved.config
-    micro, dtype, checkpointing = (
-        config.train.per_device_train_batch_size,
-        config.model.dtype,
-        config.train.gradient_checkpointing,
-    )
-    assert isinstance(micro, int)
-    assert isinstance(checkpointing, bool)
-    allowed = config.data.max_length
+    checkpointing, packed = config.train.gradient_checkpointing, config.data.packing
+    assert checkpointing != "auto"
+    assert packed != "auto"
+    shape = micro_batch_shape(resolved, length)
     setting = Setting(
         config=pretrained_config(model, config.model.revision),
-        dtype=dtype,
+        dtype=config.model.dtype,
         adapter=config.adapter,
-        rows=micro,
-        length=allowed if length is None else min(length, allowed),
-        padded=micro > 1 if padded is None else padded,
-        micro_batches=resolved.gradient_accumulation_steps,
+        rows=shape.rows,
+        length=shape.length,
+        padded=not packed and (shape.rows > 1 if padded is None else padded),
+        micro_batches=shape.micro_batches,
         checkpointing=checkpointing,
+        packed=packed,
+        chunked=config.speed.chunked_loss,
+        fused_lora=config.speed.fused_lora is True,
+        tiled_mlp=config.speed.tiled_mlp is True,
+        quantization=config.model.quantization,
+        optimizer=config.train.optimizer,
+        neftune=config.train.neftune_noise_alpha,
+        supervised=supervised,
         cuda=hardware.kind == "cuda",
+        # Every flash attention takes what torch's own does.
+        attention="eager" if config.speed.attention == "eager" else None,
         capability=hardware.compute_capability or AMPERE,
     )
     require_possible(setting)
@@ -155,8 +191,7 @@ def require_possible(setting: Setting) -> None:
     """Refuse numbers that no run can have.
 
     Raises:
-        ConfigError: no rows, no tokens, no micro batch; a LoRA rank above the model's width; float16, which is not
-            trained.
+        ConfigError: no rows, no tokens, no micro batch; a LoRA rank above the model's width.
         ModelError: a model without layers.
     """
     config = setting.config.get_text_config()
@@ -179,5 +214,3 @@ def require_possible(setting: Setting) -> None:
             f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",
             field="adapter.r", help=f"at most {width}; 8 to 64 is usual, and kind: full trains everything",
         )  # fmt: skip
-    if setting.dtype not in ("float32", "bfloat16"):
-        raise ConfigError(f"training in {setting.dtype} is not simulated", field="model.dtype", help="use bfloat16")

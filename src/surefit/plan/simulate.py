@@ -7,29 +7,30 @@ Nothing is downloaded, no weight is read, and a 70B model needs no more memory h
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from peft import PeftModel
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM
 
-from surefit.core.errors import ModelError
+from surefit.config.schema import TrainSection
 from surefit.merge.certify import read_logits
 from surefit.merge.merge import fold
-from surefit.model.adapter import PREFIX, add_adapter, lora_modules
-from surefit.model.compat import checkpoint_activations, reads_masks_of_fake_tensors
+from surefit.model.adapter import PREFIX, lora_modules
+from surefit.model.compat import reads_masks_of_fake_tensors
+from surefit.model.quantize import hidden_tensors
 from surefit.plan.allocator import CachingAllocator
-from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, workspace_bytes
+from surefit.plan.building import build, materialise, micro_batch, switch
+from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, page_states, workspace_bytes
 from surefit.plan.deepen import SHALLOW, deepen
 from surefit.plan.setting import Setting, require_possible
-from surefit.plan.trace import Allocation, Recorder, Trace, Watch
-from surefit.train.optim import MasterAdamW
+from surefit.plan.trace import HOST, Allocation, Recorder, Trace, Watch
+from surefit.train.optim import MasterOptimizer, make_optimizer
+from surefit.train.scaling import LossScale
 from surefit.train.step import mean_loss, train_step
 
 DEEP = 8
@@ -56,6 +57,7 @@ class Memory:
 
     Attributes:
         phases: in the order of the run. `merge` comes with its own process and allocator; it loads one model at a time.
+            Merging into a quantised base, which needs it whole and in 16 bits, is not simulated.
         terms: what the fullest moment of a step consists of, in bytes; they add up to its `allocated`. "unsplit" is
             what the allocator gives a tensor beyond its size because the rest of the block is too small to split off.
         peak: the operator, the module and the phase that make it the fullest.
@@ -101,9 +103,10 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     """
     require_possible(setting)
     training, layers = _trace(setting, record, extrapolate)
-    merging, _ = _trace(setting, record_merge, extrapolate)
     phases = [phase for phase in _replay(training, expandable) if phase.name != "end"]
-    phases += [phase for phase in _replay(merging, expandable) if phase.name == "merge"]
+    if setting.quantization == "none":
+        merging, _ = _trace(setting, record_merge, extrapolate)
+        phases += [phase for phase in _replay(merging, expandable) if phase.name == "merge"]
     starts = dict(training.phases)
     tensors, at = training.peak(starts["first step"], starts["save"])
     terms = dict(training.by_term(at, _term))
@@ -128,17 +131,22 @@ def _trace(setting: Setting, run: Callable[[Setting], Trace], extrapolate: bool)
 
 
 def record(setting: Setting, watch: Watch | None = None) -> Trace:
-    """The allocations of loading, two steps, a checkpoint and one held-out batch; `watch` is told of every operator."""
+    """The allocations of loading, two steps, a checkpoint and one held-out batch.
+
+    `watch` is told of every operator. For it the first step is an update alone, from gradients of zero: the operators
+    of the second are the same.
+    """
 
     def run(model: torch.nn.Module, recorder: Recorder) -> None:
         recorder.watch = watch
-        run_training(model, setting, recorder)
+        run_training(model, setting, recorder, whole=watch is None)
 
     return _record(setting, run)
 
 
 def record_merge(setting: Setting) -> Trace:
     """The allocations of merge.merge: the base is merged, looked through for NaN, and reads a row."""
+    setting = replace(setting, packed=False)
     return _record(setting, lambda model, recorder: run_merge(model, setting, recorder))
 
 
@@ -174,32 +182,39 @@ def record_run(
             stack.enter_context(cuda_operators(capability))
         stack.enter_context(recorder)
         recorder.start("load")
-        _materialise(model, recorder)
+        materialise(model, recorder)
         recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
         recorder.tag(model.buffers(), "weights")
+        recorder.tag((tensor for *_, tensor in hidden_tensors(model)), "weights")
         run(model, recorder)
         recorder.start("end")
-    return recorder.trace
+    # A copy: what the model holds is freed when it is collected, and that is no part of the run.
+    return replace(recorder.trace, events=list(recorder.trace.events)).without(HOST)
 
 
-def run_training(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
-    """What `train.loop` does with a model on its device, real or fake; the caller records."""
+def run_training(model: torch.nn.Module, setting: Setting, recorder: Recorder, whole: bool = True) -> None:
+    """What `train.loop` does with a model on its device, real or fake; the caller records. `whole`: also in the first
+    step."""
     trained = [p for p in model.parameters() if p.requires_grad]
     recorder.tag(trained, "weights" if setting.adapter.kind == "full" else "adapter")
     model.train()
-    if setting.checkpointing:
-        checkpoint_activations(model)  # type: ignore[arg-type]
-    optimizer = MasterAdamW(model)
+    switch(model, setting)
+    optimizer = make_optimizer(model, TrainSection(optimizer=setting.optimizer))  # type: ignore[arg-type]
+    if setting.cuda:
+        page_states(optimizer, recorder)
     recorder.tag(optimizer.tensors().values(), "optimizer")
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda p: recorder.tag([p.grad], "gradients")
         )
+    scaling = LossScale() if setting.dtype == "float16" else None
     with recorder.naming(model):
-        for phase in ("first step", "step"):
+        if not whole:
+            _first_update(trained, optimizer)
+        for phase in ("first step", "step") if whole else ("step",):
             recorder.start(phase)
-            batches = [_batch(setting, recorder) for _ in range(setting.micro_batches)]
-            train_step(model, batches, optimizer, 1.0)
+            batches = [micro_batch(setting, recorder) for _ in range(setting.micro_batches)]
+            train_step(model, batches, optimizer, 1.0, chunked=setting.chunked, scaling=scaling)
             recorder.tag(optimizer.tensors().values(), "optimizer")
             del batches
         recorder.start("save")
@@ -207,7 +222,15 @@ def run_training(model: torch.nn.Module, setting: Setting, recorder: Recorder) -
         held = [tensor.detach().contiguous() for tensor in (*trained, *optimizer.tensors().values())]
         del held
         recorder.start("eval")
-        mean_loss(model, [_batch(setting, recorder)])
+        mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked)
+
+
+def _first_update(trained: list[torch.nn.Parameter], optimizer: MasterOptimizer) -> None:
+    """What makes the optimizer's moments."""
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
@@ -226,16 +249,6 @@ def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> N
         read_logits(model, [[0] * setting.length])
 
 
-def _batch(setting: Setting, recorder: Recorder) -> dict[str, torch.Tensor]:
-    """Rows of token 1; where some are padded, the last one's last place."""
-    shape = (setting.rows, setting.length)
-    batch = {key: torch.ones(shape, dtype=torch.long) for key in ("input_ids", "attention_mask", "labels")}
-    if setting.padded:
-        batch["attention_mask"][-1, -1:].zero_()
-    recorder.tag(batch.values(), "batch")
-    return batch
-
-
 class _Scalar:
     """What code reads out of a fake tensor: whether nothing is padded, whether dropout spares a module, a count."""
 
@@ -249,62 +262,6 @@ class _Scalar:
             return False
         # Is a random number above the probability of dropping a module? Else: is the mask all ones?
         return op in ("gt", "ge") or not self.padded
-
-
-def build(setting: Setting, device: str) -> torch.nn.Module:
-    """The model to train, its adapter included, on "meta" or, with random weights, on a real device.
-
-    Raises:
-        ModelError: transformers builds no causal language model from this config.
-    """
-    dtype = getattr(torch, setting.dtype)
-    with torch.device(device):
-        try:
-            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                copy.deepcopy(setting.config), dtype=dtype, attn_implementation=setting.attention
-            )
-        except (ValueError, KeyError, AttributeError, ImportError) as error:
-            raise ModelError(
-                f"transformers builds no model from its config.json: {' '.join(str(error).split())[:200]}",
-                field="model.name_or_path",
-                help="it takes a causal language model",
-            ) from error
-        model.tie_weights()
-        if setting.adapter.kind == "lora":
-            model = add_adapter(model, setting.adapter)
-            for name, parameter in model.named_parameters():
-                if device == "meta" and "lora_" in name:
-                    # PEFT casts the factors to the type of the base layer, but not on meta.
-                    parameter.data = parameter.data.to(dtype)
-    assert isinstance(model, torch.nn.Module)
-    return model
-
-
-def _materialise(model: torch.nn.Module, recorder: Recorder) -> None:
-    """Give every parameter and buffer a fake storage as large as its own; shared ones stay shared."""
-    made: dict[int, torch.Tensor] = {}
-    storages: dict[int, torch.Tensor] = {}
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            storage = tensor.untyped_storage()
-            # A tensor may be a part of a larger one, all of which it keeps alive.
-            if storage._cdata not in storages:
-                elements = storage.nbytes() // tensor.element_size()
-                storages[storage._cdata] = torch.empty(elements, dtype=tensor.dtype, device="cpu")
-            new = storages[storage._cdata].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            made[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
-        return made[id(tensor)]
-
-    # An adapter comes after the model it is added to.
-    for trained in (False, True):
-        for name, module in model.named_modules():
-            with recorder.inside(name):
-                for store in (module._parameters, module._buffers):
-                    for key, tensor in store.items():
-                        if tensor is not None and tensor.requires_grad == trained:
-                            store[key] = fake(tensor)
 
 
 def _replay(trace: Trace, expandable: bool) -> list[Phase]:

@@ -100,7 +100,8 @@ def step_time(setting: Setting, device: Gpu | Profile | Rates) -> StepTime:
     step, evaluation = operations(setting)
     seconds, limit = roofline(step, rates)
     flops = _total(step, "flops")
-    needed = _total(operations(replace(setting, checkpointing=False))[0], "flops") if setting.checkpointing else flops
+    once = replace(setting, checkpointing=False, tiled_mlp=False)
+    needed = _total(operations(once)[0], "flops") if once != setting else flops
     tokens = setting.rows * setting.length * setting.micro_batches
     peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
     return StepTime(

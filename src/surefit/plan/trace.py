@@ -10,7 +10,8 @@ import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from surefit.plan.allocator import ROUNDING
+
+HOST = "meta"
+"""The device, and the tag of tensors, that stand for the host's memory where a GPU is simulated on fake CPU tensors."""
 
 Hidden = Callable[[tuple[Any, ...], dict[str, Any]], list[int]]
 """(args, kwargs) of an operator → bytes of the temporaries that its CUDA kernel allocates inside."""
@@ -80,6 +84,15 @@ class Trace:
             else:
                 alive.pop(-event, None)
         return list(alive)
+
+    def without(self, tag: str) -> Trace:
+        """The same without the events of allocations that have this tag."""
+        dropped = {number for number, found in self.tags.items() if found == tag}
+        if not dropped:
+            return self
+        positions = list(accumulate((abs(event) not in dropped for event in self.events), initial=0))
+        phases = [(name, positions[start]) for name, start in self.phases]
+        return replace(self, events=[event for event in self.events if abs(event) not in dropped], phases=phases)
 
     def by_term(self, position: int, term: Callable[[int, Allocation], str]) -> Counter[str]:
         """Bytes alive at a position, by what `term` calls them."""
@@ -214,7 +227,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, tensor: torch.Tensor, op: str, module: str) -> None:
         key = _storage(tensor)
-        if key in self._live:
+        if key in self._live or tensor.device.type == HOST:
             return
         storage = tensor.untyped_storage()
         size = -(-storage.nbytes() // ROUNDING) * ROUNDING

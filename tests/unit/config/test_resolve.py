@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from surefit.config.load import Loaded, load_config, parse_yaml
+from surefit.config.memory import CHECKPOINTING, MICRO, TILED, Needed
 from surefit.config.resolve import leaves, one_line_yaml, resolve, total_steps, write_resolved
+from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.units import GIB
 
@@ -17,6 +20,8 @@ from surefit.core.units import GIB
 class Model:
     parameters: int | None = 3_212_749_824
     vocab_size: int = 128_256
+    packing_obstacle: str | None = None
+    padded_attention: str = "sdpa"
 
 
 @dataclass
@@ -43,8 +48,12 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
     autos = {key: str(origin) for key, origin in resolved.provenance.items() if origin.kind == "auto"}
     assert set(autos) == {
         "model.dtype",
+        "data.packing",
         "train.per_device_train_batch_size",
         "train.gradient_checkpointing",
+        "speed.attention",
+        "speed.fused_lora",
+        "speed.tiled_mlp",
         "checkpoint.every",
         "evaluate.batch_size",
     }
@@ -54,13 +63,13 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "hardware", "dtype", "micro", "checkpointing"),
     [
-        (Model(), Hardware(), "bfloat16", 2, True),
-        (Model(), Hardware(name="Tesla T4", memory_bytes=16 * GIB, bf16=False), "float32", 1, True),
+        (Model(), Hardware(), "bfloat16", 4, True),
+        (Model(), Hardware(name="Tesla T4", memory_bytes=16 * GIB, bf16=False), "float16", 4, True),
         (NANO, CPU, "float32", 4, False),
-        (NANO, Hardware(), "bfloat16", 64, False),
+        (NANO, Hardware(), "bfloat16", 4, False),
     ],
 )
-def test_decisions(
+def test_decisions_where_nobody_knows_what_a_step_takes(
     tmp_path: Path, model: Model, hardware: Hardware, dtype: str, micro: int, checkpointing: bool
 ) -> None:
     resolved = resolve(loaded(tmp_path), model, hardware, 3000)
@@ -69,6 +78,62 @@ def test_decisions(
     assert config.train.per_device_train_batch_size == micro
     assert config.train.gradient_checkpointing is checkpointing
     assert resolved.gradient_accumulation_steps * micro == 64
+
+
+def test_whole_logits_limit_the_micro_batch(tmp_path: Path) -> None:
+    """Twelve bytes × 128,256 × 2,048 tokens: two examples within a tenth of 80 GiB."""
+    resolved = resolve(loaded(tmp_path, "speed.chunked_loss=false"), Model(), Hardware(), 3000)
+    assert resolved.config.train.per_device_train_batch_size == 2
+
+
+def _grows(base: int, kept: dict[Any, int]) -> Needed:
+    """A model that takes `base` GiB, and for each example of a micro batch what is kept for it."""
+
+    def needed(config: Config, micro_batches: int) -> int:
+        rows = config.train.per_device_train_batch_size
+        assert rows * micro_batches == config.train.global_batch_size
+        each = 0.5 if config.speed.tiled_mlp else kept[config.train.gradient_checkpointing]
+        return round((base + rows * each) * GIB)
+
+    return needed
+
+
+@pytest.mark.parametrize(
+    ("memory", "overrides", "expected"),
+    [
+        (200, [], (False, 4, False)),
+        (80, [], (False, 2, False)),
+        (40, [], (False, 1, False)),
+        (30, [], ("selective", 2, False)),
+        (20, [], (True, 1, False)),
+        (17, [], (True, 2, True)),
+        (8, [], (True, 1, True)),
+        (40, ["train.gradient_checkpointing=false"], (False, 1, False)),
+        (80, ["train.per_device_train_batch_size=8"], ("selective", 8, False)),
+        (80, ["train.global_batch_size=2", "data.max_length=64"], (False, 2, False)),
+    ],
+)
+def test_what_fits_decides(tmp_path: Path, memory: int, overrides: list[str], expected: tuple[Any, int, bool]) -> None:
+    """From 8,192 tokens on a larger micro batch is of no use: 4 × 2,048."""
+    needed = _grows(16, {False: 20, "selective": 7, True: 3})
+    resolved = resolve(loaded(tmp_path, *overrides), Model(), Hardware(memory_bytes=memory * GIB), 3000, 0, needed)
+    train = resolved.config.train
+    found = (train.gradient_checkpointing, train.per_device_train_batch_size, resolved.config.speed.tiled_mlp)
+    assert found == expected
+    reasons = [str(resolved.provenance[key]) for key in (CHECKPOINTING, MICRO, TILED)]
+    assert all(f"of {memory}.00 GiB" in reason or reason.startswith("--set") for reason in reasons)
+
+
+def test_the_reason_names_what_did_not_fit(tmp_path: Path) -> None:
+    needed = _grows(16, {False: 20, "selective": 7, True: 3})
+    resolved = resolve(loaded(tmp_path), Model(), Hardware(memory_bytes=20 * GIB), 3000, 0, needed)
+    reason = str(resolved.provenance[CHECKPOINTING])
+    assert "nothing recomputed would take 36.00 GiB; all but attention recomputed would take 23.00 GiB" in reason
+
+
+def test_where_nobody_knows_rules_of_thumb_decide(tmp_path: Path) -> None:
+    known = resolve(loaded(tmp_path), Model(), Hardware(), 3000, 0, lambda config, micro_batches: None)
+    assert known == resolve(loaded(tmp_path), Model(), Hardware(), 3000)
 
 
 @pytest.mark.parametrize(

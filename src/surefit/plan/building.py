@@ -1,0 +1,170 @@
+"""The model to train, made without data, and its micro batches: what the simulated step is given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from surefit.core.errors import ModelError
+from surefit.model import attention
+from surefit.model.adapter import add_adapter
+from surefit.model.checkpointing import enable_checkpointing
+from surefit.model.fused_lora import fuse_lora
+from surefit.model.neftune import Neftune
+from surefit.model.prepare import TILE
+from surefit.model.quantize import hidden_tensors, quantize_meta
+from surefit.model.tiling import tile_mlps
+from surefit.plan.setting import Setting
+from surefit.plan.trace import HOST, Recorder
+
+
+def build(setting: Setting, device: str) -> torch.nn.Module:
+    """The model to train, its adapter included, on "meta" or, with random weights, on a real device.
+
+    Raises:
+        ModelError: transformers builds no causal language model from this config.
+    """
+    dtype = getattr(torch, setting.dtype)
+    with torch.device(device):
+        try:
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                copy.deepcopy(setting.config), dtype=dtype, attn_implementation=_attention(setting)
+            )
+        except (ValueError, KeyError, AttributeError, ImportError) as error:
+            raise ModelError(
+                f"transformers builds no model from its config.json: {' '.join(str(error).split())[:200]}",
+                field="model.name_or_path",
+                help="it takes a causal language model",
+            ) from error
+        model.tie_weights()
+        model = quantize_meta(model, setting.quantization)
+        if setting.adapter.kind == "lora":
+            model = add_adapter(model, setting.adapter)
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def _attention(setting: Setting) -> str | None:
+    return attention.NAME if setting.packed and setting.attention is None else setting.attention
+
+
+def switch(model: Any, setting: Setting) -> None:
+    """What a run switches on before its first step."""
+    if setting.fused_lora:
+        fuse_lora(model)
+    enable_checkpointing(model, setting.checkpointing)
+    if setting.tiled_mlp:
+        tile_mlps(model, TILE)
+    if setting.neftune is not None:
+        Neftune(model, setting.neftune)
+
+
+def materialise(model: torch.nn.Module, recorder: Recorder) -> None:
+    """Give every parameter and buffer a fake storage as large as its own; shared ones stay shared."""
+    made: dict[int, torch.Tensor] = {}
+    storages: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            storage = tensor.untyped_storage()
+            # A tensor may be a part of a larger one, all of which it keeps alive.
+            if storage._cdata not in storages:
+                elements = storage.nbytes() // tensor.element_size()
+                storages[storage._cdata] = torch.empty(elements, dtype=tensor.dtype, device="cpu")
+            made[id(tensor)] = storages[storage._cdata].as_strided(
+                tensor.shape, tensor.stride(), tensor.storage_offset()
+            )
+        return made[id(tensor)]
+
+    parameters: dict[int, torch.nn.Parameter] = {}
+
+    def fake_parameter(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            return fake(tensor)
+        if id(tensor) not in parameters:
+            parameters[id(tensor)] = new = torch.nn.Parameter(fake(tensor), tensor.requires_grad)
+            if hasattr(tensor, "quant_state"):  # bitsandbytes computes with whatever has one
+                new.quant_state = tensor.quant_state  # type: ignore[attr-defined]
+        return parameters[id(tensor)]
+
+    # An adapter comes after the model it is added to.
+    for trained in (False, True):
+        for name, module in model.named_modules():
+            with recorder.inside(name):
+                for store in (module._parameters, module._buffers):
+                    for key, tensor in store.items():
+                        if tensor is not None and tensor.requires_grad == trained:
+                            store[key] = fake_parameter(tensor)
+        if not trained:
+            for name, owner, attribute, tensor in list(hidden_tensors(model)):
+                with recorder.inside(name):
+                    setattr(owner, attribute, fake(tensor))
+
+
+def micro_batch(setting: Setting, recorder: Recorder) -> Mapping[str, Any]:
+    """A micro batch as data/collate.py makes it, of token 1; where some rows are padded, the last one's last place.
+
+    On a GPU it lies in the host's memory, and what is moved there exists while it is used.
+    """
+    with torch.device(HOST if setting.cuda else "cpu"):
+        batch = _packed(setting) if setting.packed else _padded(setting)
+    return _OnHost(batch, recorder) if setting.cuda else _tagged(batch, recorder)
+
+
+def _padded(setting: Setting) -> dict[str, Any]:
+    shape = (setting.rows, setting.length)
+    batch = {key: torch.ones(shape, dtype=torch.long) for key in ("input_ids", "attention_mask", "labels")}
+    if setting.padded:
+        batch["attention_mask"][-1, -1:].zero_()
+    return batch | _supervision(setting)
+
+
+def _packed(setting: Setting) -> dict[str, Any]:
+    ids = torch.ones((1, setting.tokens), dtype=torch.long)
+    positions = torch.arange(setting.length).repeat(setting.rows)[None]
+    ends = torch.arange(0, setting.tokens + 1, setting.length, dtype=torch.int32)
+    borders = {f"cu_seq_lens_{side}": ends for side in "qk"} | {f"max_length_{side}": setting.length for side in "qk"}
+    batch = {"input_ids": ids, "position_ids": positions, "labels": torch.ones_like(ids), **borders}
+    # Borders without values cannot be read back.
+    return batch | {"document_lengths": (setting.length,) * setting.rows} | _supervision(setting)
+
+
+def _supervision(setting: Setting) -> dict[str, torch.Tensor]:
+    return {"loss_rows": torch.arange(setting.targets), "targets": torch.ones(setting.targets, dtype=torch.long)}
+
+
+def _tagged(batch: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+    recorder.tag((value for value in batch.values() if isinstance(value, torch.Tensor)), "batch")
+    return batch
+
+
+class _OnHost(Mapping[str, Any]):
+    """A micro batch whose tensors are on the device from when its items are asked for, which is when they are moved;
+    by its keys it has what a step reads of it on the host."""
+
+    def __init__(self, host: dict[str, Any], recorder: Recorder) -> None:
+        self._host = host
+        self._recorder = recorder
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "attention_mask":  # a step only counts what is in it, and nobody knows that here
+            raise KeyError(key)
+        return self._host[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._host)
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def items(self) -> Any:
+        moved = {
+            key: torch.empty_like(value, device="cpu") if isinstance(value, torch.Tensor) else value
+            for key, value in self._host.items()
+            if key != "labels"
+        }
+        return _tagged(moved, self._recorder).items()
