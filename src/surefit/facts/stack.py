@@ -17,7 +17,7 @@ PACKAGES = (
     "protobuf", "transformers", "tokenizers", "huggingface-hub", "safetensors", "accelerate", "peft", "trl", "datasets",
     "bitsandbytes", "flash-attn", "flash-attn-3", "kernels", "liger-kernel", "deepspeed", "xformers", "unsloth",
     "axolotl", "llamafactory", "vllm", "lm-format-enforcer", "outlines", "xgrammar", "mlflow", "mlflow-skinny", "wandb",
-    "tensorboard",
+    "tensorboard", "prometheus-client",
 )  # fmt: skip
 """The packages that decide whether a training run works."""
 

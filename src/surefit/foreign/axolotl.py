@@ -17,6 +17,12 @@ TRACKERS = {
     "wandb_project": "wandb", "use_wandb": "wandb", "use_mlflow": "mlflow", "mlflow_tracking_uri": "mlflow",
     "use_comet": "comet_ml", "use_tensorboard": "tensorboard", "use_trackio": "trackio",
 }  # fmt: skip
+PLACES = (
+    ("wandb_project", "telemetry.wandb_project", "wandb"),
+    ("mlflow_tracking_uri", "telemetry.mlflow_uri", "mlflow"),
+    ("mlflow_experiment_name", "telemetry.mlflow_experiment", "mlflow"),
+)
+"""Their key, ours, and the tracker."""
 LOADERS = ("json", "csv", "parquet", "text", "arrow")
 ROW_KEYS = {"path", "type", "split", "data_files", "ds_type", "name", "chat_template", "train_on_eos", "roles_to_train"}
 """Keys of one data set that leave its rows laid out as they are."""
@@ -227,12 +233,36 @@ def _kernels_and_trackers(draft: Draft) -> None:
             draft.say("liger", True, key)
             draft.judge(key)
     found = dict.fromkeys(name for key, name in TRACKERS.items() if draft.flat.get(key))
-    if draft.flat.get("wandb_mode") in ("disabled", "offline") or draft.flat.get("use_wandb") is False:
+    if draft.flat.get("wandb_mode") == "disabled" or draft.flat.get("use_wandb") is False:
         found.pop("wandb", None)
     for key, name in TRACKERS.items():
         if name in found and draft.flat.get(key):
             draft.say("trackers", tuple(found), key)
             draft.judge(key)
+    _telemetry(draft, set(found))
+
+
+def _telemetry(draft: Draft, used: set[str]) -> None:
+    """What of them SureFit has, too."""
+    if "wandb" in used:
+        offline = draft.flat.get("wandb_mode") == "offline"
+        key = next(key for key, name in TRACKERS.items() if name == "wandb" and draft.flat.get(key))
+        if offline:
+            draft.say("wandb_offline", True, "wandb_mode")
+        draft.carry("telemetry.wandb", "offline" if offline else "online", key)
+        for reached in (key, "wandb_mode"):
+            draft.reach(reached)
+    if "tensorboard" in used:
+        draft.carry("telemetry.tensorboard", True, "use_tensorboard")
+        draft.reach("use_tensorboard")
+    if "mlflow" in used and not draft.flat.get("mlflow_tracking_uri"):
+        draft.lose("use_mlflow", "MLflow's address is not in the file: give it as telemetry.mlflow_uri")
+    for key, dotted, tracker in PLACES:
+        if tracker in used and isinstance(draft.flat.get(key), str):
+            draft.carry(dotted, draft.flat[key], key)
+            draft.reach(key)
+    if draft.says("use_mlflow") and "telemetry.mlflow_uri" in draft.config:
+        draft.reach("use_mlflow")
 
 
 def _datasets(draft: Draft) -> None:

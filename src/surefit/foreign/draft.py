@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from surefit.config.load import Loaded, expected_text
 from surefit.config.schema import Config
+from surefit.core.env import redact
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import shortened
 from surefit.facts.setup import Place, Setup
@@ -330,7 +331,9 @@ def shown(value: Any) -> str:
 
 def hidden(key: str, value: Any) -> Any:
     """The value of a key, unless it can be a secret."""
-    return "(not shown)" if re.search(r"token$|api_key|secret|password|credential", key) else value
+    if re.search(r"token$|api_key|secret|password|credential", key):
+        return "(not shown)"
+    return redact(value) if isinstance(value, str) else value
 
 
 def _value_help(value: Any, expected: str) -> str:

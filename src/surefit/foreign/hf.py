@@ -219,6 +219,7 @@ def finish(draft: Draft) -> None:
     best_model(draft)
     padded(draft, "packing")
     sharding(draft)
+    tracked(draft)
     for steps_key, strategy_key, default in (
         ("eval_steps", "eval_strategy", "no"),
         ("save_steps", "save_strategy", "steps"),
@@ -287,6 +288,19 @@ def mix(draft: Draft, sources: Sequence[str], key: str) -> bool:
     if sources:
         draft.carry("data.mix", dict.fromkeys(sources, 1.0), key)
     return True
+
+
+def tracked(draft: Draft) -> None:
+    """`report_to`, as far as it says all that a tracker of SureFit's needs."""
+    named = [name.lower() for name in draft.setup.get("trackers", ())]
+    if "wandb" in named:
+        draft.carry("telemetry.wandb", "online", "report_to")
+    if "tensorboard" in named:
+        draft.carry("telemetry.tensorboard", True, "report_to")
+    if "mlflow" in named:
+        draft.lose("report_to", "MLflow's address is not in the file: give it as telemetry.mlflow_uri")
+    elif set(named) <= {"wandb", "tensorboard"}:
+        draft.reach("report_to")
 
 
 def sharding(draft: Draft) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 REASONS: tuple[tuple[str, str], ...] = (
     (
-        "SureFit writes metrics.jsonl and report.html into the run directory, and reports to no tracker",
+        "SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names",
         "wandb mlflow comet tensorboard trackio swanlab otel report_to project run_name",
     ),
     ("SureFit publishes nothing", "hub push export_"),
@@ -20,7 +20,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     ("SureFit computes in model.dtype", "bf16 fp16 tf32 float16 float32 dtype precision autocast data_types"),
     (
-        "SureFit trains in one process on one device",
+        "how devices share a run is set in the section parallel, which also takes a file of Accelerate or DeepSpeed",
         "deepspeed deepcompile zero fsdp ddp parallel shard world_size num_process machine gpu_ids main_process "
         "main_training rdzv same_network offload device ray_ tpu mpi cpu_affinity distributed compute_env "
         "communication allgather allreduce reduce_ dynamo megatron downcast broadcast gradient_predivide prescale dp_ "
@@ -81,8 +81,8 @@ REASONS: tuple[tuple[str, str], ...] = (
 def why_lost(key: str) -> str:
     """The reason that SureFit's config has no place for a key.
 
-    >>> why_lost("wandb_project")
-    'SureFit writes metrics.jsonl and report.html into the run directory, and reports to no tracker'
+    >>> why_lost("wandb_entity")
+    'SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names'
     >>> why_lost("packing_strategy")
     'SureFit packs whole examples of one step; those over data.max_length are left out, and counted'
     """

@@ -24,16 +24,20 @@ class MetricsLog:
     Args:
         path: the file.
         on_line: called with every line that is added.
+        writes: False in all processes of a run but the first, which write nothing.
     """
 
-    def __init__(self, path: Path, on_line: Callable[[dict[str, Any]], None] = lambda line: None) -> None:
-        self.path, self.on_line = path, on_line
+    def __init__(
+        self, path: Path, on_line: Callable[[dict[str, Any]], None] = lambda line: None, writes: bool = True
+    ) -> None:
+        self.path, self.on_line, self.writes = path, on_line, writes
 
     def append(self, record: dict[str, Any]) -> dict[str, Any]:
         """Add one line, and return it as it will be read back: numbers that are not finite become null."""
         line = {key: _finite(value) for key, value in record.items()}
-        append_jsonl(self.path, line)
-        self.on_line(line)
+        if self.writes:
+            append_jsonl(self.path, line)
+            self.on_line(line)
         return line
 
     def flush(self) -> int:

@@ -1,7 +1,8 @@
 """Where else the numbers of a run may go: sinks, and a fan-out to them that never slows or stops training.
 
 metrics.jsonl stays the record; a sink gets copies. Each has a thread and a bounded queue of its own, so one that hangs
-costs neither the run nor the other sinks anything: the oldest records in its queue are dropped, and counted.
+costs neither the run nor the other sinks anything. What a sink could not take is offered again, with what has come up
+since; when its queue is full, the oldest records are dropped, and counted.
 """
 
 from __future__ import annotations
@@ -13,25 +14,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from surefit.core.env import redact
 from surefit.core.errors import Interrupted
 
 QUEUED = 1_000
 """Records that wait for one sink at most."""
+EVERY = 1.0
+"""Seconds between two deliveries: what comes up meanwhile goes together."""
+LONGEST_PAUSE = 30.0
+"""Seconds before a sink that keeps failing is tried again, at most; each pause is twice the one before it."""
 PATIENCE = 10.0
 """Seconds that a finished run waits for all its sinks together."""
 
 
 class Sink(Protocol):
-    """Something that takes the numbers of a run. It may be slow, and it may raise: the fan-out bears both."""
+    """Something that takes the numbers of a run. It may be slow, and it may raise: the fan-out bears both.
+
+    Every method is called from one thread of the sink's own. After an exception, the same call comes again later.
+    """
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """A run begins, with these settings."""
+        """A run begins or goes on, with these settings; no secret is among them."""
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl, as telemetry/jsonl.py describes it."""
+    def log(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Lines of metrics.jsonl in order, as telemetry/jsonl.py describes them, each with its `time` (Unix seconds).
+
+        Lines that an earlier call did not finish come again.
+        """
 
     def finish(self, status: str) -> None:
-        """The run has ended: finished, interrupted or failed."""
+        """The run has ended: finished, interrupted or failed. Called once, after a `start` that worked."""
 
 
 class FanOut:
@@ -42,21 +54,26 @@ class FanOut:
         on_note: called with a sentence the first time that a sink fails, and at the end for what it did not get. Never
             called from another thread than the one that calls `log` and `finish`.
         queued: records that wait for one sink at most.
+        every: seconds between two deliveries.
     """
 
-    def __init__(self, sinks: Sequence[Sink], on_note: Callable[[str], None], queued: int = QUEUED) -> None:
+    def __init__(
+        self, sinks: Sequence[Sink], on_note: Callable[[str], None], queued: int = QUEUED, every: float = EVERY
+    ) -> None:
         self.on_note = on_note
-        self._lines = [_Line(sink, queued) for sink in sinks]
+        self._lines = [_Line(sink, queued, every) for sink in sinks]
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Begin a run."""
+        safe = {key: _without_secrets(value) for key, value in params.items()} if self._lines else {}
         for line in self._lines:
-            line.begin(run_id, dict(params))
+            line.begin(run_id, safe)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Queue one record; returns at once."""
+        now = time.time()
         for line in self._lines:
-            line.put(dict(record))
+            line.put({**record, "time": now})
         self._say_faults()
 
     def finish(self, status: str, patience: float = PATIENCE) -> None:
@@ -95,12 +112,13 @@ class FanOut:
 class _Line:
     """One sink, its queue and its thread."""
 
-    def __init__(self, sink: Sink, queued: int) -> None:
-        self.sink, self.name = sink, type(sink).__name__
+    def __init__(self, sink: Sink, queued: int, every: float) -> None:
+        self.sink, self.name, self.every = sink, type(sink).__name__, every
         self.fault: str | None = None
         self.said = False
-        self.dropped = 0
         self._queue: deque[Mapping[str, Any]] = deque(maxlen=queued)
+        self._sending, self._dropped = 0, 0
+        self._started = False
         self._status: str | None = None
         self._changed = threading.Condition()
         # A daemon: a sink that never returns must not keep the process alive.
@@ -112,9 +130,8 @@ class _Line:
 
     def put(self, record: Mapping[str, Any]) -> None:
         with self._changed:
-            self.dropped += len(self._queue) == self._queue.maxlen
+            self._dropped += len(self._queue) == self._queue.maxlen
             self._queue.append(record)
-            self._changed.notify()
 
     def end(self, status: str) -> None:
         with self._changed:
@@ -123,27 +140,55 @@ class _Line:
 
     def lost(self) -> int:
         with self._changed:
-            return self.dropped + len(self._queue)
+            return self._dropped + self._sending + len(self._queue)
 
     def _work(self) -> None:
-        self._attempt(lambda: self.sink.start(*self._run))
-        while (record := self._next()) is not None:
-            if not self._attempt(lambda record=record: self.sink.log(record)):  # type: ignore[misc]
-                with self._changed:
-                    self.dropped += 1
-        self._attempt(lambda: self.sink.finish(self._status or "finished"))
+        pause, ended = 0.0, False
+        while not ended:
+            ended = self._wait(pause)
+            taken = self._deliver()
+            pause = self.every if taken else min(max(2 * pause, self.every), LONGEST_PAUSE)
+        if self._started:
+            self._attempt(lambda: self.sink.finish(self._status or "finished"))
 
-    def _next(self) -> Mapping[str, Any] | None:
-        """The oldest record, once there is one; None when the run has ended and the queue is empty."""
+    def _wait(self, seconds: float) -> bool:
+        """Wait so long, or until the run ends; returns whether it has."""
         with self._changed:
-            while not self._queue and self._status is None:
-                self._changed.wait()
-            return self._queue.popleft() if self._queue else None
+            return self._changed.wait_for(lambda: self._status is not None, timeout=seconds)
+
+    def _deliver(self) -> bool:
+        """Offer the sink everything that waits; what it does not take waits on."""
+        with self._changed:
+            records = list(self._queue)
+            self._queue.clear()
+            self._sending = len(records)
+        self._started = self._started or self._attempt(lambda: self.sink.start(*self._run))
+        taken = self._started and (not records or self._attempt(lambda: self.sink.log(records)))
+        with self._changed:
+            self._sending = 0
+            if not taken:
+                self._put_back(records)
+        return taken
+
+    def _put_back(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Before what has come up since, as far as there is room."""
+        assert self._queue.maxlen is not None
+        kept = records[max(0, len(records) + len(self._queue) - self._queue.maxlen) :]
+        self._dropped += len(records) - len(kept)
+        self._queue.extendleft(reversed(kept))
 
     def _attempt(self, call: Callable[[], None]) -> bool:
         try:
             call()
         except Exception as error:
-            self.fault = self.fault or f"{type(error).__name__}: {error}"
+            self.fault = self.fault or redact(f"{type(error).__name__}: {error}".splitlines()[0][:300])
             return False
         return True
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {redact(str(key)): _without_secrets(item) for key, item in value.items()}
+    return [_without_secrets(item) for item in value] if isinstance(value, list | tuple) else value

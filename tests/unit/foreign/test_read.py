@@ -103,7 +103,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "train.epochs": 3.0, "train.learning_rate": 2e-4, "train.global_batch_size": 8, "train.warmup": 0.1,
         "train.per_device_train_batch_size": 2, "train.weight_decay": 0.01, "train.seed": 7,
         "checkpoint.save_total_limit": 3, "output_dir": "./outputs/qlora", "model.quantization": "nf4",
-        "data.packing": False, "speed.attention": "flash_attention_2",
+        "data.packing": False, "speed.attention": "flash_attention_2", "telemetry.wandb": "online",
+        "telemetry.wandb_project": "demo", "telemetry.mlflow_uri": None,
     },
     "llamafactory": {
         "data.train": "identity", "data.max_length": 2048, "adapter.r": 8, "adapter.alpha": 16.0, "train.seed": 42,
@@ -115,6 +116,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "adapter.dropout": 0.05, "adapter.alpha": 16.0, "data.max_length": 2048, "train.epochs": 1.0,
         "checkpoint.every": 200, "model.dtype": "bfloat16", "output_dir": "out/sft", "data.packing": True,
         "model.quantization": "nf4", "checkpoint.keep_best": "eval_loss", "speed.attention": "flash_attention_2",
+        "telemetry.wandb": "online", "telemetry.mlflow_uri": None,
     },
 }  # fmt: skip
 
@@ -541,3 +543,39 @@ def test_an_import_reads_back_as_it_was(tmp_path: Path, name: str) -> None:
     assert found.loaded is not None
     tree, _ = parse_yaml(config_text(found), tmp_path / "b.yaml")
     assert Config.model_validate(tree) == found.loaded.config
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "telemetry", "kept", "left"),
+    [
+        ("trl", "report_to: [wandb, tensorboard]", {"wandb": "online", "tensorboard": True}, {"report_to"}, ""),
+        ("trl", "report_to: none", {}, {"report_to"}, ""),
+        ("trl", "report_to: mlflow", {}, set(), "report_to: MLflow's address"),
+        ("trl", "report_to: [wandb, comet_ml]", {"wandb": "online"}, set(), "report_to: "),
+        ("axolotl", "wandb_project: p\nwandb_mode: offline", {"wandb": "offline", "wandb_project": "p"},
+         {"wandb_project", "wandb_mode"}, ""),
+        ("axolotl", "wandb_project: p\nwandb_mode: disabled", {}, set(), "wandb_project: "),
+        ("axolotl", "use_tensorboard: true", {"tensorboard": True}, {"use_tensorboard"}, ""),
+        ("axolotl", "use_mlflow: true\nmlflow_tracking_uri: http://h:5000\nmlflow_experiment_name: e",
+         {"mlflow_uri": "http://h:5000", "mlflow_experiment": "e"},
+         {"use_mlflow", "mlflow_tracking_uri", "mlflow_experiment_name"}, ""),
+        ("axolotl", "use_mlflow: true", {}, set(), "use_mlflow: MLflow's address"),
+        ("axolotl", "mlflow_tracking_uri: http://me:hunter2@h", {}, set(), "mlflow_tracking_uri: "),
+    ],
+)  # fmt: skip
+def test_trackers_become_telemetry(
+    tmp_path: Path, tool: str, text: str, telemetry: dict[str, Any], kept: set[str], left: str
+) -> None:
+    start = {
+        "trl": "model_name_or_path: m\ndataset_name: rows.jsonl\noutput_dir: out\nper_device_train_batch_size: 1\n",
+        "axolotl": "base_model: m\nadapter: lora\ndatasets: [{path: rows.jsonl, type: chat_template}]\n",
+    }[tool]
+    found = read_text(tmp_path, start + text + "\n", tool=tool)
+    assert found.loaded is not None
+    section = found.loaded.config.telemetry
+    assert section == type(section).model_validate(telemetry)
+    without = [f"{lost.key}: {lost.why} {lost.value}" for lost in (*found.lost, *found.judged)]
+    assert not kept & {each.partition(":")[0] for each in without}
+    assert kept <= found.mapped
+    assert not left or any(each.startswith(left) for each in without)
+    assert not any("hunter2" in each for each in without)

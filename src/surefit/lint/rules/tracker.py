@@ -6,10 +6,16 @@ from collections.abc import Iterator
 
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.setup import Setup
+from surefit.facts.stack import StackFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
 ANSWERS = {"WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"}
 """Variables with which W&B asks no question."""
+PACKAGES = {
+    "mlflow": ("mlflow", "mlflow-skinny"), "wandb": ("wandb",), "tensorboard": ("tensorboard",),
+    "prometheus": ("prometheus-client",),
+}  # fmt: skip
+"""Tracker → the packages of which one has to be there."""
 
 
 @rule("TRK001", "tracker-would-prompt", severity="warning", needs=(Setup, EnvironmentFacts))
@@ -22,24 +28,27 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
 
     ## Why it is bad
     At a terminal the run waits at a question until somebody answers; in a batch job it stops with "api_key not
-    configured (no-tty)" after the model was loaded.
+    configured (no-tty)" after the model was loaded. SureFit itself never asks: it stops before the model is loaded.
 
     ## Example
     `report_to: wandb` on a machine where `wandb login` was never run.
 
     ## Fix
-    `wandb login`, or `WANDB_MODE=offline`, or `report_to: none`.
+    `wandb login`, or `WANDB_MODE=offline`, or `report_to: none`; in SureFit's config `telemetry.wandb: offline`.
 
     ## Evidence
     A published report on LLM ranking had runs blocked by the question. McGill-NLP/llm2vec#99,
     hiyouga/LlamaFactory#3530.
     """
     in_job = bool(context.job and ANSWERS & set(context.job.variables))
-    if "wandb" in (setup.trackers or ()) and not environment.wandb and not in_job:
+    asks = "wandb" in (setup.trackers or ()) and not setup.wandb_offline
+    if asks and not environment.wandb and not in_job:
         yield Finding(
             field="trackers",
             message=f"{setup.name('trackers')} names wandb, and there is no key and no mode for it on this machine",
-            help="run `wandb login`, set WANDB_MODE=offline, or take wandb out",
+            help="run `wandb login`, or write telemetry.wandb: offline"
+            if setup.tool == "surefit"
+            else "run `wandb login`, set WANDB_MODE=offline, or take wandb out",
         )
 
 
@@ -70,3 +79,37 @@ def every_tracker(context: LintContext, setup: Setup) -> Iterator[Finding]:
             message=f"{setup.name('trackers')} is all: every tracker that is installed is used",
             help="name the trackers that are meant, or write none",
         )
+
+
+@rule("TRK003", "tracker-not-installed", severity="warning", needs=(Setup, StackFacts))
+def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The run reports to a tracker whose package is not installed.
+
+    ## What it does
+    Compares the trackers that the config names with the installed packages, where the run would use this environment.
+
+    ## Why it is bad
+    transformers' Trainer stops with a RuntimeError when it is made, after the model was loaded. SureFit stops before
+    that, and still nothing was trained.
+
+    ## Example
+    `telemetry.tensorboard: true` without the package tensorboard.
+
+    ## Fix
+    The pip command that the finding names, or take the tracker out.
+
+    ## Evidence
+    transformers: "WandbCallback requires wandb to be installed. Run `pip install wandb`."
+    """
+    here = context.hardware is None or context.hardware.source == "detected"
+    if not here or (setup.tool != "surefit" and setup.tool not in stack.versions):
+        return
+    for tracker in setup.trackers or ():
+        packages = PACKAGES.get(tracker, ())
+        if packages and not set(packages) & stack.versions.keys():
+            wanted = f"surefit[{tracker}]" if setup.tool == "surefit" else packages[0]
+            yield Finding(
+                field="trackers",
+                message=f"{setup.name('trackers')} names {tracker}, and {packages[0]} is not installed",
+                help=f"pip install '{wanted}'",
+            )

@@ -1,0 +1,19 @@
+"""What of a line of metrics.jsonl trackers take: numbers under names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a line, switches as 0 and 1; without its place (`step`, `time`).
+
+    >>> numbers_of({"step": 3, "time": 0.0, "loss": None, "mfu": 0.4, "rejected": True})
+    {'mfu': 0.4, 'rejected': 1.0}
+    """
+    return {
+        key: float(value)
+        for key, value in record.items()
+        if key not in ("step", "time") and isinstance(value, bool | int | float)
+    }

@@ -1,0 +1,51 @@
+"""TensorBoard: event files below the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surefit.core.rundir import RunDir
+from surefit.telemetry.numbers import numbers_of
+
+
+class TensorBoard:
+    """A sink that writes event files.
+
+    Args:
+        run: the run directory.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._params: Mapping[str, Any] = {}
+        self._writer: Any = None
+
+    def start(self, run_id: str, params: Mapping[str, Any]) -> None:
+        """Keep the settings: the file begins with the first line, which says where a resumed run goes on."""
+        self._params = params
+
+    def log(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write the numbers, and see to it that they are on disk."""
+        writer = self._writer = self._writer or self._opened(records[0])
+        for record in records:
+            for key, value in numbers_of(record).items():
+                writer.add_scalar(key, value, record["step"], walltime=record["time"])
+        writer.flush()
+
+    def finish(self, status: str) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _opened(self, first: Mapping[str, Any]) -> Any:
+        """A writer; what earlier files say of steps that are taken again no longer counts."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        # A held-out line may come first, of a step whose own line stays.
+        purged = first["step"] + (0 if "loss" in first else 1)
+        earlier = self.run.tensorboard.exists()
+        writer: Any = SummaryWriter(str(self.run.tensorboard), purge_step=purged if earlier else None)
+        rows = "".join(f"| {key} | {value} |\n" for key, value in self._params.items())
+        writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", first["step"])
+        return writer

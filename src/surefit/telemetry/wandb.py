@@ -1,0 +1,54 @@
+"""Weights & Biases: files below the run directory that `wandb sync` uploads, or its server at once. It never asks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from surefit.core.rundir import RunDir
+from surefit.telemetry.ids import remember, remembered
+from surefit.telemetry.numbers import numbers_of
+
+PATIENCE = 8.0
+"""Seconds that it may take at the end to upload what is left: less than the fan-out waits for all."""
+
+
+class WeightsAndBiases:
+    """A sink for Weights & Biases.
+
+    Args:
+        mode: offline needs no login and no network.
+        project: made where it is not there.
+        run: the run directory.
+    """
+
+    def __init__(self, mode: Literal["offline", "online"], project: str, run: RunDir) -> None:
+        self.mode, self.project, self.run = mode, project, run
+        self._run: Any = None
+
+    def start(self, run_id: str, params: Mapping[str, Any]) -> None:
+        """Begin a run, or go on with the one that the run directory remembers."""
+        import wandb
+
+        name = remembered(self.run, "wandb") or uuid.uuid4().hex[:8]
+        remember(self.run, "wandb", name)
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, disable_job_creation=True,
+            finish_timeout=PATIENCE, finish_timeout_raises=True, init_timeout=PATIENCE, login_timeout=PATIENCE,
+        )  # fmt: skip
+        self._run = wandb.init(
+            project=self.project, id=name, resume="allow" if self.mode == "online" else None, mode=self.mode,
+            name=self.run.path.resolve().name, dir=str(self.run.path.resolve()), config=dict(params), settings=settings,
+        )  # fmt: skip
+        # By our own step: a resumed run takes steps again, and W&B's own count only grows.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Hand the numbers to W&B's process, which writes or uploads them."""
+        for record in records:
+            self._run.log({"step": record["step"], **numbers_of(record)})
+
+    def finish(self, status: str) -> None:
+        """Close the run; one that did not finish is marked as crashed."""
+        self._run.finish(exit_code=0 if status == "finished" else 1)
