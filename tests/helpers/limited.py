@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 MODULES = (
-    "cli.stages", "cli.planning", "cli.prepare", "cli.render", "data.formats", "data.tokenize", "evaluate.in_training",
-    "model.prepare", "plan.forecast", "train.loop",
+    "cli.stages", "cli.training", "cli.planning", "cli.prepare", "cli.render", "data.formats", "data.tokenize",
+    "evaluate.in_training", "model.prepare", "plan.forecast", "train.loop",
 )  # fmt: skip
 
 

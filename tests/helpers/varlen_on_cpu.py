@@ -28,10 +28,10 @@ def forward(
     """(tokens, heads, width) → the same, the logsumexp (heads, tokens), and a seed that is not used."""
     assert starts.dtype == starts_k.dtype == torch.int32
     assert query.shape[-1] == key.shape[-1] == value.shape[-1]
-    assert longest == longest_k == int(starts.diff().max())
+    assert (longest, longest_k) == (int(starts.diff().max()), int(starts_k.diff().max()))
     assert is_causal == (window_size == [-1, 0])
     results, totals = [], []
-    for _, _, v, logits in _documents(query, key, value, starts, scale, window_size):
+    for _, _, v, logits in _documents(query, key, value, starts, starts_k, scale, window_size):
         results.append(logits.softmax(-1) @ v)
         totals.append(logits.logsumexp(-1))
     flat = torch.cat(results, 1).transpose(0, 1).contiguous()
@@ -58,7 +58,7 @@ def backward(
     factor, groups = scale or 1 / math.sqrt(query.shape[-1]), query.shape[1] // key.shape[1]
     gradients = []
     grads = torch.split(grad_out.transpose(0, 1), starts.diff().tolist(), dim=1)
-    documents = _documents(query, key, value, starts, scale, window_size)
+    documents = _documents(query, key, value, starts, starts_k, scale, window_size)
     for (q, k, v, logits), grad in zip(documents, grads, strict=True):
         weights = logits.softmax(-1)
         inner = grad @ v.transpose(1, 2)
@@ -73,16 +73,19 @@ def _documents(
     key: torch.Tensor,
     value: torch.Tensor,
     starts: torch.Tensor,
+    starts_k: torch.Tensor,
     scale: float | None,
     window_size: list[int] | None,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """For each document q, k, v, a key for every query head, and the logits: (heads, tokens, …)."""
+    """For each document q, k, v, a key for every query head, and the logits: (heads, tokens, …). The last query stands
+    at the last key."""
     left, right = window_size or (-1, -1)
     groups = query.shape[1] // key.shape[1]
-    for start, end in pairwise(starts.tolist()):
-        q, k, v = (tensor[start:end].transpose(0, 1) for tensor in (query, key, value))
+    for (start, end), (start_k, end_k) in zip(pairwise(starts.tolist()), pairwise(starts_k.tolist()), strict=True):
+        q = query[start:end].transpose(0, 1)
+        k, v = (tensor[start_k:end_k].transpose(0, 1) for tensor in (key, value))
         k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
-        back = torch.arange(end - start)[:, None] - torch.arange(end - start)
+        back = torch.arange(end_k - start_k - (end - start), end_k - start_k)[:, None] - torch.arange(end_k - start_k)
         seen = ((back <= left) | (left < 0)) & ((-back <= right) | (right < 0))
         logits = q @ k.transpose(1, 2) * (scale or 1 / math.sqrt(q.shape[-1]))
         yield q, k, v, logits.masked_fill(~seen, float("-inf"))

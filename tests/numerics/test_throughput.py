@@ -18,6 +18,6 @@ def test_no_stack_is_void() -> None:
     command = [sys.executable, str(BENCHMARK), "--workload", "cpu-mini", "--lengths", "mixed", "--repeats", "1"]
     done = subprocess.run([*command, "--peers", "trl", "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    rows = {row["stack"]: row for row in json.loads(done.stdout)["rows"]}
+    rows = {row["stack"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
     assert rows.keys() == {"surefit", "trl-default", "trl-tuned"}
     assert all(row["void"] is None and row["tokens_per_second"] > 0 for row in rows.values()), rows

@@ -106,10 +106,11 @@ class TrainedRun:
 def train_tiny(tmp_path_factory, tiny_base):
     """train_tiny(sequences, kind, dtype, steps) → a `TrainedRun` of the tiny model on token sequences of one length."""
     import torch
+    from peft import PeftModel
 
-    from surefit.model.adapter import add_adapter
+    from surefit.model.adapter import add_adapter, lora_modules
     from surefit.model.load import load_model, load_tokenizer
-    from surefit.train.export import export
+    from surefit.train.export import export, result_of
 
     def train(sequences, kind="lora", dtype="float32", steps=25):
         run = RunDir(tmp_path_factory.mktemp(f"{kind}-{dtype}"))
@@ -131,7 +132,8 @@ def train_tiny(tmp_path_factory, tiny_base):
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        export(model, load_tokenizer(config.model), config.model, run)
+        modules = lora_modules(model) if isinstance(model, PeftModel) else {}
+        export(model, load_tokenizer(config.model), config.model, run, result_of(model), modules)
         return TrainedRun(config, run, tiny_base, CPU)
 
     return train

@@ -104,11 +104,13 @@ def explain(out: Output, code: str | None, every: bool) -> int:
 
 def runs(out: Output, directory: Path) -> int:
     """The run directories below `directory`."""
-    from surefit.cli.runs import find_runs, summarise
+    from surefit.cli.runs import find_runs, summarise_all
 
-    listed = [summarise(run) for run in find_runs(directory)]
+    listed = summarise_all(find_runs(directory))
     title = f"Runs in {directory}" if listed else f"No runs in {directory}"
-    keys = ("run", "recipe", "model", "state_text", "steps_text", "score_text", "size_text", "changed_text")
+    keys = ["run", "recipe", "model", "state_text", "steps_text", "score_text", "size_text", "changed_text"]
+    if any(row["job"] for row in listed):
+        keys.insert(keys.index("state_text") + 1, "job_text")
     out.table(title, [key.removesuffix("_text") for key in keys], [[row[key] for key in keys] for row in listed])
     out.result({"runs": listed})
     return EXIT_OK

@@ -17,7 +17,7 @@ import typer
 
 from surefit import __version__
 from surefit.core import env
-from surefit.core.errors import EXIT_BUG, SureFitError
+from surefit.core.errors import EXIT_BUG, Interrupted, LostProcess, SureFitError
 
 EPILOG = (
     "Exit codes: 0 fine · 1 findings, or a gate not passed · 2 usage, config or data · 3 environment · "
@@ -41,6 +41,7 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in output_dir from where it stopped.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is already in output_dir first.")]
+Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="So many GPUs; with hardware.gpu: cpu, processes.")]
 Gpu = Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU (e.g. h100), or for cpu.")]
 
 
@@ -152,13 +153,40 @@ def plan(
 def train(
     config: Target, overrides: Overrides = None, resume: Resume = False, overwrite: Overwrite = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Prepare everything, run no step, write nothing.")] = False,
-    as_json: Json = False,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Out of memory: go on with settings that need less and learn the same.")
+    ] = False,
+    gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train the adapter (or the model), with checkpoints that survive a crash."""
     _finish(
         as_json,
-        lambda out: _cli("stages").train(
-            out, _cli("prepare").prepare(config, overrides), resume=resume, overwrite=overwrite, dry_run=dry_run
+        lambda out: _cli("launching").train(
+            out, config, overrides, gpus, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt
+        ),
+    )
+
+
+@app.command()
+def slurm(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines; default: hardware.nodes.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus-per-node", min=1, help="GPUs on each; default: hardware.count.")
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Hand it to sbatch.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the script here.")] = None,
+    interface: Annotated[str | None, typer.Option(help="The network interface to talk over, e.g. ib0.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the run and print the batch script of a job that saves, requeues itself and resumes until it is done."""
+    if submit and output:
+        raise typer.BadParameter("--submit writes job.sbatch into the run directory; --output is without it")
+    _finish(
+        as_json,
+        lambda out: _cli("slurm").slurm(
+            out, config, overrides or (), nodes=nodes, per_node=gpus, submit=submit, output=output, interface=interface
         ),
     )
 
@@ -208,14 +236,12 @@ def report(target: Target, as_json: Json = False) -> None:
 @app.command()
 def run(
     config: Target, overrides: Overrides = None, resume: Resume = False, overwrite: Overwrite = False,
-    as_json: Json = False,
+    gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """All stages in order: check, plan, train, merge, evaluate, report; stops at the first that fails."""
     _finish(
         as_json,
-        lambda out: _cli("stages").run(
-            out, _cli("prepare").prepare(config, overrides), resume=resume, overwrite=overwrite
-        ),
+        lambda out: _cli("launching").run(out, config, overrides, gpus, resume=resume, overwrite=overwrite),
     )
 
 
@@ -275,10 +301,15 @@ def _finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True)
     """Run a verb; every way it can end becomes a message and an exit code."""
     from surefit.cli.render import Output
 
-    out = Output(as_json, with_result)
+    out = Output(as_json, with_result, rank=env.process_place()[0])
     try:
         env.load_dotenv()
         code = verb(out)
+    except (Interrupted, LostProcess) as error:
+        # Of several processes the first speaks for all that were asked to stop, the launcher of those that are lost.
+        if not (out.rank if isinstance(error, Interrupted) else env.launched_here()):
+            out.error(error)
+        code = error.exit_code
     except SureFitError as error:
         out.error(error)
         code = error.exit_code

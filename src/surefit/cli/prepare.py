@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from surefit.config.load import Loaded, load_config
 from surefit.config.resolve import Resolved, resolve
+from surefit.config.spread import Started
+from surefit.core import env
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from surefit.data.load import Rows
     from surefit.facts.hardware import HardwareFacts
     from surefit.facts.model import ModelFacts
+    from surefit.foreign.adopt import Adopted
     from surefit.task import TaskRecipe
 
 T = TypeVar("T")
@@ -30,6 +34,7 @@ class Gathered:
     Attributes:
         rows: the training rows; None also where they are on the hub, which is not asked before training.
         mixed: those of `data.mix` that are on this machine and can be read, by source.
+        adopted: what other tools' files that the config names changed in it.
     """
 
     loaded: Loaded
@@ -41,6 +46,7 @@ class Gathered:
     mixed: dict[str, Rows]
     resolved: Resolved | None
     problems: tuple[SureFitError, ...]
+    adopted: Adopted
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,11 @@ def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
     from surefit.data.load import is_local, load_rows
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
+    from surefit.foreign.adopt import adopt
     from surefit.plan.fit import upper_end
 
-    loaded = load_config(_config_file(target), overrides or ())
+    adopted = adopt(load_config(config_file(target), overrides or ()))
+    loaded = adopted.loaded
     config = loaded.config
     run = RunDir(target) if target.is_dir() else RunDir(Path(config.output_dir))
     problems: list[SureFitError] = []
@@ -94,10 +102,17 @@ def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
     resolved = None
     if model and hardware:
         needed = upper_end(model, hardware)
-        resolved = attempt(lambda: resolve(loaded, model, hardware, count, added, needed)) or resolve(
-            dividing(loaded), model, hardware, count, added, needed
-        )
-    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems))
+        started = _started()
+        resolved = attempt(lambda: resolve(loaded, model, hardware, count, added, needed, started))
+        if resolved is None:
+            with contextlib.suppress(ConfigError):  # it is among the problems already
+                resolved = resolve(dividing(loaded), model, hardware, count, added, needed, started)
+    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted)
+
+
+def _started() -> Started | None:
+    _, size, _, each = env.process_place()
+    return Started(each, -(-size // each)) if size > 1 else None
 
 
 def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> tuple[int | None, float]:
@@ -153,7 +168,12 @@ def dividing(loaded: Loaded) -> Loaded:
     return replace(loaded, config=loaded.config.model_copy(update={"train": train}))
 
 
-def _config_file(target: Path) -> Path:
+def config_file(target: Path) -> Path:
+    """A config file itself; of a run directory, the resolved one.
+
+    Raises:
+        ConfigError: there is no run there.
+    """
     return _resolved_config(target) if target.is_dir() else target
 
 

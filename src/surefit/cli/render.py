@@ -40,17 +40,18 @@ class Output:
     Args:
         as_json: only JSON on stdout.
         with_result: print the JSON object; a verb that runs other verbs prints its own only.
+        rank: of this process; all but the first say nothing but their errors.
     """
 
-    def __init__(self, as_json: bool = False, with_result: bool = True) -> None:
-        self.as_json = as_json
+    def __init__(self, as_json: bool = False, with_result: bool = True, rank: int = 0) -> None:
+        self.as_json, self.rank = as_json and rank == 0, rank
         self.with_result = with_result
-        self.out = Console(highlight=False, soft_wrap=True)
-        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.out = Console(highlight=False, soft_wrap=True, quiet=rank > 0)
+        self.err = Console(stderr=True, highlight=False, soft_wrap=True, quiet=rank > 0)
 
     def without_result(self) -> Output:
         """The same, for the parts of a larger verb."""
-        return Output(self.as_json, with_result=False)
+        return Output(self.as_json, with_result=False, rank=self.rank)
 
     def say(self, text: str, style: str | None = None) -> None:
         """One line of result for a person."""
@@ -143,7 +144,7 @@ class Output:
 
     def document(self, text: str) -> None:
         """All of stdout, in a format that another program reads."""
-        if text:
+        if text and not self.rank:
             sys.stdout.write(redact(text) + "\n")
             sys.stdout.flush()
 
@@ -152,13 +153,14 @@ class Output:
         if self.as_json and self.with_result:
             self.result(error.as_dict())
             return
+        err = Console(stderr=True, highlight=False, soft_wrap=True) if self.rank else self.err
         for one in (error, *error.also):
-            line = Text("error", style="bold red")
+            line = Text(f"error [rank {self.rank}]" if self.rank else "error", style="bold red")
             line.append(f" {redact(one.where)}" if one.where else "", style="bold")
             line.append(f": {redact(one.message)}", style="not bold default")
-            self.err.print(line)
+            err.print(line)
             if one.help:
-                self.err.print(Text(f"  help: {redact(one.help)}", style="dim"))
+                err.print(Text(f"  help: {redact(one.help)}", style="dim"))
 
     def result(self, value: dict[str, Any]) -> None:
         """The one JSON object of `--json`."""

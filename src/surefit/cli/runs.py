@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from surefit.config.load import load_config
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.core.units import bytes_text, duration_text
+from surefit.launch.slurm import job_states
 from surefit.report.scores import TUNED
 
 DEPTH = 3
@@ -20,15 +22,30 @@ def find_runs(directory: Path) -> list[RunDir]:
     """The run directories at or below `directory`, the one that changed last first."""
     if not directory.is_dir():
         return []
-    found = {path.parent for depth in range(DEPTH + 1) for path in directory.glob("*/" * depth + "resolved.yaml")}
+    patterns = ["*/" * depth + name for depth in range(DEPTH + 1) for name in ("resolved.yaml", "slurm.json")]
+    found = {path.parent for pattern in patterns for path in directory.glob(pattern)}
     return [RunDir(path) for path in sorted(found, key=lambda path: -_changed(RunDir(path)))]
+
+
+def summarise_all(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
+    """A row for each run; SLURM is asked once about the jobs of all of them."""
+    jobs = {run.path: _attempt(lambda run=run: str(read_json(run.slurm)["job_id"]), None) for run in runs}
+    states = job_states(number for number in jobs.values() if number)
+    rows = []
+    for run in runs:
+        number = jobs[run.path]
+        job = {"job_id": number, "state": states.get(number)} if number else None
+        text = f"{number} {states.get(number, 'not known to SLURM')}" if number else "-"
+        rows.append(summarise(run) | {"job": job, "job_text": text})
+    return rows
 
 
 def summarise(run: RunDir) -> dict[str, Any]:
     """One row: state, steps, score, size. A damaged artefact shows as such and hides nothing else."""
     events = _attempt(lambda: read_jsonl(run.events), [])
     steps = _attempt(lambda: [line["step"] for line in read_jsonl(run.metrics) if "loss" in line], [])
-    config = _attempt(lambda: load_config(run.resolved).config, None)
+    config = _attempt(lambda: load_config(run.resolved).config, None) if run.resolved.exists() else None
+    nothing = "unreadable" if run.resolved.exists() else "-"
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     total = _attempt(lambda: read_json(run.plan)["steps"]["total_steps"], None)
     score = _score(run)
@@ -36,8 +53,8 @@ def summarise(run: RunDir) -> dict[str, Any]:
     done = max(steps, default=0)
     return {
         "run": str(run.path),
-        "recipe": config.recipe if config else "unreadable",
-        "model": config.model.name_or_path if config else "unreadable",
+        "recipe": config.recipe if config else nothing,
+        "model": config.model.name_or_path if config else nothing,
         "state": events[-1] if events else None,
         "state_text": _attempt(lambda: f"{events[-1]['stage']} {events[-1]['event']}", "unreadable")
         if events
@@ -67,7 +84,7 @@ def _score(run: RunDir) -> dict[str, Any] | None:
 
 
 def _changed(run: RunDir) -> float:
-    files = [path for path in (run.events, run.metrics, run.report, run.resolved) if path.exists()]
+    files = [path for path in (run.events, run.metrics, run.report, run.resolved, run.slurm) if path.exists()]
     return max((path.stat().st_mtime for path in files), default=0.0)
 
 

@@ -10,8 +10,8 @@ import contextlib
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,14 @@ class Loaded:
         path: the file it was read from.
         lines: dotted key → 1-based line, for the keys in the file.
         overridden: the dotted keys set on the command line.
+        adopted: dotted key → its place in another tool's file that the config names (foreign/adopt.py).
     """
 
     config: Config
     path: Path
     lines: dict[str, int]
     overridden: frozenset[str]
+    adopted: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -326,8 +328,8 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
 
 def _elsewhere(name: str) -> str:
     """Point to the section a misplaced key belongs to."""
-    for section, field in Config.model_fields.items():
-        inner = _container(field.annotation)
+    for section, entry in Config.model_fields.items():
+        inner = _container(entry.annotation)
         if inner not in (None, dict) and name in inner.model_fields:
             return f"; it belongs under '{section}'"
     return ""

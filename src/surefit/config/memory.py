@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.config.schema import Config
+from surefit.config.spread import accumulation, own_batch
 from surefit.core.units import bytes_text
 
 Needed = Callable[[Config, int], int | None]
@@ -62,7 +63,8 @@ def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tu
     too_large: dict[str, int] = {}
     way, size = ways[-1], 0
     for way in ways:
-        found = needed(way.of(config), config.train.global_batch_size // way.micro)
+        tried = way.of(config)
+        found = needed(tried, accumulation(tried))
         if found is None:
             return None
         size = found
@@ -77,7 +79,7 @@ def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tu
 def _ways(config: Config) -> list[Way]:
     train, speed = config.train, config.speed
     whole, length = train.global_batch_size, config.data.max_length
-    divisors = [size for size in range(1, whole + 1) if whole % size == 0]
+    divisors = [size for size in range(1, own_batch(config) + 1) if whole % size == 0]
     enough = next((size for size in divisors if size * length >= EFFICIENT_TOKENS), whole)
     micros = [size for size in reversed(divisors) if size <= enough]
     levels = dict.fromkeys(

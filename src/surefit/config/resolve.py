@@ -19,6 +19,16 @@ from surefit import __version__
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, Loaded, is_overridden
 from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED, Needed, decide_memory
 from surefit.config.schema import Config
+from surefit.config.spread import (
+    COUNT,
+    MODE,
+    Started,
+    accumulation,
+    decide_devices,
+    decide_mode,
+    own_batch,
+    require_possible,
+)
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, bytes_text, count_text
@@ -66,7 +76,8 @@ class HardwareLike(Protocol):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from: `kind` is user, --set, default or auto; `detail` the file and line, or the reason."""
+    """Where a value came from: `kind` is user, --set, file (another tool's), default or auto; `detail` the file and
+    line, or the reason."""
 
     kind: str
     detail: str = ""
@@ -84,7 +95,7 @@ class Resolved:
     Attributes:
         config: every value decided.
         provenance: dotted key → where the value came from.
-        gradient_accumulation_steps: micro batches per optimizer step.
+        gradient_accumulation_steps: micro batches that each process runs per optimizer step.
         total_steps: optimizer steps of the whole run; None while the number of rows is not known.
     """
 
@@ -101,6 +112,7 @@ def resolve(
     rows: int | None,
     mixed: float = 0,
     needed: Needed | None = None,
+    started: Started | None = None,
 ) -> Resolved:
     """Replace every "auto" in `loaded.config`.
 
@@ -111,8 +123,13 @@ def resolve(
         rows: rows of `data.train`, before any is left out for its length; None where not all rows are counted yet.
         mixed: rows that one epoch sees of `data.mix`.
         needed: what a step takes of a GPU's memory; without it rules of thumb decide.
+        started: the processes, where this is one of several.
+
+    Raises:
+        ConfigError: numbers that do not go together.
     """
-    config = loaded.config
+    provenance = {dotted: _origin(dotted, loaded) for dotted, _ in leaves(loaded.config)}
+    config = _with_devices(loaded.config, provenance, started)
     steps = total_steps(config, rows, mixed)
     packing, _ = _decide_packing(config, model)
     decisions: dict[str, Callable[[], tuple[Any, str]]] = {
@@ -123,17 +140,25 @@ def resolve(
         "checkpoint.every": lambda: _decide_save_every(steps),
         "evaluate.batch_size": lambda: _decide_eval_batch(hardware),
     }
-    provenance = {dotted: _origin(dotted, loaded) for dotted, _ in leaves(config)}
     changes: dict[str, Any] = {}
     for dotted, decide in decisions.items():
         if lookup(config, dotted) == "auto":
             changes[dotted], reason = decide()
             provenance[dotted] = Origin("auto", reason)
-    decided = _replace(config, changes)
+    decided = with_changes(config, changes)
     memory = _decide_by_memory(decided, model, hardware, needed)
     chosen = {dotted: found for dotted, found in memory.items() if lookup(config, dotted) == "auto"}
     provenance |= {dotted: Origin("auto", reason) for dotted, (_, reason) in chosen.items()}
-    decided = _replace(decided, {dotted: value for dotted, (value, _) in chosen.items()})
+    decided = with_changes(decided, {dotted: value for dotted, (value, _) in chosen.items()})
+    if config.parallel.mode == "auto":
+        mode, reason = decide_mode(
+            decided,
+            hardware.memory_bytes if hardware.kind == "cuda" else None,
+            lambda: needed(decided, accumulation(decided)) if needed else None,
+        )
+        decided = with_changes(decided, {MODE: mode})
+        provenance[MODE] = Origin("auto", reason)
+    require_possible(decided)
     micro = decided.train.per_device_train_batch_size
     assert isinstance(micro, int)
     if decided.train.global_batch_size % micro:
@@ -144,17 +169,26 @@ def resolve(
             field="train.per_device_train_batch_size",
             help="choose a divisor of global_batch_size, or leave it at auto",
         )
-    return Resolved(decided, provenance, decided.train.global_batch_size // micro, steps)
+    return Resolved(decided, provenance, accumulation(decided), steps)
+
+
+def _with_devices(config: Config, provenance: dict[str, Origin], started: Started | None) -> Config:
+    """The config with its devices decided; what was started counts for more than a default."""
+    chosen = {}
+    for dotted, (value, reason) in decide_devices(config, started).items():
+        default = dotted != COUNT and provenance[dotted].kind == "default" and value != lookup(config, dotted)
+        if lookup(config, dotted) == "auto" or default:
+            chosen[dotted] = value
+            provenance[dotted] = Origin("auto", reason)
+    return with_changes(config, chosen)
 
 
 def adapted(resolved: Resolved, changes: Mapping[str, Any], reason: str) -> Resolved:
     """The same run with other values, by dotted key, for a reason that only showed while it ran."""
-    config = _replace(resolved.config, dict(changes))
-    micro = config.train.per_device_train_batch_size
-    assert isinstance(micro, int)
+    config = with_changes(resolved.config, dict(changes))
     provenance = resolved.provenance | {dotted: Origin("auto", reason) for dotted in changes}
     return replace(resolved, config=config, provenance=provenance,
-                   gradient_accumulation_steps=config.train.global_batch_size // micro)  # fmt: skip
+                   gradient_accumulation_steps=accumulation(config))  # fmt: skip
 
 
 def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | None:
@@ -219,7 +253,7 @@ def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike
     Vocabulary 128,256 at 2,048 tokens: 12 bytes × 128,256 × 2,048 = 2.94 GiB per example, so 2 on an 80 GiB GPU.
     """
     whole, length = config.train.global_batch_size, config.data.max_length
-    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+    divisors = [d for d in range(1, own_batch(config) + 1) if whole % d == 0]
     if hardware.kind == "cpu":
         micro = max(d for d in divisors if d <= CPU_MICRO_BATCH)
         return micro, "on a CPU small micro batches are faster: rows of one length share them, so less is padded"
@@ -253,6 +287,8 @@ def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
 def _decide_fused_lora(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
     if config.adapter.kind != "lora":
         return False, "there are no LoRA factors"
+    if config.parallel.tp > 1:
+        return False, "tensor parallelism cuts the factors, and it multiplies whole ones"
     if hardware.kind == "cpu":
         return False, "on a CPU it is no faster"
     return True, "fewer passes over the activations, the same gradients"
@@ -285,6 +321,8 @@ def _decide_eval_batch(hardware: HardwareLike) -> tuple[int, str]:
 
 
 def _origin(dotted: str, loaded: Loaded) -> Origin:
+    if dotted in loaded.adopted:
+        return Origin("file", loaded.adopted[dotted])
     if is_overridden(dotted, loaded.overridden):
         return Origin(OVERRIDE)
     key = dotted
@@ -318,7 +356,8 @@ def lookup(config: BaseModel, dotted: str) -> Any:
     return here
 
 
-def _replace(config: Config, changes: dict[str, Any]) -> Config:
+def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with other values, by dotted key; pydantic's error where one does not fit."""
     tree = config.model_dump()
     for dotted, value in changes.items():
         *parents, leaf = dotted.split(".")

@@ -8,6 +8,7 @@ decided in `resolve.py`. Names are the ones Hugging Face users know.
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -130,10 +131,89 @@ class SpeedSection(Section):
 
 
 class HardwareSection(Section):
-    """The device to train on."""
+    """The devices to train on."""
 
     gpu: str = "auto"
     """auto uses the GPU of this machine if there is one; cpu forces the CPU; a name such as h100 plans for that GPU."""
+    count: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Devices (with gpu: cpu, processes) on each node; auto is one. `surefit train --gpus N` sets it."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines; more than one is started by `surefit slurm`, srun or torchrun."""
+
+
+class ParallelSection(Section):
+    """How several devices share the work."""
+
+    mode: Auto | Literal["single", "ddp", "fsdp", "zero2", "zero3", "pp", "tp", "cp"] = "auto"
+    """ddp: a whole model on each device; fsdp, zero2, zero3: sharded; pp: layers, tp: matrices, cp: tokens split."""
+    tp: Annotated[int, Field(ge=1)] = 1
+    """Devices that share each matrix."""
+    cp: Annotated[int, Field(ge=1)] = 1
+    """Devices that share the tokens of each example."""
+    pp: Annotated[int, Field(ge=1)] = 1
+    """Devices that share the layers."""
+    dp_replicate: Annotated[int, Field(ge=1)] = 1
+    """With fsdp: groups of devices that each hold a whole sharded model."""
+    offload: bool = False
+    """With fsdp and zero3: keep weights and optimizer state in the host's memory."""
+    timeout_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """How long a process waits for the others before the run is stopped."""
+    accelerate_config: str | None = None
+    """An Accelerate YAML file whose settings go before those of this section."""
+    deepspeed_config: str | None = None
+    """A DeepSpeed JSON file, "auto" allowed, whose settings go before those of this section."""
+
+
+class TelemetrySection(Section):
+    """Where else the numbers of a run go; metrics.jsonl always has them all."""
+
+    mlflow_uri: str | None = None
+    """An MLflow tracking server, such as http://127.0.0.1:5000, or a database, such as sqlite:///mlflow.db."""
+    mlflow_experiment: str = "surefit"
+    """The experiment that the run is logged under."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases: offline writes files that `wandb sync` uploads."""
+    wandb_project: str = "surefit"
+    """The project that the run is logged under."""
+    tensorboard: bool = False
+    """Write TensorBoard event files into the run directory."""
+    prometheus_port: Annotated[int, Field(ge=0, lt=65536)] | None = None
+    """Serve /metrics on this port while training; 0 takes any free one."""
+    prometheus_host: str = "127.0.0.1"
+    """The address that /metrics listens on; 0.0.0.0 lets a Prometheus on another machine in."""
+
+    @field_validator("mlflow_uri")
+    @classmethod
+    def _no_password_in_an_address(cls, value: str | None) -> str | None:
+        if value is not None and "@" in urlsplit(value).netloc:
+            raise ValueError(
+                "a user or a password is in the address, and the config is written into the run directory: put them "
+                "into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, in the environment or in .env"
+            )
+        return value
+
+
+class SlurmSection(Section):
+    """How `surefit slurm` asks for machines."""
+
+    partition: str | None = None
+    """The partition to run in."""
+    account: str | None = None
+    """The account to charge."""
+    time: str = "24:00:00"
+    """The longest a job may take, as sbatch takes it; a run that needs more is requeued and resumes."""
+    cpus_per_gpu: Annotated[int, Field(ge=1)] = 8
+    """Cores beside each device."""
+    memory: str | None = None
+    """RAM per node, as sbatch takes it, such as 200G."""
+    modules: list[str] = Field(default_factory=list)
+    """Environment modules to load."""
+    venv: str | None = None
+    """The virtual environment to activate; that of the submitting process if not set."""
+    signal_seconds: Annotated[int, Field(ge=1)] = 120
+    """How long before the end of its time a job is told to save and requeue itself."""
+    options: list[str] = Field(default_factory=list)
+    """More #SBATCH lines, such as --constraint=a100."""
 
 
 class CheckpointSection(Section):
@@ -215,11 +295,17 @@ class Config(Section):
     speed: SpeedSection = SpeedSection()
     """How the arithmetic is carried out."""
     hardware: HardwareSection = HardwareSection()
-    """The device to train on."""
+    """The devices to train on."""
+    parallel: ParallelSection = ParallelSection()
+    """How several devices share the work."""
     checkpoint: CheckpointSection = CheckpointSection()
     """What is saved while training."""
     evaluate: EvaluateSection = EvaluateSection()
     """How base, adapter and merged model are scored."""
+    telemetry: TelemetrySection = TelemetrySection()
+    """Where else the numbers of a run go."""
+    slurm: SlurmSection = SlurmSection()
+    """How `surefit slurm` asks for machines."""
     lint: LintSection = LintSection()
     """Findings of `surefit check` that are known and accepted."""
     output_dir: str

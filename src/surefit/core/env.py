@@ -28,6 +28,8 @@ SECRET_SHAPE = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b"
 )
 """Access keys of the hub, OpenAI-like services, GitHub and AWS."""
+IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]+@")
+"""A user and a password in front of a host."""
 
 STEERING = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
@@ -39,6 +41,7 @@ STEERING = (
 )  # fmt: skip
 """Variables that change how training runs. None of them holds a secret; one that may must not come here."""
 
+LAUNCHED = "SUREFIT_LAUNCHED"
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -132,6 +135,38 @@ def trackers_configured() -> dict[str, bool]:
     return {"wandb": bool(wandb), "mlflow": bool(os.environ.get("MLFLOW_TRACKING_URI"))}
 
 
+def process_place() -> tuple[int, int, int, int]:
+    """(rank, processes, rank on this machine, processes on this machine), as torchrun and accelerate launch set them,
+    or srun where it starts each process itself; (0, 1, 0, 1) where nothing does."""
+    for names in (
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    ):
+        found = [os.environ.get(name, "") for name in names]
+        if all(found):
+            rank, size, local, per_node = (int(text.partition("(")[0].partition(",")[0]) for text in found)
+            return rank, size, local, per_node
+    return 0, 1, 0, 1
+
+
+def of_process(rank: int, processes: int, port: int) -> dict[str, str]:
+    """The environment of one of several processes on this machine, as torchrun sets it, and that we started it.
+
+    Args:
+        port: where the first process will listen for the others.
+    """
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LAUNCHED: 1}
+    threads = {"OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // processes)}
+    own = {name: str(value) for name, value in (threads | dict(os.environ) | place | meeting).items()}
+    return own
+
+
+def launched_here() -> bool:
+    """Whether SureFit's own launcher started this process, which says itself what became of the others."""
+    return LAUNCHED in os.environ
+
+
 def quiet_libraries() -> None:
     """One progress line is ours: keep the libraries' own bars and banners away from it. Call before importing them."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -144,6 +179,26 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\b")
     # bitsandbytes 0.50, which PEFT imports for every model, misses a kernel for CPUs that SureFit would not let it use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # PEFT imports DeepSpeed where it is installed, which warns on stdout that it sees no GPU and sets its own level.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
+
+
+def quiet_trackers() -> None:
+    """Trackers neither talk nor report on their users, and give up in seconds: whoever calls them tries again."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorBoard imports TensorFlow where it is installed
+
+
+def place_deepspeed(device: str, local_rank: int) -> None:
+    """Tell DeepSpeed where it is, before it is imported: cuda or cpu, which it guesses wrong where the CUDA toolkit is
+    and no GPU; and the rank on this machine, which srun does not call by torchrun's name."""
+    os.environ.setdefault("DS_ACCELERATOR", device)
+    os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
 def one_tokenizer_thread() -> None:
@@ -157,7 +212,7 @@ def redact(text: str) -> str:
         value = os.environ.get(name)
         if value and len(value) >= 8:
             text = text.replace(value, "***")
-    return SECRET_SHAPE.sub("***", text)
+    return SECRET_SHAPE.sub("***", IN_ADDRESS.sub("***@", text))
 
 
 def first_line(error: Exception, limit: int = 300) -> str:

@@ -23,6 +23,10 @@ EXIT_BUG = 4
 EXIT_INTERRUPTED = 75
 """Stopped on request with the work saved; `surefit train --resume` continues (75 is sysexits' EX_TEMPFAIL)."""
 
+EXIT_LOST = 76
+"""Of one process of several: another one was gone. The launcher (launch/local.py) says which, and what that one left
+with; nobody else sees this number."""
+
 
 class SureFitError(Exception):
     """A problem the user can understand and fix.
@@ -99,6 +103,12 @@ class MachineError(SureFitError):
     """The machine lacks something: a package, a permission, space, a device."""
 
     exit_code = EXIT_ENVIRONMENT
+
+
+class LostProcess(MachineError):
+    """Another process of this run is gone, so that this one cannot go on."""
+
+    exit_code = EXIT_LOST
 
 
 class GateError(SureFitError):

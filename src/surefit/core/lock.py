@@ -60,7 +60,9 @@ def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise MachineError(
-                f"cannot write: {error.strerror}", path=path.parent, help="choose another output_dir, one that you may write to"
+                f"cannot write: {error.strerror}",
+                path=path.parent,
+                help="choose another output_dir, one that you may write to",
             ) from error
         on_note(f"{path.parent} has no room for a lock: start no second process on it")
         return None

@@ -10,12 +10,15 @@ A run directory is all that anyone needs to understand a run a year later:
     dry_pass.json            what the worst batch and a checkpoint took, before the first step
     events.jsonl             when each stage started, finished, failed or was interrupted
     metrics.jsonl            one line per optimizer step
+    telemetry.json           under which id each tracker knows the run; tensorboard/ and wandb/ are theirs
+    prometheus-target.json   where Prometheus finds the run, while it trains
     checkpoints/step-N/      complete checkpoints only; best.json scores them
     rejected/step-N.safetensors   the batch that stopped a run, for replay
     adapter/ | model/        what was trained (LoRA | full)
     merged/ certificate.json the merged model and the proof that it equals base + adapter
     eval/SET/VARIANT.json    scores; VARIANT.predictions.jsonl beside it; eval/summary.json compares them
     report.html              the page that shows all of it
+    job.sbatch slurm.json    the batch script and the job that `surefit slurm --submit` made of it
 """
 
 from __future__ import annotations
@@ -86,6 +89,22 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def telemetry(self) -> Path:
+        return self.path / "telemetry.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def prometheus_target(self) -> Path:
+        return self.path / "prometheus-target.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -122,16 +141,24 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def job_script(self) -> Path:
+        return self.path / "job.sbatch"
+
+    @property
+    def slurm(self) -> Path:
+        return self.path / "slurm.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / ".lock"
 
     def artefacts(self) -> list[Path]:
         """Everything that the stages write; whatever else is in the directory is not ours."""
         files = [self.resolved, self.check, self.plan, self.passport, self.events, self.environment]
-        files += [self.batch_audit, self.dry_pass, self.metrics]
+        files += [self.batch_audit, self.dry_pass, self.metrics, self.telemetry, self.prometheus_target]
         return [
-            *files, self.checkpoints, self.rejected, self.adapter, self.model, self.merged, self.certificate, self.eval,
-            self.report,
+            *files, self.tensorboard, self.wandb, self.checkpoints, self.rejected, self.adapter, self.model,
+            self.merged, self.certificate, self.eval, self.report,
         ]  # fmt: skip
 
     def create(self) -> None:

@@ -13,6 +13,8 @@ from surefit.data.cache import MASKED
 
 Item = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """(input_ids, labels) of an example, as `TokenDataset` gives them."""
+LOSS_KEYS = frozenset({"labels", "loss_rows", "targets"})
+"""What a micro batch holds for the loss; everything else is the model's."""
 
 
 def collate(items: Sequence[Item], pad_id: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from surefit.config.resolve import Resolved, warmup_steps
-from surefit.config.schema import AdapterSection, Config
+from surefit.config.schema import AdapterSection, Config, TelemetrySection
+from surefit.config.spread import data_ranks, processes
 
 T = TypeVar("T")
 
@@ -89,7 +90,8 @@ class Setup:
         find_unused_parameters: DDP's switch.
         on_cpu: the run is told to use no GPU.
 
-        trackers: wandb, mlflow, tensorboard… as report_to names them; ("all",) where every installed one is used.
+        trackers: wandb, mlflow, tensorboard… as report_to names them; SureFit's prometheus; ("all",) where every
+            installed one is used. wandb_offline: W&B only writes files.
     """
 
     tool: str
@@ -184,6 +186,7 @@ class Setup:
     on_cpu: bool | None = None
 
     trackers: tuple[str, ...] | None = None
+    wandb_offline: bool | None = None
 
     def name(self, attribute: str) -> str:
         """How the user's file calls an attribute; the attribute's own name where the file does not set it."""
@@ -202,7 +205,9 @@ _KEYS = {
     "gradient_checkpointing": "train.gradient_checkpointing", "save_steps": "checkpoint.every",
     "eval_steps": "checkpoint.every", "save_total_limit": "checkpoint.save_total_limit",
     "best_model": "checkpoint.keep_best", "best_metric": "checkpoint.keep_best",
-    "generates_in_loop": "evaluate.in_training",
+    "generates_in_loop": "evaluate.in_training", "trackers": "telemetry", "parallel": "parallel.mode",
+    "cpu_offload": "parallel.offload",
+    "processes": "hardware.count", "machines": "hardware.nodes", "on_cpu": "hardware.gpu",
 }  # fmt: skip
 """Attribute → the dotted key of SureFit's config that sets it."""
 
@@ -213,7 +218,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
     model, train, checkpoint = decided.model, decided.train, decided.checkpoint
     total = resolved.total_steps if resolved else None
     dtype, attention = _known(model.dtype), _known(decided.speed.attention)
-    quantized = model.quantization != "none"
+    quantized, mode = model.quantization != "none", _known(decided.parallel.mode)
     every, packing, recompute = _known(checkpoint.every), _known(decided.data.packing), train.gradient_checkpointing
     return Setup(
         tool="surefit",
@@ -238,8 +243,9 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         learning_rate=train.learning_rate,
         warmup_steps=warmup_steps(total, train.warmup) if total else None,
         micro_batch=_known(train.per_device_train_batch_size),
-        accumulation=resolved.gradient_accumulation_steps if resolved else None,
-        world_size=1,
+        # Where the micro batches do not divide, some processes run an empty one: there is no product to compare.
+        accumulation=resolved.gradient_accumulation_steps if resolved and _divides(decided) else None,
+        world_size=data_ranks(decided),
         global_batch=train.global_batch_size,
         save_steps=every,
         eval_steps=every,
@@ -250,12 +256,32 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         gradient_checkpointing=None if recompute == "auto" else recompute is not False,
         generates_in_loop=decided.evaluate.in_training,
         do_sample=False,
-        parallel="none",
-        processes=1,
-        machines=1,
-        trackers=(),
+        parallel=None if mode is None else {"single": "none"}.get(mode, mode),
+        cpu_offload=decided.parallel.offload,
+        processes=processes(decided),
+        machines=decided.hardware.nodes,
+        on_cpu=decided.hardware.gpu == "cpu",
+        find_unused_parameters=False,
+        reentrant=False,
+        trackers=_trackers(decided.telemetry),
+        wandb_offline=decided.telemetry.wandb == "offline",
         **_adapter_of(decided.adapter, dtype, quantized),
     )
+
+
+def _trackers(section: TelemetrySection) -> tuple[str, ...]:
+    used = {
+        "mlflow": section.mlflow_uri is not None,
+        "wandb": section.wandb != "off",
+        "tensorboard": section.tensorboard,
+        "prometheus": section.prometheus_port is not None,
+    }
+    return tuple(name for name, is_used in used.items() if is_used)
+
+
+def _divides(config: Config) -> bool:
+    micro = config.train.per_device_train_batch_size
+    return isinstance(micro, int) and config.train.global_batch_size % (micro * data_ranks(config)) == 0
 
 
 def _adapter_of(section: AdapterSection, dtype: str | None, quantized: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from peft import PeftModel
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, masking_utils
 
 
@@ -85,3 +87,14 @@ def keep_four_bit_layout(model: torch.nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def without_buffers() -> dict[str, Any]:
+    """What tells DistributedDataParallel not to send the buffers before every forward pass.
+
+    torch 2.13 has it under a new name and warns about the old one, which 2.11 has alone. Keep the first branch only
+    once the lower bound has it.
+    """
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
+        return {"forward_sync_buffers": False}
+    return {"broadcast_buffers": False}

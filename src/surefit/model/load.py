@@ -64,7 +64,7 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:
+def load_model(section: ModelSection, hardware: HardwareLike, device: str | None = None) -> PreTrainedModel:
     """The base model with every weight from its files, in evaluation mode, on the device.
 
     Attention is torch's `scaled_dot_product_attention` wherever the model supports it; transformers falls back to its
@@ -73,6 +73,7 @@ def load_model(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel
     Args:
         section: its `dtype` decided.
         hardware: `kind` is "cpu" or "cuda".
+        device: another place than that device: "cpu" for a model of which it gets a part only.
 
     Raises:
         ModelError: no weights, some missing, of other shapes or damaged; a gated or unknown hub id; an architecture
@@ -88,10 +89,10 @@ def load_model(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel
         )
     if Path(place).is_dir():
         _require_files(Path(place))
-    dtype = getattr(torch, section.dtype)
+    dtype, device = getattr(torch, section.dtype), device or hardware.kind
     # Only what quantises needs a device at this point: the others are read on the CPU and moved as a whole.
     quantized = quantization_config(section, dtype)
-    placed = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": hardware.kind}}
+    placed = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": device}}
     with _reading(section, "model"), _on_the_device(section):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place,
@@ -109,7 +110,7 @@ def load_model(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel
     assert isinstance(model, PreTrainedModel)
     model = finish_loading(model, section.quantization)
     with _on_the_device(section):
-        return model.to(hardware.kind).eval()  # type: ignore[arg-type, no-any-return]
+        return model.to(device).eval()  # type: ignore[arg-type, no-any-return]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ padding dropped, silently). A document's tokens read that document alone:
 - on a GPU that has it, in one kernel over the whole row, `torch.nn.attention.varlen`, with no mask at all;
 - everywhere else exactly, one document at a time: `scaled_dot_product_attention`, or the textbook formula where a model
   has a softcap or sinks, which neither of the two knows.
+
+Where several processes share the tokens of a row, `sharing` says which of them this one has (parallel/context.py).
 """
 
 from __future__ import annotations
@@ -93,8 +95,30 @@ class Calls:
             self.windows.add(window)
 
 
+@dataclass(frozen=True)
+class Share:
+    """The part of a packed row that this process has, where several share the row.
+
+    Attributes:
+        queries: the pieces of documents that it has, one after the other.
+        keys: what each piece reads: its document, from the first token to the piece's last.
+        order: int64 on the tensors' device: where each token of `keys` lies in what `gather` gives.
+        gather: keys or values (length, heads, width) of this process → those of all, one process after the other.
+    """
+
+    queries: Documents
+    keys: Documents
+    order: torch.Tensor
+    gather: Callable[[torch.Tensor], torch.Tensor]
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Keys or values (1, heads, length, width) of this process's tokens → those of `keys`, laid out alike."""
+        return self.gather(tensor[0].transpose(0, 1)).index_select(0, self.order).transpose(0, 1)[None]
+
+
 _calls: Calls | None = None
 _kernel_assumed = False
+_share: Share | None = None
 
 
 @contextmanager
@@ -117,6 +141,20 @@ def kernel_assumed() -> Iterator[None]:
         yield
     finally:
         _kernel_assumed = outer
+
+
+@contextmanager
+def sharing(share: Share) -> Iterator[None]:
+    """Let every layer inside read the keys of all processes; around the backward pass too, which may recompute layers.
+
+    Not a context variable: on a GPU, layers are recomputed in a thread of autograd's own.
+    """
+    global _share
+    outer, _share = _share, share
+    try:
+        yield
+    finally:
+        _share = outer
 
 
 def varlen_attention(
@@ -166,13 +204,15 @@ def varlen_attention(
         _calls.note(kernel, formula.window)
     if query.shape[2] != key.shape[2]:  # a token is generated: each row goes on after the keys in its cache
         return _exact(query, key, value, formula).transpose(1, 2), None
+    if _share is not None:
+        return _shared(query, key, value, formula, kernel), None
     documents = _documents(query, position_ids, cu_seq_lens_q, max_length_q, document_lengths)
     if kernel:
-        return _varlen(query, key, value, documents or _rows(query), formula), None
+        places = documents or _rows(query)
+        return _varlen(query, key, value, places, places, formula), None
     if documents is None:
         return _exact(query, key, value, formula).transpose(1, 2), None
-    lengths = documents.lengths or _lengths(documents.starts)
-    return _each(query, key, value, lengths, formula), None
+    return _each(query, key, value, documents, documents, formula), None
 
 
 def varlen_mask(
@@ -292,37 +332,60 @@ def _kernel_takes(
     return query.is_cuda and torch.cuda.get_device_capability(query.device) >= KERNEL_CAPABILITY
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator] # it talks to other processes
+def _shared(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula: Formula, kernel: bool
+) -> torch.Tensor:
+    """This process's queries against the keys of all: (1, length, heads, width)."""
+    assert _share is not None
+    key, value = _share.read(key), _share.read(value)
+    attend = _varlen if kernel else _each
+    return attend(query, key, value, _share.queries, _share.keys, formula)
+
+
 def _varlen(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     documents: Documents,
+    read: Documents,
     formula: Formula,
 ) -> torch.Tensor:
-    """One kernel over all documents: (batch, length, heads, width)."""
+    """One kernel over all documents: (batch, length, heads, width).
+
+    Args:
+        documents: where their queries lie; read: where their keys do, the last query at the last key.
+    """
     batch, heads, length, width = query.shape
     wide = value.shape[-1]
     if wide < width:  # multi-head latent attention: the kernel wants values as wide as keys
         value = F.pad(value, (0, width - wide))
-    q, k, v = (tensor.transpose(1, 2).reshape(batch * length, -1, width) for tensor in (query, key, value))
-    starts, _, longest = documents
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     back = (-1, 0) if formula.window is None else (formula.window - 1, 0)
     gqa = _GQA if key.shape[1] != heads else {}
-    result = varlen_attn(q, k, v, starts, starts, longest, longest, scale=formula.scale, window_size=back, **gqa)
+    borders = (documents.starts, read.starts, documents.longest, read.longest)
+    result = varlen_attn(q, k, v, *borders, scale=formula.scale, window_size=back, **gqa)
     assert isinstance(result, torch.Tensor)
     return result.view(batch, length, heads, width)[..., :wide]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # it would be compiled again for every batch's lengths
 def _each(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: tuple[int, ...], formula: Formula
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: Documents,
+    read: Documents,
+    formula: Formula,
 ) -> torch.Tensor:
-    """`_exact`, one document of the flattened batch at a time: (batch, length, heads, width)."""
+    """`_exact`, one document of the flattened batch at a time; as `_varlen`."""
     batch, heads, length, _ = query.shape
+    lengths, lengths_read = (list(places.lengths or _lengths(places.starts)) for places in (documents, read))
     if sum(lengths) != batch * length:
         raise ModelError(f"the documents of a batch have {sum(lengths)} tokens, the batch has {batch * length}")
     flat = [tensor.transpose(0, 1).flatten(1, 2)[None] if batch > 1 else tensor for tensor in (query, key, value)]
-    parts = zip(*(torch.split(tensor, list(lengths), dim=2) for tensor in flat), strict=True)
+    cuts = (lengths, lengths_read, lengths_read)
+    parts = zip(*(torch.split(tensor, cut, dim=2) for tensor, cut in zip(flat, cuts, strict=True)), strict=True)
     results = [_exact(q, k, v, formula).transpose(1, 2) for q, k, v in parts]
     return torch.cat(results, dim=1).view(batch, length, heads, -1)
 
@@ -369,5 +432,5 @@ def _textbook(
 
 def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
     """(queries, keys) bool: what each query sees, the last query standing at the last key."""
-    back = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
-    return back >= 0 if window is None else (back >= 0) & (back < window)
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
+    return seen if window is None else seen.triu_(keys - queries - window + 1)

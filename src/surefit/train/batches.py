@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import Config
+from surefit.data.cache import MASKED
 from surefit.data.collate import collate, pack
-from surefit.data.pack import best_fit_decreasing
+from surefit.data.pack import best_fit_decreasing, shard
 from surefit.train.order import Rows, batch_rows, micro_batches
 from surefit.train.step import Batch
 
@@ -51,14 +52,25 @@ class Batches:
         bins = best_fit_decreasing([int(self.lengths[row]) for row in chosen], self.capacity)
         return [[chosen[place] for place in places] for places in bins]
 
+    def share(self, micros: Sequence[list[int]], rank: int, size: int) -> list[list[int]]:
+        """One process's part of the micro batches of a step, where `size` processes share them.
+
+        All get the same number, because they compute in step: an empty one fills up where they do not divide. Nothing
+        that is learnt depends on how they are shared.
+        """
+        if size == 1:
+            return list(micros)
+        dealt = shard(micros, self.lengths, size)[rank] if self.packing else list(micros[rank::size])  # type: ignore[arg-type]
+        return dealt + [[]] * (-(-len(micros) // size) - len(dealt))
+
     def make(self, micro: Sequence[int]) -> Batch:
-        """The tensors of a micro batch."""
-        items = [self.rows[row] for row in micro]
+        """The tensors of a micro batch; an empty one is a token that the loss does not count."""
+        items = [self.rows[row] for row in micro] or [(np.array([self.pad_id]), np.array([MASKED]))]
         return pack(items) if self.packing else collate(items, self.pad_id)
 
-    def all(self) -> Iterator[Batch]:
-        """Every row once."""
-        return map(self.make, self.cut(range(len(self.rows))))
+    def all(self, rank: int = 0, size: int = 1) -> Iterator[Batch]:
+        """Every row once; or one process's part, as `share` has it."""
+        return map(self.make, self.share(self.cut(range(len(self.rows))), rank, size))
 
     def fullest(self) -> list[int]:
         """The row numbers of a micro batch that needs as much memory as any of the run.

@@ -24,6 +24,8 @@ from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import RunDir, machine_errors, write_json
 from surefit.core.units import bytes_text, duration_text
 from surefit.data.collate import tokens_in
+from surefit.parallel.engine import SINGLE, Engine
+from surefit.parallel.mesh import by_first, gathered
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.batches import Batches
 from surefit.train.optim import MasterOptimizer
@@ -43,7 +45,8 @@ class DryPass:
         eval_tokens, eval_seconds: of the fullest held-out batch; 0 where there is none.
         eval_batches: how many a measurement has.
         save_seconds, load_seconds, checkpoint_bytes: of one checkpoint.
-        phases: the memory of each part, as telemetry/memory.py has it.
+        phases: the memory of each part, as telemetry/memory.py has it; of several processes, of the fullest.
+        rank: the fullest process's; None where there is one.
     """
 
     tokens: int
@@ -57,6 +60,7 @@ class DryPass:
     load_seconds: float
     checkpoint_bytes: int
     phases: dict[str, dict[str, int]]
+    rank: int | None = None
 
     def write(self, run: RunDir) -> None:
         """Into dry_pass.json and events.jsonl."""
@@ -66,7 +70,8 @@ class DryPass:
     def text(self, planned: Mapping[str, Any] | None = None) -> str:
         """One line; `planned` is the content of plan.json."""
         return (
-            f"dry pass: worst batch {self.tokens:,} tokens, {self._memory((planned or {}).get('estimate') or {})}, "
+            f"dry pass: worst batch {self.tokens:,} tokens, {self._memory((planned or {}).get('estimate') or {})}"
+            f"{'' if self.rank is None else f' in the fullest process, rank {self.rank}'}, "
             f"{duration_text(self.step_seconds)}; a checkpoint takes {duration_text(self.save_seconds)} and "
             f"{bytes_text(self.checkpoint_bytes)}"
         )
@@ -91,6 +96,7 @@ def dry_pass(
     config: Config,
     memory: PhaseMemory,
     checkpoints: Path,
+    engine: Engine = SINGLE,
 ) -> DryPass:
     """Run the worst case once.
 
@@ -105,6 +111,7 @@ def dry_pass(
         config: nothing in it is "auto".
         memory: gets the phases "dry step", "dry eval", "dry save" and "dry load".
         checkpoints: the run's; may not be there yet.
+        engine: how several processes share a step; each runs the worst case.
 
     Raises:
         GateError: the loss is not finite.
@@ -113,19 +120,34 @@ def dry_pass(
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
-        tokens, repeated, loss, step_seconds = _step(model, optimizer, batches, config, memory)
-        evaluated = _evaluate(model, held_out, config, memory)
-    saved = _save_and_load(optimizer, memory, checkpoints)
+        tokens, repeated, loss, step_seconds = _step(model, optimizer, batches, config, memory, engine)
+        evaluated = _evaluate(model, held_out, config, memory, engine)
+    saved = _save_and_load(optimizer, memory, checkpoints, engine)
     phases = {name: figures for name, figures in memory.phases.items() if name.startswith("dry ")}
-    return DryPass(tokens, repeated, loss, step_seconds, *evaluated, *saved, phases)
+    rank, phases = _fullest(phases, engine)
+    return DryPass(tokens, repeated, loss, step_seconds, *evaluated, *saved, phases, rank)
+
+
+def _fullest(phases: dict[str, dict[str, int]], engine: Engine) -> tuple[int | None, dict[str, dict[str, int]]]:
+    """The phases of the process that had the most memory in the step, and its rank; None where there is one process."""
+    of_all = gathered(phases, engine.world)
+    rank = max(range(len(of_all)), key=lambda number: max(of_all[number]["dry step"].values()))
+    return (rank if len(of_all) > 1 else None), of_all[rank] | {
+        name: figures for name, figures in phases.items() if name not in of_all[rank]
+    }
 
 
 def _step(
-    model: torch.nn.Module, optimizer: MasterOptimizer, batches: Batches, config: Config, memory: PhaseMemory
+    model: torch.nn.Module,
+    optimizer: MasterOptimizer,
+    batches: Batches,
+    config: Config,
+    memory: PhaseMemory,
+    engine: Engine,
 ) -> tuple[int, int, float, float]:
     train = config.train
     batch = batches.make(batches.fullest())
-    repeated = 2 if train.global_batch_size > batches.size else 1
+    repeated = 2 if train.global_batch_size > batches.size * engine.data_size else 1
     # At 1 nothing overflows that would not overflow at any scale, so that the update is measured, too.
     scaling = LossScale(1.0) if config.model.dtype == "float16" else None
     optimizer.learning_rate = 0.0
@@ -133,7 +155,7 @@ def _step(
     with memory.during("dry step"):
         result = train_step(
             model, repeated * [batch], optimizer, train.max_grad_norm,
-            chunked=config.speed.chunked_loss, scaling=scaling,
+            chunked=config.speed.chunked_loss, scaling=scaling, engine=engine,
         )  # fmt: skip
     if not math.isfinite(result.loss):
         raise GateError(
@@ -145,21 +167,29 @@ def _step(
     return tokens_in(batch), repeated, result.loss, time.perf_counter() - start
 
 
-def _evaluate(model: torch.nn.Module, held_out: Batches, config: Config, memory: PhaseMemory) -> tuple[int, float, int]:
-    """(tokens, seconds) of the fullest held-out batch, and how many there are."""
+def _evaluate(
+    model: torch.nn.Module, held_out: Batches, config: Config, memory: PhaseMemory, engine: Engine
+) -> tuple[int, float, int]:
+    """(tokens, seconds) of the fullest held-out batch, and how many there are for each process."""
     micros = held_out.cut(range(len(held_out.rows)))
     if not micros:
         return 0, 0.0, 0
     batch = held_out.make(micros[0])
     start = time.perf_counter()
     with memory.during("dry eval"):
-        mean_loss(model, [batch], chunked=config.speed.chunked_loss)
-    return tokens_in(batch), time.perf_counter() - start, len(micros)
+        mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
+    return tokens_in(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
 
 
-def _save_and_load(optimizer: MasterOptimizer, memory: PhaseMemory, checkpoints: Path) -> tuple[float, float, int]:
-    """(seconds to save, seconds to load, bytes) of a checkpoint."""
-    state = manager.State(optimizer.parameters, optimizer.tensors(), {})
+def _save_and_load(
+    optimizer: MasterOptimizer, memory: PhaseMemory, checkpoints: Path, engine: Engine
+) -> tuple[float, float, int]:
+    """(seconds to save, seconds to load, bytes) of a checkpoint; the first process makes it."""
+    state = manager.State(engine.whole(optimizer.parameters), engine.whole(optimizer.tensors()), {})
+    return by_first(engine.world, lambda: _there_and_back(state, memory, checkpoints))
+
+
+def _there_and_back(state: manager.State, memory: PhaseMemory, checkpoints: Path) -> tuple[float, float, int]:
     with _scratch(checkpoints) as directory:
         start = time.perf_counter()
         with memory.during("dry save"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -11,31 +13,52 @@ from surefit.checkpoint.manager import disk_errors
 from surefit.config.schema import ModelSection
 from surefit.core.rundir import RunDir, directory_atomic
 from surefit.generate.save import save_model
-from surefit.model.adapter import completeness, lora_modules
+from surefit.model.adapter import completeness
 from surefit.model.identity import base_directory, write_record
 
 
+def result_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What is to be written of a model: the factors of an adapter, or everything; as the model holds it, so that shared
+    tensors can be told."""
+    adapter = isinstance(model, PeftModel)
+    state = model.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in state.items() if not adapter or tensor.requires_grad}
+
+
 def export(
-    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, base: ModelSection, run: RunDir
+    model: torch.nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    base: ModelSection,
+    run: RunDir,
+    tensors: Mapping[str, torch.Tensor],
+    modules: Mapping[str, tuple[int, int]],
 ) -> Path:
     """Write `adapter/` or `model/` whole or not at all, and return it.
+
+    Args:
+        model: this process's part of it is enough.
+        tensors: `result_of` the whole model.
+        modules: `lora_modules` of the whole model; empty where all of it was trained.
 
     Raises:
         GateError: the adapter is not complete (model/adapter.py); nothing is written.
         MachineError: the disk is full or may not be written to.
     """
+    assert isinstance(model, PreTrainedModel | PeftModel)
     path = run.adapter if isinstance(model, PeftModel) else run.model
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     with directory_atomic(path) as temporary, disk_errors():
         if isinstance(model, PeftModel):
             # PEFT would write the folder that the base was loaded from: of surefit/nano, a path of this machine.
             model.active_peft_config.base_model_name_or_path = base.name_or_path
             # "auto" would ask the hub about the base model's vocabulary.
-            model.save_pretrained(str(temporary), save_embedding_layers=False)
+            model.save_pretrained(str(temporary), save_embedding_layers=False, state_dict=tensors)
             (temporary / "README.md").unlink(missing_ok=True)  # PEFT's empty form of a model card
             tokenizer.save_pretrained(temporary)
-            write_record(temporary, base, get_peft_model_state_dict(model, save_embedding_layers=False))
-            completeness(temporary, lora_modules(model))
+            saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
+            write_record(temporary, base, saved)
+            completeness(temporary, modules)
         else:
-            save_model(model, tokenizer, base_directory(base), temporary)
-            write_record(temporary, base, model.state_dict())
+            save_model(model, tokenizer, base_directory(base), temporary, tensors)
+            write_record(temporary, base, tensors)
     return path

@@ -11,6 +11,8 @@ import torch
 from surefit.checkpoint import best
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, did_you_mean
+from surefit.parallel.engine import SINGLE, Engine
+from surefit.parallel.mesh import by_first
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.batches import Batches
@@ -30,7 +32,8 @@ class HeldOut:
         config: nothing in it is "auto".
         log: metrics.jsonl.
         memory: told when a measurement begins and ends.
-        score: measures the task's scores; None leaves them out.
+        score: measures the task's scores; None leaves them out. Only the first process does.
+        engine: how several processes share the rows.
 
     Attributes:
         lines: every measurement of the run, as the log has it; what came before a resume, too.
@@ -48,7 +51,9 @@ class HeldOut:
         log: MetricsLog,
         memory: PhaseMemory,
         score: Score | None = None,
+        engine: Engine = SINGLE,
     ) -> None:
+        self.engine = engine
         self.model, self.batches, self.log, self.memory, self.score = model, batches, log, memory, score
         self.chunked, self.patience = config.speed.chunked_loss, config.train.early_stopping_patience
         self.metric = config.checkpoint.keep_best or "eval_loss"
@@ -82,7 +87,10 @@ class HeldOut:
     def measure(self, step: int, stop: StopRequest) -> None:
         """Log the held-out loss, unless a stop is asked for: then the resumed run does."""
         with self.memory.during("eval"):
-            measured = mean_loss(self.model, self.batches.all(), lambda: stop.requested, chunked=self.chunked)
+            measured = mean_loss(
+                self.model, self.batches.all(self.engine.data_rank, self.engine.data_size), stop.agreed,
+                chunked=self.chunked, engine=self.engine,
+            )  # fmt: skip
             if measured is None:
                 return
             scores = self._scores()
@@ -92,7 +100,8 @@ class HeldOut:
 
     def _scores(self) -> Mapping[str, float]:
         was_training = self.model.training
-        scores = self.score(self.model) if self.score is not None else {}
+        score = self.score
+        scores = by_first(self.engine.world, lambda: score(self.model)) if score is not None else {}
         self.model.train(was_training)  # or the rest of the run would go without dropout
         if self.metric not in {*best.LOSSES, *scores}:
             raise ConfigError(

@@ -11,6 +11,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.train.order import Survey
 
+PARTS = "processes that share the rows"
 FREE_ON_RESUME = (
     "per_device_train_batch_size", "gradient_checkpointing", "early_stopping_patience", "epochs", "max_steps",
 )  # fmt: skip
@@ -32,32 +33,35 @@ def identity(config: Config, survey: Survey, total_steps: int) -> dict[str, Any]
     }
 
 
-def carried_out(config: Config) -> dict[str, Any]:
-    """Settings that a resumed run may change: they change the order of additions, so the last bits, and which random
-    numbers fall to which element."""
+def carried_out(config: Config, mode: str = "single", data_size: int = 1) -> dict[str, Any]:
+    """How the processes share a step, and settings, that a resumed run may change: they change the order of additions,
+    so the last bits, and which random numbers fall to which element."""
     values = {f"speed.{key}": value for key, value in leaves(config.speed)}
     return values | {
         "data.packing": config.data.packing,
         "train.per_device_train_batch_size": config.train.per_device_train_batch_size,
         "train.gradient_checkpointing": config.train.gradient_checkpointing,
+        "parallel.mode": mode,
+        PARTS: data_size,
     }
 
 
-def what_changed(trainer: Mapping[str, Any], config: Config) -> list[str]:
+def what_changed(trainer: Mapping[str, Any], config: Config, mode: str = "single", data_size: int = 1) -> list[str]:
     """How the settings of `carried_out` differ from those of a checkpoint, as `data.packing: False, now True`.
 
     Args:
         trainer: the checkpoint's trainer.json.
         config: of the run that resumes it.
+        mode, data_size: of its engine (parallel/engine.py).
     """
-    before, now = trainer.get("carried_out", {}), carried_out(config)
+    before, now = trainer.get("carried_out", {}), carried_out(config, mode, data_size)
     changes = [f"{key}: {before[key]}, now {value}" for key, value in now.items() if before.get(key, value) != value]
     draws = config.adapter.dropout > 0 or config.train.neftune_noise_alpha is not None
     other = draws and any(before.get(key, now[key]) != now[key] for key in DRAWS_ALONG)
     return [*changes, "dropout and noise draw other random numbers in another micro batch"] if other else changes
 
 
-DRAWS_ALONG = ("data.packing", "train.per_device_train_batch_size", "speed.fused_lora", "speed.compile")
+DRAWS_ALONG = ("data.packing", "train.per_device_train_batch_size", "speed.fused_lora", "speed.compile", PARTS)
 """Of these, which element of a step gets which random number depends on them."""
 
 

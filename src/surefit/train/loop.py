@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,16 +23,20 @@ from surefit.config.schema import Config
 from surefit.core.errors import Interrupted
 from surefit.core.rundir import RunDir, unless_full
 from surefit.facts.model import ModelFacts
+from surefit.model.adapter import lora_modules
+from surefit.parallel.engine import SINGLE, Engine
+from surefit.parallel.mesh import any_of, by_first, together
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.telemetry.sink import FanOut, Sink
+from surefit.train import resuming
 from surefit.train.batches import Batches
 from surefit.train.dry_pass import dry_pass
-from surefit.train.export import export
+from surefit.train.export import export, result_of
 from surefit.train.heldout import HeldOut, Score
 from surefit.train.hopeless import MAX_REJECTED_IN_A_ROW, require_an_update, stopped
-from surefit.train.identity import carried_out, identity, require_same, what_changed
-from surefit.train.optim import make_optimizer
+from surefit.train.identity import carried_out, identity
+from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.order import Rows, dropout_seed, lengths_of, survey
 from surefit.train.out_of_memory import explained
 from surefit.train.preflight import AUDITED, require_sound_batches
@@ -41,7 +46,7 @@ from surefit.train.saving import Saving
 from surefit.train.scaling import LossScale
 from surefit.train.schedule import learning_rate
 from surefit.train.signals import StopRequest
-from surefit.train.step import StepResult, train_step
+from surefit.train.step import Batch, StepResult, train_step
 
 
 class Training:
@@ -62,6 +67,8 @@ class Training:
         facts, hardware: about base model and device, for the MFU, and for what took the memory when it runs out.
         planned: the content of plan.json, to compare the dry pass with.
         sinks: get a copy of every line of metrics.jsonl.
+        engine: how several processes share the run. All of them make a `Training` and call `fit`; the first alone
+            writes and reports.
 
     Raises:
         DataError: no rows, or one without a supervised token.
@@ -85,8 +92,11 @@ class Training:
         hardware: HardwareLike | None = None,
         planned: Mapping[str, Any] | None = None,
         sinks: Sequence[Sink] = (),
+        engine: Engine = SINGLE,
     ) -> None:
-        self.model, self.tokenizer, self.config, self.run = model, tokenizer, config, run
+        self.engine, self.world = engine, engine.world
+        self.adapted = lora_modules(model) if isinstance(model, PeftModel) else {}
+        self.model, self.tokenizer, self.config, self.run = engine.wrap(model), tokenizer, config, run
         self.rows, self.conversations, self.resume_command = rows, conversations, resume_command
         self.on_progress, self.on_note, self.planned = on_progress, on_note, planned
         self.survey = survey(rows)
@@ -94,19 +104,20 @@ class Training:
         self._explained = partial(explained, config=config, model=facts, kind=kind, longest=longest)
         train = config.train
         self.total_steps = optimizer_steps(len(rows), train.epochs, train.global_batch_size, train.max_steps)
-        self.optimizer = make_optimizer(model, train)
+        self.optimizer = self._new_optimizer()
         self.scaling = LossScale() if config.model.dtype == "float16" else None
-        model.train()
-        self.sinks = FanOut(sinks, self._note)
-        self.log = MetricsLog(run.metrics, self.sinks.log)
+        self.model.train()
+        self.sinks = FanOut(sinks if self.world.is_first else (), self.note)
+        self.log = MetricsLog(run.metrics, self.sinks.log, self.world.is_first)
         self.memory = PhaseMemory()
         pad = tokenizer.pad_token_id or 0  # masked wherever it stands, so any token does
         self.batches = Batches(rows, self.survey.lengths, config, pad)
         held_out = Batches(eval_rows, lengths_of(eval_rows), config, pad)
-        self.held_out = HeldOut(model, held_out, config, self.log, self.memory, score)
-        self.saving = Saving(run, config.checkpoint, self.memory, self.log, self.held_out.lines, self._note)
+        self.held_out = HeldOut(self.model, held_out, config, self.log, self.memory, score, engine)
+        lines = self.held_out.lines
+        self.saving = Saving(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
         assert isinstance(config.checkpoint.every, int)
-        self.pace, self.meter = Pace(config.checkpoint.every), meter_of(model, config, facts, hardware)
+        self.pace, self.meter = Pace(config.checkpoint.every), meter_of(model, config, facts, hardware, self.world.size)
         self.counters = Counters()
         self.loss = math.nan
         self.notes: list[str] = []
@@ -123,16 +134,18 @@ class Training:
             MachineError: no disk space at the start, no GPU memory; another process is at work in the run directory.
             ConfigError, ModelError: checkpoints are there and not to be resumed, are of other settings, or all damaged.
         """
-        sent = self.sinks.during(str(self.run.path), dict(leaves(self.config)))
-        with StopRequest() as stop, self.saving.open(stop), self.memory.noted(self.run), sent:
+        params = dict(leaves(self.config)) | identity(self.config, self.survey, self.total_steps)
+        sent = self.sinks.during(str(self.run.path), params)
+        stopping = StopRequest(lambda flag: any_of(flag, self.world))
+        with stopping as stop, self.saving.open(stop), self._memory_noted(), sent:
             if resume:
                 self.saving.await_room()
                 self.dry_pass()
-            resumed_from = self._resume() if resume else None
+            resumed_from = resuming.resume(self) if resume else None
             if resumed_from is None:
                 self.saving.require_none()
                 self.saving.require_room(self.optimizer.parameters)
-                self.log.rewind(0)
+                by_first(self.world, lambda: self.log.rewind(0))
             if self.counters.step < self.total_steps:
                 self.audit()
             if not resume:
@@ -140,11 +153,12 @@ class Training:
             if resumed_from is not None and self._is_due() and not self.held_out.is_measured(resumed_from):
                 self.held_out.measure(self.counters.step, stop)
             self._run(stop)
-            require_an_update(self.run, self.counters)
-            best_step = self._restore_the_best()
+            by_first(self.world, lambda: require_an_update(self.run, self.counters))
+            best_step = resuming.restore_the_best(self)
+            tensors = self.engine.whole(result_of(self.model))
             output = self.saving.write_result(
                 self.optimizer.parameters,
-                lambda: export(self.model, self.tokenizer, self.config.model, self.run),
+                lambda: export(self.model, self.tokenizer, self.config.model, self.run, tensors, self.adapted),
             )
             self._leave_if_asked(stop)
         early = self.counters.step < self.total_steps
@@ -154,6 +168,11 @@ class Training:
 
     def audit(self, write: bool = True) -> None:
         """Look at the next micro batches as the loss will see them; an error found there is a `GateError`."""
+        if self.world.is_first:
+            self._audit(write)
+        together(self.world)
+
+    def _audit(self, write: bool) -> None:
         chosen = [*self.batches.of_step(self.counters.step)[:AUDITED], self.batches.fullest()]
         batches = [(self.batches.make(micro), [self.rows[index] for index in micro]) for micro in chosen]
         require_sound_batches(batches, self.tokenizer, self.conversations, self.config, self.run if write else None)
@@ -167,14 +186,21 @@ class Training:
         with self._explained("in the dry pass, before the first step"):
             found = dry_pass(
                 self.model, self.optimizer, self.batches, self.held_out.batches, self.config, self.memory,
-                self.run.checkpoints,
+                self.run.checkpoints, self.engine,
             )  # fmt: skip
-        self.optimizer = make_optimizer(self.model, self.config.train)
+        self.optimizer = self._new_optimizer()
         self.pace.pause = found.eval_batches * found.eval_seconds
-        self._note(found.text(self.planned))
-        if write:
+        self.note(found.text(self.planned))
+        if write and self.world.is_first:
             with unless_full():
                 found.write(self.run)
+
+    def _new_optimizer(self) -> MasterOptimizer:
+        made: MasterOptimizer = self.engine.optimizer(self.model, partial(make_optimizer, train=self.config.train))
+        return made
+
+    def _memory_noted(self) -> AbstractContextManager[None]:
+        return self.memory.noted(self.run) if self.world.is_first else nullcontext()
 
     def _run(self, stop: StopRequest) -> None:
         """Step after step to the last."""
@@ -184,11 +210,12 @@ class Training:
         while self.counters.step < self.total_steps and not self._stops_early():
             self.memory.enter("first step" if self.counters.step == first else "step")
             self._step(reporting)
+            asked = stop.agreed()
             if self._is_due():
                 self._save()
                 with self._explained(f"while measuring the held-out loss after step {self.counters.step}"):
                     self.held_out.measure(self.counters.step, stop)
-            elif stop.requested:
+            elif asked:
                 self._save()
             self._leave_if_asked(stop)
 
@@ -201,22 +228,27 @@ class Training:
         """One optimizer step, counted, logged and announced."""
         step, train = self.counters.step, self.config.train
         start = time.perf_counter()
-        torch.manual_seed(dropout_seed(train.seed, step))
+        torch.manual_seed(dropout_seed(train.seed, step, self.engine.data_rank))
         rate = learning_rate(step, self.total_steps, train.learning_rate, train.schedule, train.warmup, train.decay)
         self.optimizer.learning_rate = rate
         micros = self.batches.of_step(step)
-        batches = [self.batches.make(micro) for micro in micros]
+        mine = self.batches.share(micros, self.engine.data_rank, self.engine.data_size)
+        batches = [self.batches.make(micro) for micro in mine]
         with self._explained(f"in step {step + 1}"):
             result = train_step(
                 self.model, batches, self.optimizer, train.max_grad_norm, chunked=self.config.speed.chunked_loss,
-                scaling=self.scaling,
+                scaling=self.scaling, engine=self.engine,
             )  # fmt: skip
         seconds = time.perf_counter() - start
         self._count(result, seconds)
         documents = [int(self.batches.lengths[row]) for micro in micros for row in micro]
-        reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss)
+        if self.world.is_first:
+            reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss)
         if self.counters.rejected_in_a_row >= MAX_REJECTED_IN_A_ROW:
-            raise stopped(self.run, self.counters, batches, result, train.seed, self.saving.newest())
+            by_first(self.world, lambda: self._give_up(batches, result))
+
+    def _give_up(self, batches: Sequence[Batch], result: StepResult) -> None:
+        raise stopped(self.run, self.counters, batches, result, self.config.train.seed, self.saving.newest())
 
     def _count(self, result: StepResult, seconds: float) -> None:
         counters = self.counters
@@ -235,53 +267,20 @@ class Training:
         if not self.held_out.stopped_improving:
             return False
         patience, metric = self.config.train.early_stopping_patience, self.held_out.metric
-        self._note(f"stopped after step {self.counters.step}: {patience} measurements without a better {metric}")
+        self.note(f"stopped after step {self.counters.step}: {patience} measurements without a better {metric}")
         return True
 
     def _save(self) -> None:
         same = identity(self.config, self.survey, self.total_steps)
-        trainer = {"counters": self.counters.as_dict(), "identity": same, "carried_out": carried_out(self.config)}
+        how = carried_out(self.config, self.engine.name, self.engine.data_size)
+        trainer = {"counters": self.counters.as_dict(), "identity": same, "carried_out": how}
         if self.scaling is not None:
             trainer["loss_scale"] = self.scaling.state()
-        self.saving.save(
-            self.counters.step, manager.State(self.optimizer.parameters, self.optimizer.tensors(), trainer)
-        )
-
-    def _resume(self) -> int | None:
-        """Continue from the newest complete checkpoint; returns its step."""
-        latest = self.saving.latest()
-        if latest.path is None:
-            return None
-        state = manager.load(latest.path)
-        now = identity(self.config, self.survey, self.total_steps)
-        require_same(state.trainer["identity"], now, self.run.path)
-        manager.restore(state, self.optimizer.parameters, latest.path)
-        self.optimizer.load_tensors(state.optimizer)
-        if self.scaling is not None:
-            self.scaling.restore(state.trainer["loss_scale"])
-        self.counters = Counters(**state.trainer["counters"])
-        for line in self.log.rewind(latest.step):
-            if "loss" in line and not line["rejected"]:
-                self.loss = line["loss"]
-            self.held_out.remember([line])
-        changes = manager.changed_versions(latest.path) + what_changed(state.trainer, self.config)
-        for change in changes:
-            self._note(f"{change}: the last bits may differ from an uninterrupted run")
-        self.run.note("train", "resumed", step=latest.step, skipped=[path.name for path, _ in latest.skipped])
-        return latest.step
-
-    def _restore_the_best(self) -> int | None:
-        """With `checkpoint.keep_best`, make the model that of the best checkpoint; returns its step."""
-        found = self.saving.best_complete()
-        if found is None:
-            return None
-        score, path = found
-        manager.restore(manager.load(path), self.optimizer.parameters, path)
-        self._note(f"exporting step {score.step}, the best by {self.held_out.metric}: {score.value:.4f}")
-        return score.step
+        weights, states = (self.engine.whole(part) for part in (self.optimizer.parameters, self.optimizer.tensors()))
+        self.saving.save(self.counters.step, manager.State(weights, states, trainer))
 
     def _leave_if_asked(self, stop: StopRequest) -> None:
-        if stop.requested:
+        if stop.agreed():
             self.saving.wait()
             raise Interrupted(
                 f"stopped by {stop.signal_name} after step {self.counters.step} of {self.total_steps}; it is saved",
@@ -289,6 +288,6 @@ class Training:
                 help=f"continue with: {self.resume_command}",
             )
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         self.notes.append(text)
         self.on_note(text)

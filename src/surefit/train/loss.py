@@ -14,10 +14,8 @@ from torch.autograd.function import once_differentiable
 from surefit.core.errors import ModelError
 from surefit.core.units import MIB
 from surefit.data.cache import MASKED
+from surefit.data.collate import LOSS_KEYS
 from surefit.model.compat import answering
-
-LOSS_KEYS = frozenset({"labels", "loss_rows", "targets"})
-"""What a micro batch holds for the loss; everything else is the model's."""
 
 CHUNK_BYTES = 512 * MIB
 """What a chunk's logits, log-probabilities and gradient may take. A vocabulary of 151,936 gives chunks of 353 rows:
@@ -68,6 +66,9 @@ def can_chunk(model: torch.nn.Module) -> str | None:
     """Why the loss of this model cannot be computed in chunks; None where it can."""
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
         return "its adapter adds tokens in front of the prompt"
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        # Every chunk would gather the head's weight from all processes, and these have different numbers of chunks.
+        return "ZeRO-3 gathers the output head once, while the model runs"
     causal_lm = _causal_lm(model)
     decoder = causal_lm.get_decoder() if hasattr(causal_lm, "get_decoder") else None
     if decoder is None or decoder is causal_lm:

@@ -23,14 +23,24 @@ EPSILON = 1e-8
 Group = dict[str, Any]
 
 
-def make_optimizer(model: torch.nn.Module, train: TrainSection) -> MasterOptimizer:
+def make_optimizer(model: torch.nn.Module, train: TrainSection, masters: bool = True) -> MasterOptimizer:
     """The optimizer that `train.optimizer` names, over everything in `model` that requires a gradient.
 
+    Args:
+        masters: False for an engine that makes the masters itself, in shares (parallel/zero.py), and puts them in the
+            place of the parameters in `inner`.
+
     Raises:
-        ConfigError: bitsandbytes is needed and not installed.
+        ConfigError: bitsandbytes is needed and not installed; or this optimizer cannot work in shares.
     """
     if train.optimizer == "adamw":
-        return MasterAdamW(model, train.weight_decay)
+        return MasterAdamW(model, train.weight_decay, masters)
+    if not masters:
+        raise ConfigError(
+            f"the state of {train.optimizer} is not one number per weight, so DeepSpeed cannot share it out",
+            field="train.optimizer",
+            help="set adamw: its state is shared by all devices; or parallel.mode: ddp",
+        )
     return BitsAndBytesAdamW(model, train.weight_decay, train.optimizer)
 
 
@@ -47,13 +57,15 @@ class MasterOptimizer(ABC):
     Args:
         model: its parameters that require a gradient are the ones trained.
         weight_decay: share of the weight taken off per unit of learning rate.
+        masters: False updates the parameters themselves, whatever their type.
     """
 
-    def __init__(self, model: torch.nn.Module, weight_decay: float = 0.0) -> None:
+    def __init__(self, model: torch.nn.Module, weight_decay: float = 0.0, masters: bool = True) -> None:
         self.learning_rate = 0.0
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {
-            name: p if p.dtype == torch.float32 else p.detach().float() for name, p in self._parameters.items()
+            name: p if p.dtype == torch.float32 or not masters else p.detach().float()
+            for name, p in self._parameters.items()
         }
 
     def _groups(self, weight_decay: float, names: Iterable[str]) -> list[Group]:
@@ -66,7 +78,7 @@ class MasterOptimizer(ABC):
 
     @property
     @abstractmethod
-    def _inner(self) -> Sequence[torch.optim.Optimizer]:
+    def inner(self) -> Sequence[torch.optim.Optimizer]:
         """What updates the masters."""
 
     @abstractmethod
@@ -90,13 +102,13 @@ class MasterOptimizer(ABC):
                 Those of float32 parameters are multiplied in place, those of others in the masters' copies.
         """
         self._hand_over_gradients(factor)
-        for optimizer in self._inner:
+        for optimizer in self.inner:
             for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate
             optimizer.step()
         if copies := self._copies():
             with torch.no_grad():
-                torch._foreach_copy_([parameter for parameter, _ in copies], [master for _, master in copies])
+                torch._foreach_copy_(_held([parameter for parameter, _ in copies]), _held([m for _, m in copies]))
             for _, master in copies:
                 master.grad = None
 
@@ -105,12 +117,12 @@ class MasterOptimizer(ABC):
         given = [(p.grad, master) for p, master in self._copies() if p.grad is not None]
         if given:
             wide = [torch.empty_like(gradient, dtype=torch.float32) for gradient, _ in given]
-            torch._foreach_copy_(wide, [gradient for gradient, _ in given])
+            torch._foreach_copy_(_held(wide), _held([gradient for gradient, _ in given]))
             for (_, master), gradient in zip(given, wide, strict=True):
                 master.grad = gradient
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]
         if factor != 1.0 and gradients:
-            torch._foreach_mul_(gradients, factor)
+            torch._foreach_mul_(_held(gradients), factor)
 
     def _copies(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         """The parameters that have a master of their own, and it."""
@@ -147,15 +159,15 @@ class MasterAdamW(MasterOptimizer):
 
     KEYS = ("step", "exp_avg", "exp_avg_sq")
 
-    def __init__(self, model: torch.nn.Module, weight_decay: float = 0.0) -> None:
-        super().__init__(model, weight_decay)
+    def __init__(self, model: torch.nn.Module, weight_decay: float = 0.0, masters: bool = True) -> None:
+        super().__init__(model, weight_decay, masters)
         # foreach and fused exclude each other; both said, so that no version of torch chooses for us.
         self._adamw = torch.optim.AdamW(
             self._groups(weight_decay, self._masters), lr=0.0, betas=BETAS, eps=EPSILON, foreach=False, fused=True
         )
 
     @property
-    def _inner(self) -> Sequence[torch.optim.Optimizer]:
+    def inner(self) -> Sequence[torch.optim.Optimizer]:
         return [self._adamw]
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -213,7 +225,7 @@ class BitsAndBytesAdamW(MasterOptimizer):
         ]
 
     @property
-    def _inner(self) -> Sequence[torch.optim.Optimizer]:
+    def inner(self) -> Sequence[torch.optim.Optimizer]:
         return self._optimizers
 
     def _state(self) -> dict[str, torch.Tensor]:
@@ -279,6 +291,15 @@ def clip_factor(norm: float, max_norm: float) -> float:
     """
     one = np.float32(1)
     return float(min(one, one / (np.float32(norm) + np.float32(1e-6)) * np.float32(max_norm)))
+
+
+def _held(tensors: Sequence[Any]) -> list[torch.Tensor]:
+    """What of each tensor this process holds: itself, or its shard of one that FSDP has cut (torch.distributed.tensor).
+
+    Elementwise, so that it is the same whole or in shards; the few operators that take many tensors at once do not all
+    take sharded ones.
+    """
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
 
 
 def _embeddings(model: torch.nn.Module) -> set[int]:

@@ -106,6 +106,8 @@ def micro_batches(batch: Sequence[int], lengths: npt.NDArray[np.int64], size: in
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def dropout_seed(seed: int, step: int) -> int:
-    """The seed of torch's random numbers in one step: dropout, too, depends on nothing but the step."""
-    return int(np.random.SeedSequence((seed, DROPOUT_STREAM, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def dropout_seed(seed: int, step: int, data_rank: int = 0) -> int:
+    """The seed of torch's random numbers in one step: dropout, too, depends on nothing but the step; and, of processes
+    that each see other rows, on which one it is."""
+    parts = (seed, DROPOUT_STREAM, step, *([data_rank] if data_rank else []))
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -10,6 +10,7 @@ import torch
 
 from surefit.config.resolve import Resolved, one_line_yaml
 from surefit.config.schema import Config
+from surefit.config.spread import accumulation
 from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text, plural
 from surefit.facts.budget import memory_terms, peak_bytes
@@ -109,9 +110,7 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
 
 def _largest(config: Config, model: ModelFacts, longest: int) -> str:
     """The largest term of the closed form, as a clause; nothing where it knows none."""
-    micro, whole = config.train.per_device_train_batch_size, config.train.global_batch_size
-    assert isinstance(micro, int)
-    resolved = Resolved(config, {}, whole // micro, None)
+    resolved = Resolved(config, {}, accumulation(config), None)
     budget = peak_bytes(resolved, model, longest)
     terms = budget.terms if budget else memory_terms(resolved, model)
     if not terms:

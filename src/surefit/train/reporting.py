@@ -24,7 +24,7 @@ SHOWN_OVER = 20
 
 @dataclass(frozen=True)
 class Meter:
-    """What an MFU takes: the arithmetic of the run, and the device's peak in FLOP/s. Either may be unknown."""
+    """What an MFU takes: the arithmetic of the run, and the peak of all devices in FLOP/s. Either may be unknown."""
 
     work: Work | None = None
     peak: float | None = None
@@ -38,11 +38,14 @@ class Meter:
         return flops / seconds / self.peak if flops is not None and self.peak else None
 
 
-def meter_of(model: torch.nn.Module, config: Config, facts: ModelFacts | None, hardware: HardwareLike | None) -> Meter:
-    """The meter of a run; `facts` about the base model and `hardware` may be unknown."""
+def meter_of(
+    model: torch.nn.Module, config: Config, facts: ModelFacts | None, hardware: HardwareLike | None, devices: int = 1
+) -> Meter:
+    """The meter of a run; `facts` about the base model and `hardware`, one of its `devices`, may be unknown."""
     settings: Any = model.config
     work = work_of(facts, config, windows_of(settings.to_dict(), facts.num_layers)) if facts else None
-    return Meter(work, peak_flops(hardware, config.model.dtype) if hardware else None)
+    peak = peak_flops(hardware, config.model.dtype) if hardware else None
+    return Meter(work, peak * devices if peak else None)
 
 
 class Pace:

@@ -11,9 +11,10 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -24,6 +25,7 @@ from surefit.config.schema import CheckpointSection
 from surefit.core.errors import ConfigError, MachineError, ModelError
 from surefit.core.rundir import RunDir, is_full, sweep, write_json
 from surefit.core.units import KIB, MIB
+from surefit.parallel.mesh import World, by_first
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.progress import OnNote
@@ -33,10 +35,24 @@ BEST = "best.json"
 RESULT_FILES = 8 * MIB
 """Of a result besides its weights: tokenizer and settings, rounded up."""
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _by_the_first(method: Callable[Concatenate[Saving, P], T]) -> Callable[Concatenate[Saving, P], T]:
+    """Let the first of several processes do it; the others wait, and get what it returned."""
+
+    @wraps(method)
+    def call(saving: Saving, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return by_first(saving.world, lambda: method(saving, *args, **kwargs))
+
+    return call
 
 
 class Saving:
     """The checkpoints of one run.
+
+    Of several processes all call the same methods, and only the first reads and writes: so a disk that is full makes
+    all of them wait.
 
     Args:
         run: where they are.
@@ -45,6 +61,7 @@ class Saving:
         log: metrics.jsonl: on the disk before the checkpoint of the same step is.
         measured: the held-out lines of the log; the caller adds each that comes.
         on_note: called with a sentence when something unusual happened, in the thread that trains.
+        world: the processes of the run.
 
     Attributes:
         guard: stands before every large write.
@@ -59,7 +76,9 @@ class Saving:
         log: MetricsLog,
         measured: Sequence[Mapping[str, Any]],
         on_note: OnNote,
+        world: World | None = None,
     ) -> None:
+        self.world = world or World()
         self.run, self.section, self.memory, self.log, self.on_note = run, section, memory, log, on_note
         self.guard = DiskGuard(run.path, on_note, left_behind=self._left_behind)
         self.last_good: int | None = None
@@ -79,17 +98,21 @@ class Saving:
         Raises:
             MachineError: another process is at work in the run directory.
         """
+        if not self.world.is_first:
+            yield
+            return
         self.guard.stopped = lambda: stop.signal_name
         with self.run.locked("train", self.on_note):
             sweep(self.run.checkpoints)
             try:
                 yield
-                self.wait()
+                self._wait()
             finally:
                 if self._writing is not None and not isinstance(sys.exception(), KeyboardInterrupt):
                     self._writing.join()
                 self.log.flush()
 
+    @_by_the_first
     def require_room(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Compare what a run will write with what is free, before its first step.
 
@@ -106,12 +129,14 @@ class Saving:
         kept = self.section.save_total_limit + (self.section.best_total_limit if self.section.keep_best else 0)
         self.guard.require(weights, checkpoint, kept + 1, weights + RESULT_FILES)
 
+    @_by_the_first
     def await_room(self) -> None:
         """Wait until a run that is resumed has room for another checkpoint like its newest."""
         for _, path in manager.list_steps(self.run.checkpoints)[-1:]:
             needed = sum(file.stat().st_size for file in path.glob("*"))
             self.guard.write("a checkpoint", needed, lambda: None)
 
+    @_by_the_first
     def save(self, step: int, state: manager.State) -> None:
         """Take a checkpoint; it is complete when the next call of `save` or `wait` returns.
 
@@ -119,15 +144,19 @@ class Saving:
             Interrupted: a stop signal came while the disk was full.
             MachineError: it cannot be written for another reason.
         """
-        self.wait()
+        self._wait()
         with self.memory.during("save"):
             self._pending = (step, self._snapshot.take(state))
         self.guard.write(f"step-{step}", manager.nbytes(state), self._require_whole_log, self._make_room)
         self._writing = Thread(target=self._write_noting_errors, name=f"step-{step}", daemon=True)
         self._writing.start()
 
+    @_by_the_first
     def wait(self) -> None:
         """Return when the checkpoint that is being written is complete; raises as `save` does."""
+        self._wait()
+
+    def _wait(self) -> None:
         if self._writing is None:
             return
         self._writing.join()
@@ -140,9 +169,10 @@ class Saving:
             self.guard.write(f"step-{step}", manager.nbytes(state), self._write, self._make_room)
         self._note_stuck()
 
+    @_by_the_first
     def write_result(self, parameters: Mapping[str, torch.nn.Parameter], write: Callable[[], T]) -> T:
         """Write what the run was for, once its last checkpoint is complete and there is room."""
-        self.wait()
+        self._wait()
         needed = sum(p.nbytes for p in parameters.values()) + RESULT_FILES
         result = self.guard.write("the result", needed, write, self._make_room)
         self.guard.write(BEST, KIB, self._tidy)
@@ -206,11 +236,12 @@ class Saving:
             return []
         return best.ranked(best.scores(self._measured, metric), metric)[: self.section.best_total_limit]
 
+    @_by_the_first
     def best_complete(self) -> tuple[best.Score, Path] | None:
         """The best-scored checkpoint, hashes checked; damaged ones are named and passed over. None without keep_best,
         and where nothing has a score."""
         metric = self.section.keep_best
-        self.wait()
+        self._wait()
         for score in best.ranked(best.scores(self._measured, metric), metric) if metric else []:
             path = self.run.checkpoints / f"step-{score.step}"
             fault = manager.damage(path, hashes=True) if path.exists() else None
@@ -221,8 +252,8 @@ class Saving:
         return None
 
     def newest(self) -> Path | None:
-        """The checkpoint that this run would go on from, once it is written."""
-        self.wait()
+        """The checkpoint that this run would go on from, once it is written; for the first process alone."""
+        self._wait()
         return None if self.last_good is None else self.run.checkpoints / f"step-{self.last_good}"
 
     def _left_behind(self) -> str:
@@ -230,6 +261,7 @@ class Saving:
         newest = self.last_good or max(steps, default=None)
         return f"the newest complete checkpoint is step-{newest}" if newest else "no checkpoint is complete yet"
 
+    @_by_the_first
     def require_none(self) -> None:
         """Refuse to start a run where there is one.
 
@@ -244,6 +276,7 @@ class Saving:
                 help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
             )
 
+    @_by_the_first
     def latest(self) -> manager.Latest:
         """The newest complete checkpoint; damaged ones are named and passed over.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -15,16 +16,26 @@ class StopRequest:
 
     A second Ctrl-C raises `KeyboardInterrupt` at once. Signals go to the main thread alone, so in any other thread
     this does nothing.
+
+    Args:
+        any_of: whether something is true in any process of the run: the signal may come to one alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, any_of: Callable[[bool], bool] = lambda flag: flag) -> None:
+        self.any_of = any_of
         self.signal_name: str | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
-        """Whether a stop signal has come."""
+        """Whether a stop signal has come to this process."""
         return self.signal_name is not None
+
+    def agreed(self) -> bool:
+        """Whether one has come to any process; all must ask at the same place, and then all have the same answer."""
+        if self.any_of(self.requested) and self.signal_name is None:
+            self.signal_name = "a signal to another process"
+        return self.requested
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from surefit.data.collate import tokens_in
+from surefit.parallel.engine import SINGLE, Engine
 from surefit.train.loss import loss_sum
 from surefit.train.optim import clip_factor, gradient_norm
 from surefit.train.scaling import LossScale
@@ -54,6 +56,7 @@ def train_step(
     *,
     chunked: bool = True,
     scaling: LossScale | None = None,
+    engine: Engine = SINGLE,
 ) -> StepResult:
     """Forward, loss, backward over every micro batch; clip; reject or apply; clear the gradients.
 
@@ -64,29 +67,28 @@ def train_step(
 
     Args:
         model: a causal language model in training mode, its gradients clear.
-        micro_batches: the global batch in parts, on the CPU; at least one token must be supervised.
+        micro_batches: the global batch, or this process's part of it, on the CPU; at least one token of the whole must
+            be supervised.
         optimizer: holds the trainable parameters of `model`, its learning rate set.
         max_grad_norm: gradients are scaled down to this 2-norm.
         chunked: never hold the logits of all tokens (train/loss.py).
         scaling: for float16: the scale of the loss, which this step adapts.
+        engine: how several processes share the step.
     """
-    supervised = sum(supervised_tokens(batch) for batch in micro_batches)
+    supervised = int(engine.total(sum(supervised_tokens(batch) for batch in micro_batches)))
     assert supervised > 0, "the caller leaves rows without supervised tokens out"
-    loss = torch.zeros((), device=next(model.parameters()).device)
-    for batch in micro_batches:
-        part = loss_sum(model, batch, chunked) / supervised
-        (part if scaling is None else part * scaling.value).backward()  # type: ignore[no-untyped-call]
-        loss += part.detach()
-    norm = gradient_norm(p for p in model.parameters() if p.requires_grad)
-    # One transfer for both numbers: on a GPU each would wait for the device.
-    loss_value, norm_value = torch.stack([loss, norm]).tolist()
     scale = 1.0 if scaling is None else scaling.value
+    loss = engine.run(model, micro_batches, partial(loss_sum, chunked=chunked), supervised, scale)
+    norm = engine.gradient_norm((p for p in model.parameters() if p.requires_grad), gradient_norm)
+    # One transfer for both numbers: on a GPU each would wait for the device.
+    loss_value, norm_value = torch.stack([engine.total_loss(loss), norm]).tolist()
     norm_value /= scale
     applied = math.isfinite(loss_value) and math.isfinite(norm_value)
     if applied:
         optimizer.step(clip_factor(norm_value, max_grad_norm) / scale)
     optimizer.zero_grad()
-    tokens = sum(tokens_in(batch) for batch in micro_batches)
+    # A batch without targets is one that only keeps this process in step with the others (train/batches.py).
+    tokens = int(engine.total(sum(tokens_in(batch) for batch in micro_batches if supervised_tokens(batch))))
     overflow = scaling is not None and _adapt(scaling, math.isfinite(loss_value), applied)
     return StepResult(loss_value, norm_value, tokens, supervised, applied, overflow)
 
@@ -114,6 +116,7 @@ def mean_loss(
     stop: Callable[[], bool] = lambda: False,
     *,
     chunked: bool = True,
+    engine: Engine = SINGLE,
 ) -> tuple[float, int] | None:
     """The mean cross-entropy over the supervised tokens of `batches`, and their number, without dropout.
 
@@ -131,8 +134,9 @@ def mean_loss(
         for batch in batches:
             if stop():
                 return None
-            total += float(loss_sum(model, batch, chunked))
+            total += engine.measure(model, batch, partial(loss_sum, chunked=chunked))
             count += supervised_tokens(batch)
     finally:
         model.train(was_training)
+    total, count = engine.total(total), int(engine.total(count))
     return (total / count, count) if count else None

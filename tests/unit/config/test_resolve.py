@@ -56,6 +56,8 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
         "speed.tiled_mlp",
         "checkpoint.every",
         "evaluate.batch_size",
+        "hardware.count",
+        "parallel.mode",
     }
     assert all(len(reason) > len("auto: ") for reason in autos.values())
 

@@ -30,4 +30,5 @@ def test_every_field_has_a_docstring() -> None:
                 walk(field.annotation)
 
     walk(Config)
-    assert len(Config.model_fields) <= 12
+    sections = [field for field in Config.model_fields.values() if hasattr(field.annotation, "model_fields")]
+    assert len(sections) <= 12

@@ -98,3 +98,23 @@ def test_every_cut_gives_the_same_update() -> None:
         assert result.tokens == first.tokens
         for name, gradient in gradients.items():
             torch.testing.assert_close(theirs[name], gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_share_a_step_in_equally_many_micro_batches(packing: bool, size: int) -> None:
+    made = batches(packing)
+    micros = made.of_step(0)
+    shares = [made.share(micros, rank, size) for rank in range(size)]
+    assert {len(share) for share in shares} == {-(-len(micros) // size)}
+    assert sorted(row for share in shares for micro in share for row in micro) == sorted(
+        row for micro in micros for row in micro
+    )
+    assert made.share(micros, 0, 1) == micros
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_an_empty_micro_batch_has_one_token_and_nothing_to_learn(packing: bool) -> None:
+    batch = batches(packing).make([])
+    assert batch["input_ids"].shape == (1, 1)
+    assert len(batch["targets"]) == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.schema import Config
+from surefit.config.spread import data_ranks
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 
@@ -37,7 +39,9 @@ def four_bit_under_fsdp(context: LintContext, setup: Setup) -> Iterator[Finding]
     MakazhanAlpamys/Soup#350 measured both messages and the fix on eight H100.
     """
     storage, dtype = setup.quant_storage, setup.weights_dtype or setup.dtype
-    if setup.parallel not in ("fsdp", "zero3") or setup.quantization not in ("nf4", "fp4") or not storage:
+    if setup.tool == "surefit" or setup.parallel not in ("fsdp", "zero3"):
+        return  # of SureFit's own engines PAR009 speaks
+    if setup.quantization not in ("nf4", "fp4") or not storage:
         return
     if storage in INTEGERS or (dtype and storage != dtype):
         others = f"the others are {dtype}" if dtype else "which is no floating type"
@@ -175,7 +179,7 @@ def fsdp_on_cpu_is_ddp(context: LintContext, setup: Setup) -> Iterator[Finding]:
     ## Evidence
     Measured with accelerate 1.15: the model is wrapped in DistributedDataParallel.
     """
-    if setup.parallel == "fsdp" and setup.on_cpu:
+    if setup.parallel == "fsdp" and setup.on_cpu and setup.tool != "surefit":
         yield Finding(
             field="parallel",
             message="FSDP on the CPU: accelerate silently uses DDP, and nothing is split",
@@ -277,4 +281,98 @@ def unused_parameters_with_checkpointing(context: LintContext, setup: Setup) -> 
             message=f"{setup.name('find_unused_parameters')} and reentrant gradient checkpointing stop the first step: "
             '"Expected to mark a variable ready only once"',
             help=f"switch {setup.name('find_unused_parameters')} off, or write use_reentrant: false",
+        )
+
+
+@rule("PAR009", "quantised-weights-in-shards", severity="error", needs=(Setup,))
+def quantised_weights_in_shards(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Quantised weights are to be cut into shards, and their scales are kept beside them.
+
+    ## What it does
+    Looks, in SureFit's own config, for `parallel.mode` fsdp together with `model.quantization` nf4 or fp8.
+
+    ## Why it is bad
+    The layers read their scales from the weight itself, which is another object each time that it is gathered:
+    bitsandbytes then builds a new one inside the forward pass, that FSDP knows nothing of. SureFit refuses it when
+    training starts; this says so before.
+
+    ## Example
+    `model.quantization: nf4`, `parallel.mode: fsdp`.
+
+    ## Fix
+    `parallel.mode: ddp`: a quantised model is small enough for most devices; or `model.quantization: none`.
+
+    ## Evidence
+    bitsandbytes 0.50, `nn/modules.py`: `fix_4bit_weight_quant_state_from_module` replaces `module.weight` by a fresh
+    `Params4bit` where it finds a plain parameter.
+    """
+    if setup.tool == "surefit" and setup.parallel == "fsdp" and setup.quantization in ("nf4", "fp8"):
+        yield Finding(
+            field="parallel",
+            message=f"fsdp cannot shard weights in {setup.quantization}",
+            help="set parallel.mode: ddp, or model.quantization: none",
+        )
+
+
+@rule("PAR010", "processes-without-micro-batches", severity="warning", needs=(Config,))
+def processes_without_micro_batches(context: LintContext, config: Config) -> Iterator[Finding]:
+    """The micro batches of a step do not divide among the processes.
+
+    ## What it does
+    Divides `train.global_batch_size` by the micro batch times the processes that read different rows, where rows are
+    not packed.
+
+    ## Why it is bad
+    Nothing that is learnt changes, but a process without rows computes an empty micro batch while it waits for the
+    others: a device is paid for and idle.
+
+    ## Example
+    `global_batch_size: 12`, `per_device_train_batch_size: 4`, two devices: two micro batches on the one, one on the
+    other.
+
+    ## Fix
+    A smaller micro batch, or a global batch that is a multiple of micro batch times processes.
+
+    ## Evidence
+    Arithmetic: 3 micro batches on 2 processes take as long as 4.
+    """
+    micro, ranks, whole = config.train.per_device_train_batch_size, data_ranks(config), config.train.global_batch_size
+    if ranks == 1 or not isinstance(micro, int) or config.data.packing is not False or whole % micro:
+        return
+    batches = whole // micro
+    if batches % ranks:
+        yield Finding(
+            field="train.per_device_train_batch_size",
+            message=f"{batches} micro batches for {ranks} processes: in every step {ranks - batches % ranks} of them "
+            "wait for the others",
+            help=f"set train.global_batch_size: {-(-batches // ranks) * ranks * micro}, or a smaller micro batch",
+        )
+
+
+@rule("PAR011", "scores-in-training-of-a-shared-model", severity="error", needs=(Setup,))
+def scores_in_training_of_a_shared_model(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Answers are to be generated in training by a model of which no process has all.
+
+    ## What it does
+    Looks, in SureFit's own config, for `evaluate.in_training` with any `parallel.mode` but ddp.
+
+    ## Why it is bad
+    The first process alone generates, while the others wait. Where it holds only a part of the model it would wait for
+    them in turn, forever.
+
+    ## Example
+    `evaluate.in_training: true`, `parallel.mode: fsdp`.
+
+    ## Fix
+    Leave it off, and run `surefit evaluate` afterwards; the held-out loss is measured in every mode.
+
+    ## Evidence
+    Of the design: `fully_shard` gathers a layer by a call that all processes must make.
+    """
+    shared = setup.parallel not in (None, "none", "ddp")
+    if setup.tool == "surefit" and setup.generates_in_loop and shared:
+        yield Finding(
+            field="generates_in_loop",
+            message=f"with parallel.mode {setup.parallel} no process has the whole model that is to answer",
+            help="set evaluate.in_training: false, and run `surefit evaluate` afterwards",
         )

@@ -1,0 +1,135 @@
+"""How many devices a run has and how they share its work: the arithmetic of the processes, and what "auto" becomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError
+from surefit.core.units import bytes_text
+
+COUNT, NODES, MODE = "hardware.count", "hardware.nodes", "parallel.mode"
+SHARING = ("tp", "cp", "pp")
+"""Modes in which several processes read the same examples; each has a setting of its name, that says how many."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The processes that torchrun, srun or our own launcher has started: on each machine, and on how many."""
+
+    each: int
+    nodes: int
+
+
+def processes(config: Config) -> int:
+    """All of them, over all machines; one device on each where that is not decided yet."""
+    count = config.hardware.count
+    return (1 if count == "auto" else count) * config.hardware.nodes
+
+
+def data_ranks(config: Config) -> int:
+    """How many parts the global batch is cut into: the processes, or groups of them that read the same examples."""
+    together = config.parallel.tp * config.parallel.cp * config.parallel.pp
+    return max(1, processes(config) // together)
+
+
+def own_batch(config: Config) -> int:
+    """Examples of a step that one part has: its share of the global batch, rounded up."""
+    return math.ceil(config.train.global_batch_size / data_ranks(config))
+
+
+def accumulation(config: Config) -> int:
+    """Micro batches that each process runs in a step; where they do not divide, some of them run an empty one."""
+    micro = config.train.per_device_train_batch_size
+    assert isinstance(micro, int)
+    return math.ceil(math.ceil(config.train.global_batch_size / micro) / data_ranks(config))
+
+
+def decide_devices(config: Config, started: Started | None) -> dict[str, tuple[int, str]]:
+    """`hardware.count` and `hardware.nodes`, with their reasons."""
+    if started is None:
+        return {COUNT: (1, "one device; --gpus N takes more")}
+    return {
+        COUNT: (started.each, f"{started.each} processes were started on this machine"),
+        NODES: (started.nodes, f"processes were started on {started.nodes} machines"),
+    }
+
+
+def decide_mode(config: Config, capacity: int | None, needed: Callable[[], int | None]) -> tuple[str, str]:
+    """`parallel.mode` with its reason.
+
+    Args:
+        capacity: bytes that a device has.
+        needed: what a step takes of it with a whole model on each; asked only where that decides.
+    """
+    for name in SHARING:
+        if getattr(config.parallel, name) > 1:
+            return name, f"parallel.{name} is {getattr(config.parallel, name)}"
+    count = processes(config)
+    if count == 1:
+        return "single", "one process"
+    if config.parallel.offload or config.parallel.dp_replicate > 1:
+        return "fsdp", "it alone has what parallel.offload and parallel.dp_replicate ask for"
+    size = needed() if capacity else None
+    if size is None or capacity is None:
+        return "ddp", f"a whole model in each of {count} processes: the least to exchange"
+    if size > capacity:
+        return (
+            "fsdp",
+            f"a step would take {bytes_text(size)} of each device's {bytes_text(capacity)} with a whole model",
+        )
+    return "ddp", f"a whole model fits each device: {bytes_text(size)} of {bytes_text(capacity)}"
+
+
+def require_possible(config: Config) -> None:
+    """Refuse what the processes cannot share.
+
+    Raises:
+        ConfigError: several ways at once, or numbers that do not divide.
+    """
+    parallel, count = config.parallel, processes(config)
+    used = [name for name in SHARING if getattr(parallel, name) > 1]
+    if parallel.mode == "single" and count > 1:
+        raise ConfigError(
+            f"{count} processes, and parallel.mode is single", field=MODE, help="leave it at auto, or use one device"
+        )
+    if used and used != [parallel.mode]:
+        set_to = ", ".join(f"{name}: {getattr(parallel, name)}" for name in used)
+        raise ConfigError(
+            f"parallel.mode is {parallel.mode}, with {set_to}",
+            field=MODE,
+            help="one way at a time: set the others to 1, and the mode to auto",
+        )
+    if parallel.mode in ("tp", "pp") and getattr(parallel, parallel.mode) != count:
+        raise ConfigError(
+            f"parallel.{parallel.mode} is {getattr(parallel, parallel.mode)}, processes in all: {count}",
+            field=f"parallel.{parallel.mode}",
+            help=f"set it to {count}: all processes share one model in this mode",
+        )
+    if parallel.mode == "tp" and config.train.optimizer != "adamw":
+        raise ConfigError(
+            f"{config.train.optimizer} cannot update matrices that several processes share",
+            field="train.optimizer",
+            help="use adamw, or another parallel.mode",
+        )
+    if parallel.mode == "tp" and config.speed.compile:
+        raise ConfigError(
+            "layers whose matrices are shared cannot be compiled",
+            field="speed.compile",
+            help="set speed.compile: false, or another parallel.mode",
+        )
+    if parallel.mode == "cp" and config.speed.attention.startswith("flash"):
+        raise ConfigError(
+            f"{config.speed.attention} cannot read an example whose tokens are shared",
+            field="speed.attention",
+            help="leave it at auto",
+        )
+    for name in (*used, *(["dp_replicate"] if parallel.dp_replicate > 1 else [])):
+        if count % getattr(parallel, name):
+            raise ConfigError(
+                f"{count} processes cannot be divided into groups by parallel.{name}: {getattr(parallel, name)}",
+                field=f"parallel.{name}",
+                help=f"choose a divisor of {count}, or another number of devices",
+            )

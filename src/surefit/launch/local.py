@@ -1,0 +1,143 @@
+"""Several processes on this machine, one for each device: the same command, told who they are as torchrun tells it.
+
+Not through torchrun itself, because a run that is asked to stop saves before it leaves, with a number of its own: here
+a stop signal is handed on to every process and waited for, while torchrun would end all of them when the first is gone.
+Where a process fails, the others notice by themselves (their connections close); whoever does not is ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from surefit.core import env
+from surefit.core.errors import EXIT_INTERRUPTED, EXIT_LOST, EXIT_OK, MachineError
+
+HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+GRACE_SECONDS = 10.0
+"""How long the others have to end by themselves after one has failed."""
+SAVING_SECONDS = 600.0
+"""The same after one has saved and left: the first may still be writing."""
+LOOK_SECONDS = 0.05
+
+
+def launch(arguments: Sequence[str], processes: int, resume_command: str) -> int:
+    """Run `python -m surefit ARGUMENTS` in so many processes, and return what the command as a whole exits with.
+
+    Args:
+        resume_command: what continues the run, for the message.
+
+    Raises:
+        MachineError: another process than the first has failed, or one was killed; with the exit code of that one.
+    """
+    group = Group([sys.executable, "-m", "surefit", *arguments], processes)
+    with group.handing_on_signals():
+        group.wait()
+    return _verdict(group.codes, group.ended_by_us, processes, resume_command)
+
+
+class Group:
+    """Processes that were started together.
+
+    Attributes:
+        codes: rank → what it exited with, negative for a signal, in the order in which they ended.
+        ended_by_us: ranks that did not end by themselves.
+    """
+
+    def __init__(self, command: Sequence[str], processes: int) -> None:
+        port = _free_port()
+        # Sessions of their own: a Ctrl-C on the terminal comes here alone, and is handed on once.
+        self.running = {
+            rank: subprocess.Popen(
+                command,
+                env=env.of_process(rank, processes, port),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_stop_with_the_launcher if sys.platform == "linux" else None,
+            )
+            for rank in range(processes)
+        }
+        self.codes: dict[int, int] = {}
+        self.ended_by_us: list[int] = []
+
+    @contextmanager
+    def handing_on_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._hand_on) for number in HANDED_ON}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait(self) -> None:
+        """Return when all have ended; one that failed gives the others `GRACE_SECONDS`."""
+        limit = None
+        while self.running:
+            time.sleep(LOOK_SECONDS)
+            for rank, process in list(self.running.items()):
+                if process.poll() is not None:
+                    self.codes[rank] = process.returncode
+                    del self.running[rank]
+            failed = [code for code in self.codes.values() if code != EXIT_OK]
+            if failed and limit is None:
+                only_saved = set(failed) == {EXIT_INTERRUPTED}
+                limit = time.monotonic() + (SAVING_SECONDS if only_saved else GRACE_SECONDS)
+            if limit is not None and time.monotonic() > limit:
+                self._end()
+
+    def _end(self) -> None:
+        self.ended_by_us += self.running
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        for process in self.running.values():
+            process.send_signal(number)
+
+
+def _verdict(codes: Mapping[int, int], ended_by_us: Sequence[int], processes: int, resume_command: str) -> int:
+    """The exit code of the whole, by whoever failed of itself; those that only lost another do not count."""
+    failed = {rank: code for rank, code in codes.items() if code != EXIT_OK and rank not in ended_by_us}
+    help_text = f"mend the cause, then continue from the last checkpoint with: {resume_command}"
+    for rank, code in failed.items():
+        if code < 0:
+            name = signal.Signals(-code).name
+            why = ": the machine's memory may have run out" if name == "SIGKILL" else ""
+            raise MachineError(
+                f"rank {rank} of {processes} was ended by {name}{why}; the others were stopped", help=help_text
+            )
+    of_itself = {rank: code for rank, code in failed.items() if code not in (EXIT_INTERRUPTED, EXIT_LOST)}
+    if 0 in of_itself:
+        return of_itself[0]
+    for rank, code in of_itself.items():
+        error = MachineError(
+            f"rank {rank} of {processes} failed, with the error above; the others were stopped", help=help_text
+        )
+        error.exit_code = code
+        raise error
+    if EXIT_INTERRUPTED in failed.values():
+        return EXIT_INTERRUPTED
+    if failed or ended_by_us:
+        raise MachineError(f"the {processes} processes lost each other, and none says why", help=help_text)
+    return EXIT_OK
+
+
+def _free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _stop_with_the_launcher() -> None:
+    """Let the kernel send this process SIGTERM when the launcher is gone: it saves, and leaves the GPU."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -1,0 +1,77 @@
+"""A whole model in each process, on its own part of the global batch: torch's DistributedDataParallel.
+
+DDP hooks into the forward pass of the module that it wraps. Our loss is more than that pass: it runs the head once more
+for every chunk (train/loss.py). So what is wrapped is a module whose forward pass is the whole loss. The model inside
+stays as it is, its names too: optimizer, checkpoints and export do not know of DDP.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from surefit.model import compat
+from surefit.parallel.engine import Batch, Engine, Loss
+from surefit.parallel.mesh import World
+
+
+class LossOf(torch.nn.Module):
+    """A module whose forward pass is the loss of a model, so that what wraps it sees all that reads a weight."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, loss_of: Loss) -> torch.Tensor:
+        return loss_of(self.model, batch)
+
+
+class DataParallel(Engine):
+    """Gradients are added up over all processes in the backward pass of the last micro batch."""
+
+    name = "ddp"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.data_rank, self.data_size = world.rank, world.size
+        self.ddp: DistributedDataParallel | None = None
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Hold the model in DDP, and return it as it was.
+
+        Experts that no token of a micro batch was sent to get no gradient; only then DDP is told to look for such.
+        """
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.ddp = DistributedDataParallel(
+            LossOf(model),
+            **compat.without_buffers(),  # none of them changes in training
+            gradient_as_bucket_view=True,
+            find_unused_parameters=any(".experts." in name for name in trained),
+        )
+        self.ddp.register_comm_hook(None, _sum)
+        assert type(self.ddp) is DistributedDataParallel
+        assert dist.get_world_size() == self.world.size
+        return model
+
+    def accumulating(self, model: torch.nn.Module, last: bool) -> AbstractContextManager[None]:
+        assert self.ddp is not None, "wrap comes first"
+        return nullcontext() if last else self.ddp.no_sync()
+
+    def loss(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> torch.Tensor:
+        assert self.ddp is not None, "wrap comes first"
+        loss: torch.Tensor = self.ddp(batch, loss_of)
+        return loss
+
+    def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        total = loss.clone()
+        dist.all_reduce(total)
+        return total
+
+
+# The signature is compared with types, not their names: this file has no `from __future__ import annotations`.
+def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """The sum of gradients; DDP's own is their mean, and a loss multiplied by the number of processes rounds."""
+    work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]

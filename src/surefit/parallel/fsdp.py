@@ -1,0 +1,185 @@
+"""A share of every weight, gradient and optimizer state in each process: torch's `fully_shard` (FSDP2).
+
+A decoder layer's weights are gathered when it is run, forward and backward, and let go afterwards; embeddings, last
+norm and head, once for each micro batch. Each process reads its own part of the global batch.
+
+The head's weight is read outside of the model's own forward pass, for every chunk of the loss (train/loss.py). So the
+outermost module is one whose forward pass is the whole loss, as under DDP: while it runs, that weight is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from surefit.core.errors import ConfigError, ModelError
+from surefit.model.compile import decoder_layers
+from surefit.parallel.ddp import LossOf
+from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.parallel.mesh import World, device_of
+
+
+class FullySharded(Engine):
+    """Weights, gradients and optimizer state in shards.
+
+    Args:
+        world: all processes, joined.
+        replicas: groups that each hold a whole sharded model; a divisor of the processes. Only gradients cross them.
+        offload: the shards lie in the host's memory, and the optimizer runs there.
+    """
+
+    name = "fsdp"
+
+    def __init__(self, world: World, replicas: int = 1, offload: bool = False) -> None:
+        super().__init__(world)
+        self.data_rank, self.data_size = world.rank, world.size
+        self.device, self.offload = device_of(world), offload
+        sizes, names = (replicas, world.size // replicas), ("replicate", "shard")
+        if replicas == 1:
+            self.mesh = init_device_mesh(self.device.type, sizes[1:], mesh_dim_names=names[1:])
+        else:
+            self.mesh = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+        self.shard_group = self.mesh.get_group("shard")
+        self.root: Any = None
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Shard the model in place, each decoder layer by itself, and return it.
+
+        Raises:
+            ConfigError: its weights are quantised.
+            ModelError: it has no decoder layers of transformers' kind.
+        """
+        _require_plain(model)
+        layers = decoder_layers(model)
+        if not layers:
+            raise ModelError(
+                f"{type(model).__name__} has no decoder layers that could be sharded one by one",
+                field="parallel.mode",
+                help="set parallel.mode: ddp",
+            )
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        root = LossOf(model)
+        options: dict[str, Any] = {
+            "mesh": self.mesh,
+            # Weights are computed with as they are; 16-bit gradients are added up in float32.
+            "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
+            "offload_policy": CPUOffloadPolicy() if self.offload and self.device.type == "cuda" else OffloadPolicy(),
+        }
+        for layer in layers:
+            fully_shard(layer, reshard_after_forward=True, **options)
+        self.root = fully_shard(root, reshard_after_forward=False, **options)
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                # The sum of the processes' gradients, in place of their mean.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        self._require_shards(model, layers, shapes)
+        return model
+
+    def _require_shards(
+        self, model: torch.nn.Module, layers: Iterable[torch.nn.Module], shapes: Mapping[str, torch.Size]
+    ) -> None:
+        """Prove that it is sharded: what only looks so trains just as well, and takes the memory of a whole model."""
+        assert isinstance(self.root, FSDPModule)
+        assert all(isinstance(layer, FSDPModule) for layer in layers)
+        size = dist.get_world_size(self.shard_group)
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter, DTensor), f"{name} is not sharded"
+            assert parameter.shape == shapes[name], name
+            assert parameter.to_local().shape[0] <= -(-shapes[name][0] // size), f"{name} is whole in each process"
+
+    def optimizer(self, model: torch.nn.Module, make: Callable[[torch.nn.Module], Any]) -> Any:
+        """Over the shards.
+
+        Raises:
+            ConfigError: it is one of bitsandbytes, whose kernels do not know shards.
+        """
+        made = make(model)
+        if not all(isinstance(inner, torch.optim.AdamW) for inner in made.inner):
+            raise ConfigError(
+                "the optimizers of bitsandbytes cannot update sharded weights",
+                field="train.optimizer",
+                help="set train.optimizer: adamw, whose state is sharded too; or parallel.mode: ddp",
+            )
+        return made
+
+    def loss(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> torch.Tensor:
+        loss: torch.Tensor = self.root(batch, loss_of)
+        return loss
+
+    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
+        value = float(self.root(batch, loss_of))
+        self.root.reshard()  # after a backward pass it happens by itself
+        return value
+
+    def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        total = loss.to(self.device, copy=True)
+        dist.all_reduce(total)
+        return total
+
+    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
+        """Each process's norm of what it holds, squared and added up over those that together hold all."""
+        square = norm(_own_gradients(parameters)).to(self.device) ** 2  # type: ignore[arg-type]
+        dist.all_reduce(square, group=self.shard_group)
+        return square.sqrt()
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One after the other, so that a device holds only one of them whole; the first process keeps them in RAM."""
+        found: dict[str, torch.Tensor] = {}
+        names: dict[int, str] = {}
+        for name, tensor in tensors.items():
+            if id(tensor) in names:  # a head that shares its weight with the embedding
+                if self.world.is_first:
+                    found[name] = found[names[id(tensor)]]
+                continue
+            names[id(tensor)] = name
+            one = tensor.detach()
+            full = _gather(one, self.device) if isinstance(one, DTensor) else one
+            if self.world.is_first:
+                found[name] = full
+        return found
+
+    def shares(self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: _share(tensor, like.get(name), self.mesh) for name, tensor in tensors.items()}
+
+
+def _gather(shard: DTensor, device: torch.device) -> torch.Tensor:
+    """The whole, on the CPU. Every process must call it; an offloaded shard goes over the device that can send it."""
+    moved: Any = shard.to(device)
+    whole: torch.Tensor = moved.full_tensor().cpu()
+    return whole
+
+
+def _own_gradients(parameters: Iterable[torch.nn.Parameter]) -> Iterator[SimpleNamespace]:
+    """What has the gradients that this process holds, in the place of parameters."""
+    for parameter in parameters:
+        if isinstance(parameter.grad, DTensor):
+            yield SimpleNamespace(grad=parameter.grad.to_local())
+
+
+def _share(whole: torch.Tensor, like: torch.Tensor | None, mesh: DeviceMesh) -> torch.Tensor:
+    """This process's part of a tensor that all of them have; the tensor where `like` is no shard of one like it."""
+    if not isinstance(like, DTensor) or whole.shape != like.shape:
+        return whole
+    # Every process has read the same file: nobody need send anything.
+    part = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+    return part.to(like.device)
+
+
+def _require_plain(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or parameter.element_size() == 1:
+            raise ConfigError(
+                f"fsdp cannot shard quantised weights: {name} is {str(parameter.dtype).removeprefix('torch.')}, whose "
+                "scales are kept beside it",
+                field="parallel.mode",
+                help="set parallel.mode: ddp, which holds the quantised model on each device, or "
+                "model.quantization: none",
+            )

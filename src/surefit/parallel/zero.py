@@ -1,0 +1,393 @@
+"""ZeRO (Rajbhandari et al. 2020) through DeepSpeed: optimizer state, gradients and, in stage 3, weights in shares.
+
+DeepSpeed cuts up, gathers and exchanges. What decides a step stays ours: the loss is divided by the supervised tokens
+of all processes, the norm is taken and judged before anything is updated, and the update is the AdamW of torch that a
+single process uses, on float32 masters. So a checkpoint has the format of a single process, and any mode resumes it.
+
+Three things are DeepSpeed's: it exchanges gradients after every micro batch, not once per step; those of bfloat16
+models cross in bfloat16; and a trained parameter that no loss reaches gets a gradient of zeros, so that its moments and
+its weight decay go on where a single process leaves it alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from surefit.config.schema import ParallelSection
+from surefit.core import env
+from surefit.core.errors import ConfigError, MachineError
+from surefit.foreign.adopt import TUNING
+from surefit.model.fused_lora import is_fused
+from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.parallel.mesh import World, device_of
+
+MODES = {"zero2": 2, "zero3": 3}
+PRECISION: dict[torch.dtype, dict[str, Any]] = {
+    torch.float32: {},
+    torch.bfloat16: {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
+    torch.float16: {"fp16": {"enabled": True, "loss_scale": 1.0}, "data_types": {"grad_accum_dtype": "fp32"}},
+}
+"""The loss scale of float16 is ours (train/scaling.py): DeepSpeed's is switched off."""
+
+
+class Zero(Engine):
+    """Stage 2 or 3.
+
+    The model is trained in place: it keeps its class and names, and DeepSpeed's hooks are on its modules. It is cut up
+    when the optimizer is made.
+
+    Raises:
+        MachineError: DeepSpeed cannot be imported.
+    """
+
+    def __init__(self, world: World, section: ParallelSection) -> None:
+        super().__init__(world)
+        self.name: str = section.mode
+        self.stage = MODES[self.name]
+        self.data_rank, self.data_size = world.rank, world.size
+        self.gradient_factor = float(world.size)  # DeepSpeed takes the mean over processes
+        self._section = section
+        self._deepspeed = import_deepspeed(world)
+        self._optimizer: ZeroOptimizer | None = None
+
+    def optimizer(self, model: torch.nn.Module, make: Callable[..., Any]) -> ZeroOptimizer:
+        """Cut up `model` and the state of its AdamW; asked again for the same model, forget all updates.
+
+        Raises:
+            ConfigError: a switch that does not go with weights in shares.
+        """
+        if self._optimizer is not None:
+            assert self._optimizer.model is model, "one engine trains one model"
+            self._optimizer.forget()
+            return self._optimizer
+        if not dist.is_initialized():  # DeepSpeed wants a group of one process, too
+            backend = "nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if self.stage == 3:
+            _require_plain(model)
+        (inner,) = make(model, masters=False).inner
+        config = settings(self._section, next(iter(trained.values())).dtype)
+        runtime = self._deepspeed.initialize(
+            model=_WithLoss(model), optimizer=inner, config=config, dist_init_required=False
+        )[0]
+        self._optimizer = ZeroOptimizer(model, trained, inner, runtime, self.stage)
+        self._require_shares(trained)
+        return self._optimizer
+
+    def _require_shares(self, trained: Mapping[str, torch.Tensor]) -> None:
+        """DeepSpeed has done what was asked for: each process holds its part, and no more, of what is shared."""
+        assert self._optimizer is not None
+        zero, size = self._optimizer.zero, self.world.size
+        wanted = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}[self.stage]
+        assert type(zero).__name__ == wanted, f"DeepSpeed made a {type(zero).__name__}"
+        if self.stage == 3:
+            for parameter in self._optimizer.model.parameters():
+                held, whole = parameter.ds_tensor.numel(), parameter.ds_numel  # type: ignore[attr-defined]
+                assert held == -(-whole // size), f"{held} of {whole} numbers are here, of {size} processes"
+            return
+        numbers = sum(parameter.numel() for parameter in trained.values())
+        held = sum(part.numel() for part in self._optimizer.parts)
+        # A group is filled up to a multiple of twice the processes.
+        assert numbers <= held * size < numbers + 2 * size * len(self._optimizer.parts) + 1
+
+    def run(
+        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+    ) -> torch.Tensor:
+        assert self._optimizer is not None
+        runtime = self._optimizer.runtime
+        total = torch.zeros((), device=device_of(self.world))
+        for number, batch in enumerate(micro_batches, start=1):
+            runtime.set_gradient_accumulation_boundary(number == len(micro_batches))
+            part = runtime(loss_of, batch) / supervised
+            runtime.backward(part * (scale * self.gradient_factor), scale_wrt_gas=False)
+            total += part.detach()
+        self._optimizer.pending = True
+        return total
+
+    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
+        """In stage 3 every process must measure as many batches: each gathers the weights that it needs from all."""
+        assert self._optimizer is not None
+        return float(self._optimizer.runtime.module(loss_of, batch))
+
+    def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        whole = loss.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
+        """Of the gradients that the processes hold by now, each its own part."""
+        assert self._optimizer is not None
+        held: Any = [SimpleNamespace(grad=gradient) for gradient in self._optimizer.gradients()]
+        square = norm(held).double().square().to(device_of(self.world))
+        dist.all_reduce(square)
+        return square.sqrt().float()
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """On the host, and only in the first process: nobody else has room for all of them."""
+        assert self._optimizer is not None
+        whole: dict[int, torch.Tensor] = {}  # what shares memory in the model still does
+        for name, tensor in tensors.items():
+            if id(tensor) not in whole:
+                whole[id(tensor)] = self._optimizer.whole(name, tensor)
+                if not self.world.is_first:
+                    whole[id(tensor)] = torch.empty(0)
+        return {name: whole[id(tensor)] for name, tensor in tensors.items()} if self.world.is_first else {}
+
+    def shares(self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Trained weights are put in place here, masters too; everything is returned as it came, since the optimizer
+        takes its part of a state itself."""
+        assert self._optimizer is not None
+        for name in tensors.keys() & self._optimizer.parameters.keys():
+            self._optimizer.set_weight(name, tensors[name])
+        return dict(tensors)
+
+
+class ZeroOptimizer:
+    """What `train.optim.MasterOptimizer` is in a single process; every process must call each method.
+
+    Attributes:
+        model: the one that is trained.
+        runtime: DeepSpeed's engine.
+        zero: its optimizer, around ours.
+        parts: the float32 numbers that this process updates, one flat tensor per group.
+        pending: gradients are there that no update has used.
+        learning_rate: set it before each `step`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        trained: dict[str, torch.nn.Parameter],
+        inner: torch.optim.AdamW,
+        runtime: Any,
+        stage: int,
+    ) -> None:
+        self.model, self.runtime, self.zero = model, runtime, runtime.optimizer
+        self.parts: list[torch.Tensor] = (
+            self.zero.single_partition_of_fp32_groups if stage == 2 else self.zero.fp32_partitioned_groups_flat
+        )
+        self.pending, self.learning_rate = False, 0.0
+        self._trained, self._inner, self._stage = trained, inner, stage
+        self._factor: float | None = None
+        self._set_aside: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._fragments: Any = importlib.import_module("deepspeed.utils")
+        inner.register_step_pre_hook(self._before_update)
+        inner.register_step_post_hook(self._after_update)
+        self.forget()
+        if stage == 2:
+            # DeepSpeed finds a parameter's moments after the first update; a checkpoint may be read before it.
+            self.zero._lazy_init_hp_params_optimizer_state()
+
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The trained parameters by their names in the model; in stage 3 their shapes alone, on meta."""
+        if self._stage == 2:
+            return self._trained
+        return {
+            name: torch.nn.Parameter(torch.empty(p.ds_shape, dtype=p.dtype, device="meta"))  # type: ignore[attr-defined]
+            for name, p in self._trained.items()
+        }
+
+    def gradients(self) -> list[torch.Tensor]:
+        """This process's part of the mean gradient, after the backward pass of the last micro batch."""
+        if self.runtime.zero_offload_optimizer() is not None:
+            return [part.grad for part in self.parts if part.grad is not None]
+        return [gradient for held in self.zero.averaged_gradients.values() for gradient in held or ()]
+
+    def step(self, factor: float = 1.0) -> None:
+        """Update; every gradient is multiplied by `factor` first, in float32."""
+        self._take(factor)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients: where no update has used them, DeepSpeed takes a step that updates nothing."""
+        if self.pending:
+            self._take(None)
+
+    def _take(self, factor: float | None) -> None:
+        self._factor, self.pending = factor, False
+        for group in self._inner.param_groups:
+            group["lr"] = self.learning_rate
+        self.runtime.step()
+
+    def _before_update(self, inner: torch.optim.Optimizer, *_: Any) -> None:
+        held = [part for group in inner.param_groups for part in group["params"]]
+        if self._factor is None:
+            self._set_aside = [(part, part.grad) for part in held]
+            for part in held:
+                part.grad = None  # which AdamW passes over
+        elif self._factor != 1.0:
+            torch._foreach_mul_([part.grad for part in held], self._factor)
+
+    def _after_update(self, *_: Any) -> None:
+        for part, gradient in self._set_aside:
+            part.grad = gradient
+        self._set_aside = []
+
+    def forget(self) -> None:
+        """No update has been made: as a new optimizer."""
+        for part in self.parts:
+            state = self._inner.state[part]
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key] = state[key].zero_() if key in state else torch.zeros_like(part)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As `train.optim.MasterOptimizer.tensors`, whole, on the host; in the first process only."""
+        return {name: tensor for name, tensor in self._states() if dist.get_rank() == 0}
+
+    def _states(self) -> Iterator[tuple[str, torch.Tensor]]:
+        step = next(self._inner.state[part]["step"] for part in self.parts)
+        for name, p in self._trained.items():
+            if p.dtype != torch.float32:
+                yield f"master.{name}", self._fragments.safe_get_full_fp32_param(p).cpu()
+            yield f"step.{name}", step.cpu().clone()
+            for key in ("exp_avg", "exp_avg_sq"):
+                yield f"{key}.{name}", self._fragments.safe_get_full_optimizer_state(p, key).cpu()
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Continue from what `tensors` returned, of any engine; each process is given all of them."""
+        self.forget()
+        for name, p in self._trained.items():
+            if p.dtype != torch.float32:
+                self._set_master(p, tensors[f"master.{name}"])
+            for key in ("exp_avg", "exp_avg_sq"):
+                if f"{key}.{name}" in tensors:
+                    self._set_moment(p, tensors[f"{key}.{name}"], key)
+        # All parameters of a run are updated in every step.
+        step = max((int(tensor) for name, tensor in tensors.items() if name.startswith("step.")), default=0)
+        for part in self.parts:
+            self._inner.state[part]["step"].fill_(step)
+
+    def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the model as one process would hold it, on the host."""
+        parameter: Any = self._trained.get(name, tensor)
+        if not hasattr(parameter, "ds_id"):
+            return tensor.detach().cpu()
+        zero = importlib.import_module("deepspeed.runtime.zero")
+        with zero.GatheredParameters([parameter]):
+            gathered: torch.Tensor = parameter.detach().cpu().clone()
+        return gathered
+
+    @torch.no_grad()
+    def set_weight(self, name: str, value: torch.Tensor) -> None:
+        """Give a trained parameter and its master a value."""
+        p: Any = self._trained[name]
+        self._set_master(p, value)
+        if self._stage == 2:
+            p.copy_(value)
+            return
+        p.ds_tensor.copy_(self._own(p, value))
+        if p.numel() == p.ds_numel:  # it is held whole at the moment
+            p.copy_(value)
+
+    def _set_master(self, p: Any, value: torch.Tensor) -> None:
+        if self._stage == 2:
+            self._fragments.safe_set_full_fp32_param(p, value.float())
+        else:
+            self._fragments.safe_set_local_fp32_param(p, self._own(p, value.float()))
+
+    def _set_moment(self, p: Any, value: torch.Tensor, key: str) -> None:
+        if self._stage == 2:
+            self._fragments.safe_set_full_optimizer_state(p, value, key)
+        else:
+            self._fragments.safe_set_local_optimizer_state(p, self._own(p, value), key)
+
+    def _own(self, p: Any, value: torch.Tensor) -> torch.Tensor:
+        """This process's part of a whole value, filled up with zeros (DeepSpeed's own function fails without them)."""
+        size = p.ds_tensor.numel()
+        part = value.flatten()[size * dist.get_rank() :][:size]
+        return torch.nn.functional.pad(part, (0, size - part.numel()))
+
+
+def _require_plain(model: torch.nn.Module) -> None:
+    """Refuse what reads weights without calling the layer that they belong to: only the call gathers them."""
+    modules = list(model.modules())
+    refused = (
+        (any(is_fused(module) for module in modules), "speed.fused_lora", "fused LoRA reads the weights of all factors "
+         "at once, and zero3 gathers those of one layer", "set speed.fused_lora: false"),
+        (any(getattr(module, "_compiled_call_impl", None) is not None for module in modules), "speed.compile",
+         "compiled layers leave out the hooks with which zero3 gathers weights", "set speed.compile: false"),
+        (any(p.dtype.itemsize == 1 for p in model.parameters()), "model.quantization", "quantised weights lose "
+         "their scales when zero3 cuts them up", "set parallel.mode: zero2, ddp or fsdp; or model.quantization: none"),
+    )  # fmt: skip
+    for found, field, why, instead in refused:
+        if found:
+            raise ConfigError(why, field=field, help=instead)
+
+
+class _WithLoss(torch.nn.Module):
+    """DeepSpeed wants a module that returns the loss."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, loss_of: Loss, batch: Batch) -> torch.Tensor:
+        return loss_of(self.model, batch)
+
+
+def settings(section: ParallelSection, dtype: torch.dtype) -> dict[str, Any]:
+    """The whole config for DeepSpeed: ours, and the tuning of the user's own file.
+
+    Args:
+        dtype: of the trained parameters.
+    """
+    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    offload = {"offload_optimizer": host} | ({"offload_param": host} if section.mode == "zero3" else {})
+    return {
+        # Only read for logs. Two, because with one and offload DeepSpeed keeps the last micro batch's gradient alone.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.0,
+        "steps_per_print": 2**62,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": tuning(section.deepspeed_config)
+        | {"stage": MODES[section.mode]}
+        | (offload if section.offload else {}),
+        **PRECISION[dtype],
+    }
+
+
+def tuning(path: str | None) -> dict[str, Any]:
+    """What `TUNING` names in a user's DeepSpeed file; "auto" is left to DeepSpeed."""
+    if path is None:
+        return {}
+    found = json.loads(Path(path).expanduser().read_text(encoding="utf-8")).get("zero_optimization", {})
+    return {key: value for key, value in found.items() if f"zero_optimization.{key}" in TUNING and value != "auto"}
+
+
+def import_deepspeed(world: World) -> Any:
+    """DeepSpeed, for the device that is here, and silent.
+
+    Nothing of it is compiled: AdamW and the collectives are torch's own.
+
+    Raises:
+        MachineError: it is not installed, or does not fit this machine.
+    """
+    env.place_deepspeed(device_of(world).type, world.local_rank)
+    try:
+        deepspeed = importlib.import_module("deepspeed")
+    except (ImportError, RuntimeError) as error:
+        raise MachineError(
+            f"parallel.mode zero2 and zero3 are DeepSpeed's, which cannot be imported here: {env.first_line(error)}",
+            field="parallel.mode",
+            help='pip install "surefit[deepspeed]", or set parallel.mode: fsdp, which needs nothing else',
+        ) from error
+    importlib.import_module("deepspeed.ops").__dict__["__compatible_ops__"] = defaultdict(bool)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed 0.19.8 calls collectives of torch 2.13 by their old names: nothing a user can do about.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    return deepspeed

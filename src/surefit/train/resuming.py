@@ -1,0 +1,75 @@
+"""Going on from a checkpoint: the newest one, or at the end of a run the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from surefit.checkpoint import manager
+from surefit.parallel.engine import Engine
+from surefit.parallel.mesh import by_first
+from surefit.train.identity import identity, require_same, what_changed
+from surefit.train.optim import MasterOptimizer
+from surefit.train.progress import Counters
+
+if TYPE_CHECKING:
+    from surefit.train.loop import Training
+
+
+def resume(job: Training) -> int | None:
+    """Make a run what it was after its newest complete checkpoint, and return that step; None where there is none.
+
+    Every process reads the checkpoint, and keeps its own share. How many processes there were when it was written does
+    not matter: which rows a step sees does not depend on it.
+
+    Raises:
+        ConfigError: it is one of other settings.
+        ModelError: it is one of another model, or all are damaged.
+    """
+    latest = job.saving.latest()
+    if latest.path is None:
+        return None
+    state = manager.load(latest.path)
+    now = identity(job.config, job.survey, job.total_steps)
+    by_first(job.engine.world, lambda: require_same(state.trainer["identity"], now, job.run.path))
+    restore(state, job.optimizer, job.engine, latest.path)
+    job.optimizer.load_tensors(job.engine.shares(state.optimizer, like(state.optimizer, job.optimizer.parameters)))
+    if job.scaling is not None:
+        job.scaling.restore(state.trainer["loss_scale"])
+    job.counters = Counters(**state.trainer["counters"])
+    for line in by_first(job.engine.world, lambda: job.log.rewind(latest.step)):
+        if "loss" in line and not line["rejected"]:
+            job.loss = line["loss"]
+        job.held_out.remember([line])
+    changes = what_changed(state.trainer, job.config, job.engine.name, job.engine.data_size)
+    for change in manager.changed_versions(latest.path) + changes:
+        job.note(f"{change}: the last bits may differ from an uninterrupted run")
+    if job.engine.world.is_first:
+        job.run.note("train", "resumed", step=latest.step, skipped=[path.name for path, _ in latest.skipped])
+    return latest.step
+
+
+def restore_the_best(job: Training) -> int | None:
+    """With `checkpoint.keep_best`, make the model that of the best checkpoint; returns its step."""
+    found = job.saving.best_complete()
+    if found is None:
+        return None
+    score, path = found
+    restore(manager.load(path), job.optimizer, job.engine, path)
+    job.note(f"exporting step {score.step}, the best by {job.held_out.metric}: {score.value:.4f}")
+    return score.step
+
+
+def restore(state: manager.State, optimizer: MasterOptimizer, engine: Engine, path: Path) -> None:
+    """Copy a checkpoint's weights into the model, or this process's share of it."""
+    weights = engine.shares(state.weights, optimizer.parameters)
+    manager.restore(manager.State(weights, {}, {}), optimizer.parameters, path)
+
+
+def like(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """For each tensor of an optimizer, named `KEY.PARAMETER_NAME`, that parameter; without those that have none."""
+    owners = {name: parameters.get(name.partition(".")[2]) for name in tensors}
+    return {name: owner for name, owner in owners.items() if owner is not None}

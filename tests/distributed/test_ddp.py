@@ -1,0 +1,91 @@
+"""DDP in two real processes over gloo, against one process; all from one start (tests/helpers/sharing.py)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sharing
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.distributed
+
+MODE = "ddp"
+BOUND = 1e-5
+"""Relative, in float32: the gradients are the same numbers, added up in another order."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(MODE)
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> dict[str, Any]:
+    return sharing.start(MODE, folder)
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path, two: dict[str, Any]) -> dict[str, Any]:
+    return sharing.alone(folder / "base", folder / "alone")
+
+
+@pytest.mark.parametrize("scenario", [name for name in sharing.SCENARIOS if name != "bfloat16"])
+def test_twenty_steps_are_those_of_one_process(two: dict[str, Any], one: dict[str, Any], scenario: str) -> None:
+    for key in ("loss", "norm", "held_out"):
+        assert two[scenario][key] == pytest.approx(one[scenario][key], rel=BOUND), key
+    assert len(two[scenario]["loss"]) == sharing.STEPS
+    assert two[scenario]["tokens"] == one[scenario]["tokens"]
+
+
+def test_in_bfloat16_they_are_so_up_to_its_rounding(two: dict[str, Any], one: dict[str, Any]) -> None:
+    assert two["bfloat16"]["loss"] == pytest.approx(one["bfloat16"]["loss"], rel=2**-8)
+
+
+def test_it_is_ddp_that_did_it(two: dict[str, Any]) -> None:
+    found = two["wrapped"]
+    assert found["type"] == "DistributedDataParallel"
+    assert found["kinds"] == ["Parameter"]
+    assert found["held"] == found["whole"] == found["state"]
+
+
+def test_resumed_in_the_same_mode_is_bit_identical(two: dict[str, Any]) -> None:
+    assert two["again"] == two["full uneven"]
+
+
+def test_one_process_resumes_what_two_have_saved(folder: Path, two: dict[str, Any]) -> None:
+    """Checkpoints do not tell how many processes wrote them; another number of them is noted."""
+    runs = folder / "runs"
+    shutil.copytree(runs / "full-uneven", runs / "by-one")
+    shutil.rmtree(runs / "by-one/checkpoints/step-20")
+    shutil.rmtree(runs / "by-one/model")
+    made = sharing.settings(folder / "base", runs / "by-one", **sharing.SCENARIOS["full uneven"])
+    _, result = sharing.fit(made, None, resume=True)
+    assert result.resumed_from == 10
+    assert any(f"parallel.mode: {MODE}, now single" in note for note in result.notes)
+    assert sharing.outcome(made)["loss"] == pytest.approx(two["full uneven"]["loss"], rel=BOUND)
+
+
+def test_the_adapter_is_one_that_plain_peft_reads(folder: Path, two: dict[str, Any], one: dict[str, Any]) -> None:
+    theirs = load_file(folder / "runs/lora-padded/adapter/adapter_model.safetensors")
+    ours = load_file(folder / "alone/lora-padded/adapter/adapter_model.safetensors")
+    assert theirs.keys() == ours.keys()
+    for name, tensor in ours.items():
+        assert theirs[name].dtype == tensor.dtype
+        assert (theirs[name] - tensor).abs().max() <= 1e-4, name
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    loaded = PeftModel.from_pretrained(base, folder / "runs/lora-padded/adapter")
+    held = dict(loaded.named_parameters())
+    for name, tensor in theirs.items():
+        assert (held[name.replace(".weight", ".default.weight")] == tensor).all()
+
+
+def test_the_whole_model_is_one_that_transformers_reads(folder: Path, two: dict[str, Any]) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(folder / "runs/full-uneven/model", dtype="auto")
+    alone = AutoModelForCausalLM.from_pretrained(folder / "alone/full-uneven/model", dtype="auto")
+    for (name, ours), theirs in zip(alone.named_parameters(), loaded.parameters(), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-4, name

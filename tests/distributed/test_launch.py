@@ -1,0 +1,127 @@
+"""`surefit train --gpus 2` as a user meets it: two processes that end together, whatever ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_LOST, MachineError
+from surefit.core.rundir import read_jsonl
+from surefit.launch.local import _verdict
+
+SECONDS = 300
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "recipe: function_calling\n"
+        "model: {name_or_path: surefit/nano}\n"
+        "data: {train: surefit/function-calling-train, eval: 0.02, packing: false}\n"
+        "train: {max_steps: 400, global_batch_size: 4, per_device_train_batch_size: 2, learning_rate: 0.001}\n"
+        "checkpoint: {every: 5}\n"
+        "hardware: {gpu: cpu, count: 2}\n"
+        f"output_dir: {tmp_path / 'run'}\n"
+    )
+    return path
+
+
+def started(config: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "surefit", "train", str(config), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )
+
+
+def steps(config: Path) -> int:
+    metrics = config.parent / "run/metrics.jsonl"
+    return sum("loss" in line for line in read_jsonl(metrics)) if metrics.exists() else 0
+
+
+def after_a_checkpoint(config: Path, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + SECONDS
+    while not (config.parent / "run/checkpoints/step-5/manifest.json").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def ranks(launcher: int) -> dict[int, int]:
+    """Rank → process id of the launcher's children."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        if rank := [entry[5:] for entry in environment if entry.startswith(b"RANK=")]:
+            found[int(rank[0])] = int(child)
+    return found
+
+
+@pytest.mark.distributed
+def test_a_killed_rank_ends_the_run_and_is_named_and_a_stopped_run_resumes(config: Path) -> None:
+    """Killed with -9, resumed, asked to stop, and refused with other settings."""
+    process = started(config)
+    after_a_checkpoint(config, process)
+    os.kill(ranks(process.pid)[1], signal.SIGKILL)
+    killed = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - killed < 20
+    assert process.returncode == EXIT_ENVIRONMENT
+    assert out == ""
+    assert "rank 1 of 2 was ended by SIGKILL" in err
+    assert "--resume" in err
+    assert "Traceback" not in err
+
+    before = steps(config)
+    process = started(config, "--resume", "--json")
+    limit = time.monotonic() + SECONDS
+    while steps(config) <= before + 2:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED
+    assert json.loads(out.splitlines()[-1])["exit_code"] == EXIT_INTERRUPTED
+    assert re.search(r"stopped by SIGTERM after step \d+", out)
+    process = started(config, "--resume", "--set", "train.seed=7")
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert err.count("train.seed was 0 when the checkpoint was written") == 1, "one process says it, not both"
+
+
+@pytest.mark.distributed
+def test_torchrun_around_it_is_recognised(config: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "surefit",
+         "train", str(config), "--dry-run"],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Ready: 400 optimizer steps") == 1
+
+
+def test_the_first_cause_decides_what_the_run_exits_with() -> None:
+    assert _verdict({0: 0, 1: 0}, [], 2, "") == 0
+    assert _verdict({0: EXIT_INTERRUPTED, 1: EXIT_INTERRUPTED}, [], 2, "") == EXIT_INTERRUPTED
+    assert _verdict({1: EXIT_LOST, 0: EXIT_INTERRUPTED}, [], 2, "") == EXIT_INTERRUPTED
+    assert _verdict({1: EXIT_LOST, 0: 2}, [], 2, "") == 2
+    with pytest.raises(MachineError, match="rank 1 of 2 failed") as caught:
+        _verdict({0: EXIT_LOST, 1: 1}, [], 2, "surefit train x --resume")
+    assert caught.value.exit_code == 1
+    with pytest.raises(MachineError, match="rank 1 of 2 was ended by SIGSEGV"):
+        _verdict({0: EXIT_LOST, 1: -signal.SIGSEGV}, [], 2, "")
+    with pytest.raises(MachineError, match="none says why"):
+        _verdict({0: EXIT_LOST, 1: -signal.SIGKILL}, [1], 2, "")

@@ -1,0 +1,163 @@
+"""Runs of tests/helpers/tiny_run.py shared by several processes, or in one; a script of which each process is one.
+
+`sharing.py BASE OUT RESULT` does every scenario of a test module in one start: a start costs far more than a run. What
+comes out goes into RESULT as JSON; the tests of the module compare it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_run import config, save_base, training
+
+from surefit.core.rundir import RunDir, read_jsonl
+from surefit.parallel.engine import Engine, engine_of
+from surefit.parallel.mesh import World, by_first, joined, together
+
+STEPS = 20
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "lora padded": {},
+    "lora packed": {"packing": True},
+    # 6 rows of a global batch in micro batches of 2 are 3: one process runs an empty one.
+    "full uneven": {"kind": "full", "global_batch_size": 6, "per_device_train_batch_size": 2},
+    "full packed uneven": {"kind": "full", "packing": True, "global_batch_size": 5, "per_device_train_batch_size": 2},
+    "logits whole": {"kind": "full", "chunked_loss": False},
+    "recomputed": {"gradient_checkpointing": True},
+    "bfloat16": {"dtype": "bfloat16", "kind": "full"},
+}
+
+
+def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any:
+    changes = {"max_steps": STEPS, "epochs": 50.0, "learning_rate": 3e-3, "weight_decay": 0.01} | changes
+    chunked = changes.pop("chunked_loss", True)
+    made = config(base, out, every=changes.pop("every", 10), **changes)
+    return made.model_copy(
+        update={
+            "adapter": made.adapter.model_copy(update={"dropout": 0.0}),
+            "speed": made.speed.model_copy(update={"chunked_loss": chunked}),
+            "parallel": made.parallel.model_copy(update={"mode": mode}),
+        }
+    )
+
+
+def fit(made: Any, engine: Engine | None, resume: bool = False) -> Any:
+    """Train; rank 0's last weights and log."""
+    job = training(made, **({"engine": engine} if engine else {}))
+    result = job.fit(resume)
+    return job, result
+
+
+def outcome(made: Any) -> dict[str, Any]:
+    """What a run has written: losses, gradient norms and held-out losses."""
+    lines = read_jsonl(RunDir(Path(made.output_dir)).metrics)
+    steps = [line for line in lines if "loss" in line]
+    return {
+        "loss": [line["loss"] for line in steps],
+        "norm": [line["grad_norm"] for line in steps],
+        "tokens": [line["tokens"] for line in steps],
+        "held_out": [line["eval_loss"] for line in lines if "eval_loss" in line],
+    }
+
+
+def alone(base: Path, out: Path) -> dict[str, Any]:
+    """Every scenario in one process."""
+    found = {}
+    for name, changes in SCENARIOS.items():
+        made = settings(base, out / name.replace(" ", "-"), **changes)
+        fit(made, None)
+        found[name] = outcome(made)
+    return found
+
+
+def shared(base: Path, out: Path, mode: str, world: World) -> dict[str, Any]:
+    """Every scenario as one of several processes; then a run that is stopped half way and resumed."""
+    found: dict[str, Any] = {}
+    for name, changes in SCENARIOS.items():
+        made = settings(base, out / name.replace(" ", "-"), mode, **changes)
+        engine = engine_of(made.parallel, world)
+        job, _ = fit(made, engine)
+        found[name] = outcome(made) if world.is_first else {}
+        if name == "full uneven":
+            found["wrapped"] = wrapped(job, engine)
+    found |= resumed(base, out, mode, world)
+    return found
+
+
+def wrapped(job: Any, engine: Any) -> dict[str, Any]:
+    """What the engine has made of the model, by the types and shapes that are really there."""
+    parameters = dict(job.model.named_parameters())
+    module = getattr(engine, "ddp", None) or getattr(engine, "root", None)
+    return {
+        "type": type(module).__name__,
+        "layers": sorted({type(layer).__name__ for layer in job.model.model.layers}),
+        "kinds": sorted({type(parameter).__name__ for parameter in parameters.values()}),
+        "whole": sum(p.numel() for p in parameters.values()),
+        "held": sum(getattr(p, "to_local", lambda p=p: p)().numel() for p in parameters.values()),
+        "state": sum(
+            getattr(t, "to_local", lambda t=t: t)().numel()
+            for n, t in job.optimizer.tensors().items()
+            if "exp_avg." in n
+        ),
+    }
+
+
+def resumed(base: Path, out: Path, mode: str, world: World) -> dict[str, Any]:
+    """Steps 11 to 20 once more, from the checkpoint at 10 of the run 'full uneven', beside it."""
+    first, again = out / "full-uneven", out / "again"
+    if world.is_first:
+        shutil.copytree(first, again)
+        for path in (again / "checkpoints" / "step-20", again / "model"):
+            shutil.rmtree(path)
+    together(world)
+    made = settings(base, again, mode, **SCENARIOS["full uneven"])
+    fit(made, engine_of(made.parallel, world), resume=True)
+    return {"again": outcome(made)} if world.is_first else {}
+
+
+def start(mode: str, folder: Path, processes: int = 2, timeout: float = 400) -> dict[str, Any]:
+    """Start the script and return what the first process wrote."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    base = save_base(folder / "base")
+    result = folder / "result.json"
+    command = [sys.executable, __file__, str(base), str(folder / "runs"), str(result), mode]
+    place = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}
+    running = [
+        subprocess.Popen(
+            command,
+            env=os.environ | {k: str(v) for k, v in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        said = [process.communicate(timeout=timeout)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0] * processes, "\n".join(said)
+    return json.loads(result.read_text())
+
+
+def main(base: str, out: str, result: str, mode: str) -> None:
+    torch.set_num_threads(1)
+    world = World.current()
+    with joined(world, 2.0):
+        found = shared(Path(base), Path(out), mode, world)
+        by_first(world, lambda: Path(result).write_text(json.dumps(found)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
