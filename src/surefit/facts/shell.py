@@ -19,6 +19,7 @@ _ASSIGNED = re.compile(
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^{}$]*))?\}|([A-Za-z_]\w*))")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _SUBSTITUTION = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
+_QUOTED_VALUE = re.compile(r"""(?<==)(["'])([^"'\s]*)\1""")
 _COUNTS_GPUS = re.compile(r"nvidia-smi\b[^|]*(-L|--list-gpus)[^|]*\|\s*wc\s+-l")
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
@@ -129,7 +130,7 @@ class Shell:
         """The command with its constants put in, its own assignments left out, and cut into words."""
         _, rest = _assignments(command.text)
         text = self._substitute(rest)
-        text = _SUBSTITUTION.sub("$()", text)
+        text = _QUOTED_VALUE.sub(r"\2", _SUBSTITUTION.sub("$()", text))
         return replace(command, text=text, words=tuple(re.sub(r"[\"'(){}]", " ", text.replace("$()", "$")).split()))
 
     def _read(self, raw: str) -> str | None:

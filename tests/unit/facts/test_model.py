@@ -29,6 +29,7 @@ PUBLISHED = {
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
     "Qwen/Qwen3-0.6B": 596_049_920,
     "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-4B-Instruct-2507": 4_022_468_096,
 }
 """The totals on the models' pages (Qwen3-0.6B's without the tied head that its file repeats)."""
 

@@ -1,0 +1,314 @@
+"""A SLURM batch script for a run: rendered, checked by arithmetic, submitted, and asked after. Torch-free.
+
+The script survives its time limit: shortly before it SLURM sends SIGUSR1, the script hands it to every process of the
+run, the run saves a checkpoint and leaves, and the script puts the job back into the queue, where it starts again with
+`--resume`. It is put back only when it was told to stop *and* the run has noted that it was interrupted with its work
+saved: a run that is finished, that failed or that somebody cancelled is never started again.
+https://slurm.schedmd.com/sbatch.html
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefit import __version__
+from surefit.config.schema import Config
+from surefit.config.spread import data_ranks, processes, require_possible
+from surefit.core.env import redact
+from surefit.core.errors import ConfigError, MachineError
+from surefit.core.units import plural
+
+LOG = "slurm-%j.out"
+"""The output of a job, in the run directory; %j is its number, which a requeued job keeps."""
+ANSWER_SECONDS = 20
+"""How long SLURM's own commands may take: a busy controller is slow, a dead one answers never."""
+_PLAIN = re.compile(r"[\w@+:,./=-]+")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run as a job.
+
+    Attributes:
+        config: of the run, its devices and their mode decided.
+        config_file: what `surefit train` is told to read.
+        run: the run directory.
+        directory: where relative paths of the config start.
+        overrides: what `surefit train` is told with `--set`.
+        python: the interpreter of the environment that the script uses where `slurm.venv` is not set.
+        interface: the network interface to talk over, where the libraries' own choice is wrong.
+    """
+
+    config: Config
+    config_file: Path
+    run: Path
+    directory: Path
+    overrides: Sequence[str] = ()
+    python: Path = Path(sys.executable)
+    interface: str | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+        return self.config.hardware.nodes
+
+    @property
+    def per_node(self) -> int:
+        """Processes on each, one per GPU."""
+        return self.processes // self.nodes
+
+    @property
+    def processes(self) -> int:
+        """Of all machines."""
+        return processes(self.config)
+
+    @property
+    def world(self) -> str:
+        """The product in words."""
+        count = "1 process" if self.processes == 1 else f"{self.processes:,} processes"
+        return f"{plural(self.nodes, 'node')} × {self.per_node} = {count}"
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the job asks for GPUs."""
+        return self.config.hardware.gpu != "cpu"
+
+
+def check_arithmetic(job: Job) -> None:
+    """Nodes, processes, the ways they share the work and the global batch must come out even.
+
+    Raises:
+        ConfigError: they do not, with the numbers.
+    """
+    require_possible(job.config)
+    batch, parts = job.config.train.global_batch_size, data_ranks(job.config)
+    if batch % parts:
+        raise ConfigError(
+            f"a global batch of {batch} cannot be cut into {parts} equal parts ({job.world})",
+            path=job.config_file,
+            field="train.global_batch_size",
+            help=f"write a multiple of {parts}, such as {-(-batch // parts) * parts}",
+        )
+
+
+def render(job: Job) -> str:
+    """The batch script.
+
+    Raises:
+        ConfigError: the numbers do not come out even; there is no such virtual environment; a secret would stand in it.
+    """
+    check_arithmetic(job)
+    parts = [_head(job), _environment(job), _meeting_point(job), _start(job), _END]
+    script = "\n".join(part.strip("\n") + "\n" for part in parts if part)
+    if redact(script) != script:
+        raise ConfigError(
+            "a token or password would stand in the batch script, where everyone can read it",
+            path=job.config_file,
+            help="put it into the environment or a .env file; SLURM hands the environment on",
+        )
+    return script
+
+
+def _head(job: Job) -> str:
+    """Comments and #SBATCH lines."""
+    slurm = job.config.slurm
+    batch = job.config.train.global_batch_size
+    options = {
+        "job-name": job.run.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": job.per_node if job.on_gpus else None,
+        "cpus-per-task": slurm.cpus_per_gpu * job.per_node,
+        "mem": slurm.memory,
+        "time": slurm.time,
+        "partition": slurm.partition,
+        "account": slurm.account,
+        "chdir": job.directory,
+        "output": str(job.run).replace("%", "%%") + f"/{LOG}",
+        "open-mode": "append",
+        "signal": f"B:USR1@{slurm.signal_seconds}",
+    }
+    lines = [f"#SBATCH --{name}={_option(value)}" for name, value in options.items() if value is not None]
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# Written by SureFit {__version__} for {_one_line(job.config_file)}.",
+            f"# {job.world}; a global batch of {batch}.",
+            *lines,
+            "#SBATCH --requeue",
+            *(f"#SBATCH {option}" for option in slurm.options),
+            "",
+            "set -eo pipefail # not -u: the scripts of modules and environments read variables that are not set",
+        ]
+    )
+
+
+def _environment(job: Job) -> str:
+    """Modules, Python, threads, the hub, the network."""
+    slurm = job.config.slurm
+    lines = ["# The software."]
+    if slurm.modules:
+        lines.append(f"module load {shlex.join(slurm.modules)}")
+    lines.append(_python(job))
+    lines.append(f"export OMP_NUM_THREADS={slurm.cpus_per_gpu}")
+    offline = "Compute nodes often have no way out: download model and data first, and take the # away."
+    lines += [f"# {offline}", "# export HF_HUB_OFFLINE=1"]
+    if job.interface:
+        names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+        lines += [f"export {name}={shlex.quote(job.interface)}" for name in names]
+    return "\n".join(lines)
+
+
+def _python(job: Job) -> str:
+    """The line that makes `python` that of the environment."""
+    wanted = job.config.slurm.venv
+    home = Path(wanted).expanduser().absolute() if wanted else job.python.absolute().parent.parent
+    if (home / "bin" / "activate").exists():
+        return f"source {shlex.quote(f'{home}/bin/activate')}"
+    if not (home / "bin" / "python").exists() and wanted:
+        raise ConfigError(
+            f"{home} is no environment: it has neither bin/activate nor bin/python",
+            path=job.config_file,
+            field="slurm.venv",
+            help="name the folder of a virtual environment that the nodes can see",
+        )
+    return f'export PATH={shlex.quote(f"{home}/bin")}:"$PATH"'
+
+
+def _meeting_point(job: Job) -> str:
+    if job.processes == 1:
+        return ""
+    return """
+# Where the processes meet: the first node of the job, and a port that no other job on it has.
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
+export MASTER_ADDR MASTER_PORT
+"""
+
+
+def _start(job: Job) -> str:
+    """`srun` of one launcher per node; or of the one process."""
+    train = ["-m", "surefit", "train", str(job.config_file), "--resume"]
+    for override in job.overrides:
+        train += ["--set", override]
+    launcher = ["python"]
+    if job.processes > 1:
+        launcher = [
+            f'torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={job.per_node}',
+            '--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
+        ]
+    step = 'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK"'
+    command = " \\\n    ".join([step, 'bash -c "$ignoring" bash', *launcher, shlex.join(train)])
+    each = "one torchrun on each node, which starts a process per GPU" if job.processes > 1 else "one process"
+    each = each if job.on_gpus else each.replace(" per GPU", " per worker")
+    events = shlex.quote(str(job.run / "events.jsonl"))
+    return f"""
+# How often this run was interrupted with its work saved: it says so itself.
+interruptions() {{ grep -sc '"stage": "train", "event": "interrupted"' {events} || true; }}
+before=$(interruptions)
+
+# Near the end of its time this script gets SIGUSR1; srun hands it to every process of the run.
+told=0 step=
+trap 'told=$((told + 1)); [[ -z $step ]] || kill -USR1 "$step" || true' USR1
+
+# Train: {each}. The first time it starts, then it resumes.
+# SIGUSR1 is for the training processes, which listen to it themselves; all else that is started there ignores it.
+ignoring='trap "" USR1; exec "$@"'
+{command} &
+step=$!
+"""
+
+
+_END = """
+# A signal ends the waiting early, and the step goes on: wait again.
+while true; do
+    told_before=$told code=0
+    wait "$step" || code=$?
+    [[ $told != "$told_before" ]] || break
+done
+
+# Saved and not finished: back into the queue. Finished, failed, cancelled: the end.
+if [[ $told -gt 0 && $(interruptions) -gt $before ]]; then
+    echo "job $SLURM_JOB_ID: saved, and back into the queue"
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+fi
+exit "$code"
+"""
+
+
+def _option(value: object) -> str:
+    """A value as sbatch reads it: double quotes keep spaces together; there is no way to write one of them."""
+    text = _one_line(value)
+    if '"' in text:
+        raise ConfigError(f"sbatch cannot read {text}: there is a quote in it", help="choose a name without quotes")
+    return text if _PLAIN.fullmatch(text) or not re.search(r"[\s#]", text) else f'"{text}"'
+
+
+def _one_line(value: object) -> str:
+    text = str(value)
+    if "\n" in text or "\r" in text:
+        raise ConfigError(f"{text!r} has a line break in it", help="choose a name without line breaks")
+    return text.rstrip()
+
+
+def submit(script: Path) -> str:
+    """Hand a script to sbatch; returns the job's number.
+
+    Raises:
+        MachineError: there is no sbatch, or it refuses.
+    """
+    answer = _ask(["sbatch", "--parsable", str(script)])
+    if answer is None:
+        raise MachineError(
+            "there is no sbatch on this machine", help=f"go to a login node of the cluster: sbatch {script}"
+        )
+    if answer.returncode:
+        raise MachineError(
+            f"sbatch refuses: {redact(answer.stderr.strip()) or 'it says nothing'}",
+            path=script,
+            help="nothing was submitted; section slurm of the config says what is asked for",
+        )
+    return answer.stdout.strip().partition(";")[0]  # NUMBER, or NUMBER;CLUSTER
+
+
+def job_states(numbers: Iterable[str]) -> dict[str, str]:
+    """The state of each job in SLURM's words, as RUNNING; those that nobody knows any more are left out.
+
+    squeue knows the jobs that wait or run, sacct (where the cluster keeps accounts) the others.
+    """
+    wanted = sorted({number for number in numbers if number.isdecimal()})
+    if not wanted:
+        return {}
+    known = _states(["squeue", "--noheader", "--states=all", "--me", "--format=%A|%T"])
+    missing = [number for number in wanted if number not in known]
+    if missing:
+        accounts = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobIDRaw,State"]
+        known |= _states([*accounts, f"--jobs={','.join(missing)}"])
+    return {number: known[number] for number in wanted if number in known}
+
+
+def _states(command: Sequence[str]) -> dict[str, str]:
+    """`number|STATE` lines; none where the command is not there or does not answer."""
+    answer = _ask(command)
+    lines = answer.stdout.splitlines() if answer is not None and answer.returncode == 0 else []
+    pairs = (line.strip().split("|") for line in lines)
+    return {pair[0]: pair[1].split()[0] for pair in pairs if len(pair) == 2 and pair[1]}
+
+
+def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    """The answer of one of SLURM's programs; None where it is not there."""
+    program = shutil.which(command[0])
+    if program is None:
+        return None
+    try:
+        return subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer in {ANSWER_SECONDS} s")

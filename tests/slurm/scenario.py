@@ -1,0 +1,174 @@
+"""What must hold on a real SLURM: `tests/slurm/run` brings one up and runs this (`scenario.py [RESULT.json]`).
+
+A run that is told to stop saves, is requeued, resumes and ends with the weights of a run that nobody disturbed: as one
+process, and as two processes on two nodes. A run that fails and a run that is cancelled are not started again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STEPS = 40
+TOLD_AFTER = 5
+"""Steps after which a run is told to stop."""
+TOOLS = '[{"name": "ring", "description": "Call", "parameters": {"who": {"description": "Name", "type": "str"}}}]'
+CONFIG = """\
+recipe: function_calling
+model: {{name_or_path: surefit/nano}}
+adapter: {{r: 8}}
+data: {{train: {folder}/rows.jsonl, eval: 0.2, max_length: 256}}
+train: {{max_steps: {steps}, epochs: 50, global_batch_size: 8, per_device_train_batch_size: 2, learning_rate: 5e-3}}
+hardware: {{gpu: cpu}}
+checkpoint: {{every: 15}}
+slurm: {{time: "10:00", cpus_per_gpu: 1, signal_seconds: 60}}
+output_dir: {folder}/{name}
+"""
+
+
+class Cluster:
+    """Runs in one folder, through `surefit slurm` and SLURM's own commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        answers = [json.dumps([{"name": "ring", "arguments": {"who": f"person {n}"}}]) for n in range(60)]
+        rows = [{"query": f"Ring person {n}", "tools": TOOLS, "answers": answer} for n, answer in enumerate(answers)]
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    def submit(self, name: str, nodes: int) -> str:
+        """The number of the job that trains run `name`."""
+        config = self.folder / f"{name}.yaml"
+        config.write_text(CONFIG.format(folder=self.folder, name=name, steps=STEPS), encoding="utf-8")
+        arguments = ["slurm", str(config), "--nodes", str(nodes), "--gpus-per-node", "1", "--interface", "lo"]
+        return str(self.surefit(*arguments, "--submit")["job_id"])
+
+    def surefit(self, *arguments: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "surefit", *arguments, "--json"]
+        answer = subprocess.run(command, capture_output=True, text=True, cwd=self.folder, timeout=120)
+        if answer.returncode:
+            raise SystemExit(f"{command}: exit code {answer.returncode}\n{answer.stdout}{answer.stderr}")
+        value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+        return value
+
+    def job(self, number: str) -> dict[str, str]:
+        """SLURM's own record of a job."""
+        return dict(re.findall(r"(\w+)=(\S*)", _slurm("scontrol", "show", "job", number)))
+
+    def lines(self, name: str, file: str) -> list[dict[str, Any]]:
+        path = self.folder / name / file
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def resolved(self, name: str) -> str:
+        path = self.folder / name / "resolved.yaml"
+        return path.read_text() if path.exists() else ""
+
+    def log(self, name: str) -> str:
+        return "\n".join(path.read_text() for path in (self.folder / name).glob("slurm-*.out"))
+
+    def wait(self, name: str, number: str, what: str, done: Callable[[], bool], seconds: float = 300) -> None:
+        """Until it is so; the job's output where it never is."""
+        end = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > end:
+                raise SystemExit(f"{name}: not {what} after {seconds:.0f} s\n{self.job(number)}\n{self.log(name)}")
+            time.sleep(0.3)
+
+    def wait_for_steps(self, name: str, number: str, steps: int = TOLD_AFTER) -> None:
+        self.wait(name, number, f"at step {steps}", lambda: len(self.lines(name, "metrics.jsonl")) >= steps)
+
+    def wait_for_end(self, name: str, number: str) -> dict[str, str]:
+        """The record of a job that will not run again."""
+        ends = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+        def done() -> bool:
+            job = self.job(number)
+            if job["JobState"] == "PENDING" and job["Restarts"] != "0":
+                # SLURM lets a requeued job wait for two minutes: what happens then is not about that.
+                subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+            return job["JobState"] in ends
+
+        self.wait(name, number, "over", done)
+        return self.job(number)
+
+    def outcome(self, name: str, record: dict[str, str]) -> dict[str, Any]:
+        """What is left of a run."""
+        adapter = self.folder / name / "adapter" / "adapter_model.safetensors"
+        return {
+            "state": record["JobState"],
+            "restarts": int(record["Restarts"]),
+            "weights": hashlib.sha256(adapter.read_bytes()).hexdigest() if adapter.exists() else None,
+            "events": [line["event"] for line in self.lines(name, "events.jsonl") if line["stage"] == "train"],
+            "losses": [line["loss"] for line in self.lines(name, "metrics.jsonl") if "loss" in line],
+            "mode": re.findall(r"^  mode: (\w+)", self.resolved(name), re.MULTILINE),
+            "log": self.log(name),
+        }
+
+
+def _slurm(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def requeued(cluster: Cluster, nodes: int) -> dict[str, Any]:
+    """An undisturbed run, and one that gets the signal that SLURM sends near the end of a job's time."""
+    found: dict[str, Any] = {}
+    for kind in ("undisturbed", "told"):
+        name = f"{kind}-{nodes}"
+        number = cluster.submit(name, nodes)
+        if kind == "told":
+            cluster.wait_for_steps(name, number)
+            _slurm("scancel", "--batch", "--signal=USR1", number)
+        found[kind] = cluster.outcome(name, cluster.wait_for_end(name, number))
+    return found | {"script": (cluster.folder / name / "job.sbatch").read_text()}
+
+
+def cancelled(cluster: Cluster) -> dict[str, Any]:
+    number = cluster.submit("cancelled", nodes=1)
+    cluster.wait_for_steps("cancelled", number)
+    running = cluster.surefit("runs", str(cluster.folder))["runs"]
+    _slurm("scancel", number)
+    found = cluster.outcome("cancelled", cluster.wait_for_end("cancelled", number))
+    shown = {Path(row["run"]).name: row["job"] for row in running if row["job"]}
+    return {**found, "shown": shown["cancelled"], "number": number}
+
+
+def failing(cluster: Cluster) -> dict[str, Any]:
+    """Its rows are gone when it starts."""
+    blocker = _slurm(
+        "sbatch", "--parsable", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 60"
+    ).strip()
+    number = cluster.submit("failing", nodes=1)
+    config = cluster.folder / "failing.yaml"
+    config.write_text(config.read_text().replace("rows.jsonl", "gone.jsonl"), encoding="utf-8")
+    _slurm("scancel", blocker)
+    return cluster.outcome("failing", cluster.wait_for_end("failing", number))
+
+
+def main(result: str | None = None) -> int:
+    with tempfile.TemporaryDirectory(prefix="surefit-slurm-runs-") as folder:
+        cluster = Cluster(Path(folder))
+        found = {
+            "one": requeued(cluster, nodes=1),
+            "cancelled": cancelled(cluster),
+            "failing": failing(cluster),
+            "two": requeued(cluster, nodes=2),
+        }
+    if result:
+        Path(result).write_text(json.dumps(found), encoding="utf-8")
+    for name in ("one", "two"):
+        told, undisturbed = found[name]["told"], found[name]["undisturbed"]
+        same = told["weights"] == undisturbed["weights"] is not None
+        print(f"{name}: {told['state']} after {told['restarts']} restart, {'the same' if same else 'OTHER'} weights")
+    print(*(f"{name}: {found[name]['state']}, {found[name]['restarts']} restarts" for name in ("cancelled", "failing")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
