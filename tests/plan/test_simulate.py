@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from surefit.config.schema import AdapterSection
@@ -16,7 +18,7 @@ from surefit.facts.model import model_facts
 from surefit.plan.deepen import SHALLOW, deepen, layer_of
 from surefit.plan.setting import Setting, setting_of
 from surefit.plan.simulate import Memory, record, simulate
-from surefit.plan.trace import Trace
+from surefit.plan.trace import Recorder, Trace
 
 LORA, FULL = AdapterSection(r=8, target_modules=["q_proj"]), AdapterSection(kind="full")
 
@@ -154,3 +156,19 @@ def test_the_built_in_model_is_read_from_its_folder(place: Callable[..., Any]) -
     found = simulate(setting_of(where.resolved, facts, where.hardware, length=32))
     assert found.terms["weights"] == pytest.approx(2 * (model_facts("surefit/nano").parameters or 0), rel=0.02)
     assert (found.context, "workspace" in found.terms) == (0, False)
+
+
+def test_a_repeated_part_leaves_the_trace_that_running_it_leaves() -> None:
+    def traced(repeat: bool) -> Trace:
+        recorder = Recorder(matmuls=frozenset({"mm"}), workspace=1024)
+        weights = {name: torch.ones(64, 64) for name in ("layers.0.up", "layers.1.up", "layers.2.up", "layers.3.up")}
+        with recorder:
+            recorder.start("merge")
+            for name, weight in weights.items():
+                with recorder.inside(name):
+                    recorder.tag([weight], "weights")
+                work = partial(lambda weight: (weight @ weight).abs().sum(), weight)
+                recorder.repeating("up", name, work) if repeat else work()
+        return recorder.trace
+
+    assert traced(repeat=True) == traced(repeat=False)

@@ -80,7 +80,7 @@ def page_states(optimizer: Any, recorder: Recorder) -> None:
             recorder.tag([made], HOST)
         return made
 
-    for inner in optimizer._inner:
+    for inner in optimizer.inner:
         if getattr(inner, "is_paged", False):
             inner.get_state_buffer = buffer
 

@@ -19,6 +19,7 @@ from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.plan.fit import Need, need, require_possible, verdict
+from surefit.plan.loading import uncollected
 from surefit.plan.pace import Pace
 from surefit.plan.static import static_plan
 
@@ -87,8 +88,9 @@ class Planner:
         Raises:
             Exception: whatever the model's own code raises on tensors without data.
         """
-        from surefit.plan.setting import setting_of
-        from surefit.plan.simulate import simulate
+        with uncollected():
+            from surefit.plan.setting import setting_of
+            from surefit.plan.simulate import simulate
 
         setting = setting_of(resolved, self.model, hardware, length=self.length(resolved))
         # The third micro batch of a step needs what the second did: the gradients are there already.

@@ -14,6 +14,7 @@ from surefit.core.errors import MachineError
 from surefit.facts.flops import work_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
+from surefit.plan.loading import uncollected
 
 if TYPE_CHECKING:
     from surefit.plan.operations import Operations
@@ -51,8 +52,9 @@ class Pace:
             supervised: the share of them that the loss counts.
             near: interpolate between micro batches of `FEW` and `MANY` rows: enough to sort candidates by.
         """
-        from surefit.plan.setting import setting_of
-        from surefit.plan.time import StepTime, roofline
+        with uncollected():
+            from surefit.plan.setting import setting_of
+            from surefit.plan.time import StepTime, roofline
 
         rates = _rates(hardware)
         if rates is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
+from surefit.config.spread import accumulation
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, catalogue, model_facts
@@ -386,7 +387,7 @@ def _with(resolved: Resolved, micro: int, checkpointing: Any = None, tiled: bool
         },
         speed={"tiled_mlp": speed.tiled_mlp if tiled is None else tiled},
     )
-    return replace(changed, gradient_accumulation_steps=resolved.config.train.global_batch_size // micro)
+    return replace(changed, gradient_accumulation_steps=accumulation(changed.config))
 
 
 def _set(resolved: Resolved, **sections: dict[str, Any]) -> Resolved:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -243,7 +244,10 @@ def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> N
         adapted = lora_modules(model) if isinstance(model, PeftModel) else {}
         for name, (outputs, inputs) in adapted.items():
             a, b = torch.empty(setting.adapter.r, inputs), torch.empty(outputs, setting.adapter.r)
-            fold(model.get_submodule(f"{PREFIX}{name}.base_layer"), a, b, 1.0)
+            base = f"{PREFIX}{name}.base_layer"
+            layer: Any = model.get_submodule(base)
+            key = (type(layer), layer.weight.shape, layer.weight.dtype)
+            recorder.repeating(key, base, partial(fold, layer, a, b, 1.0))
         for tensor in model.state_dict().values():
             bool(torch.isfinite(tensor).all())
         read_logits(model, [[0] * setting.length])

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -135,6 +136,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._workspaces: set[bool] = set()
         self._live: dict[int, int] = {}
         self._watched: dict[int, weakref.ref[Any]] = {}
+        self._repeated: dict[Hashable, tuple[str, int, list[int]]] = {}
 
     def start(self, phase: str) -> None:
         """From here on allocations belong to this phase."""
@@ -173,10 +175,42 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for handle in handles:
                 handle.remove()
 
+    def repeating(self, key: Hashable, module: str, run: Callable[[], object]) -> None:
+        """Record what `run` does to a module; where one of an equal key left nothing behind, repeat its events instead.
+
+        Args:
+            key: whatever decides which allocations are made.
+            module: whose tensors it works on.
+        """
+        if key not in self._repeated:
+            first, start = len(self.trace.allocations), len(self.trace.events)
+            run()
+            events = self.trace.events[start:]
+            if set(events) == {-event for event in events}:  # nothing outlives it, as a first workspace does
+                self._repeated[key] = module, first, events
+            return
+        original, first, events = self._repeated[key]
+        shift = len(self.trace.allocations) - first
+        for event in events:
+            if event > 0:
+                made = self.trace.allocations[event - 1]
+                self.trace.allocations.append(replace(made, module=module) if made.module == original else made)
+                if event in self.trace.tags:
+                    self.trace.tags[event + shift] = self.trace.tags[event]
+            self.trace.events.append(event + shift if event > 0 else event - shift)
+
     def _leave(self) -> None:
         self._module.pop()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing compiles while this records, so no call needs to be kept from the compiler, which takes as long as
+        the call itself."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two of three calls: autograd asks for the device of every gradient
         kwargs = kwargs or {}
         if self._scalar is not None and func is torch.ops.aten._local_scalar_dense.default:
             return self._scalar(args[0].dtype, self._made_by(args[0]))
@@ -187,7 +221,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ]
         self.trace.tags.update(dict.fromkeys(temporaries, TEMPORARY))
         out = func(*args, **kwargs)
-        for position, leaf in enumerate(tree_leaves(out)):
+        for position, leaf in enumerate((out,) if isinstance(out, torch.Tensor) else tree_leaves(out)):
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf, name, module) if module else self._note_outside(leaf, name, args, position)
         self.trace.events.extend(-number for number in temporaries)
