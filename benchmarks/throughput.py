@@ -90,7 +90,7 @@ def main() -> None:
         "workload": options.workload, "lengths": options.lengths, **asdict(workload), "ceiling": ceiling,
         "reference": reference, "rows": rows, "versions": versions(),
     }  # fmt: skip
-    print(json.dumps(report, indent=1) if options.json else text(report))
+    print(json.dumps(report) if options.json else text(report))
     if any(row["void"] for row in rows if row["stack"] == "surefit"):
         sys.exit(1)
 
@@ -177,7 +177,7 @@ def text(report: dict[str, Any]) -> str:
     ceiling = report["ceiling"]
     ours = next((row.get("tokens_per_second") for row in report["rows"] if row["stack"] == "surefit"), None)
     lines = [
-        f"{report['workload']} ({report['lengths']} lengths, up to {report['length']:,} tokens) on {ceiling['device']}: "
+        f"{report['workload']} ({report['lengths']} lengths, up to {report['length']:,} tokens) on {ceiling['device']}",
         f"GEMM {ceiling['gemm_flops'] / 1e12:,.2f} TFLOP/s, copy {ceiling['copy_bytes'] / 1e9:,.0f} GB/s",
         f"{'stack':<16}{'tokens/s':>12}{'lowest':>11}{'MFU':>8}{'of GEMM':>9}{'peak GiB':>10}{'SureFit is':>12}",
     ]
