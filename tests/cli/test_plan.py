@@ -30,6 +30,12 @@ def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, co
         assert part in text, part
 
 
+def test_a_plan_for_several_processes_says_what_it_does_not_know(surefit: Surefit, config: Path) -> None:
+    planned = surefit("plan", config, "--quick", "--gpu", "t4", "--set", "hardware.count=2", "--json")
+    assert planned.code == 0, planned.text
+    assert any("what 2 processes save and exchange (ddp)" in text for text in planned.json["left_out"])
+
+
 def test_a_quick_plan_needs_no_torch(config: Path) -> None:
     arguments = ["-X", "importtime", "-m", "surefit", "plan", str(config), "--quick", "--gpu", "h100"]
     done = subprocess.run([sys.executable, *arguments], cwd=config.parent, capture_output=True, text=True, check=False)

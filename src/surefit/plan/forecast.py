@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.memory import WORDS
 from surefit.config.resolve import Resolved
+from surefit.config.spread import processes
 from surefit.core.units import bytes_text, plural
 from surefit.facts.activations import TILE, chunk_rows, covered
 from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, micro_batch_shape, peak_bytes
@@ -187,6 +188,11 @@ def planned(
         document["left_out"].append("the memory of merging, which needs the base in 16 bits")
     if resolved.config.speed.compile:
         document["left_out"].append("what compiling changes: the plan is that of the same layers uncompiled")
+    if (count := processes(resolved.config)) > 1:
+        mode = resolved.config.parallel.mode
+        document["left_out"].append(
+            f"what {count} processes save and exchange ({mode}): memory and time are those of one with the whole model"
+        )
     return document
 
 
