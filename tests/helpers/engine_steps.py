@@ -202,3 +202,12 @@ def adapter_loads(alone, adapter, model):
     with torch.no_grad():
         logits = [each.eval()(ids).logits for each in (loaded, alone)]
     return {"adapter": difference(found, wanted), "adapter_logits": float((logits[0] - logits[1]).abs().max())}
+
+
+def assert_the_same_steps(differences):
+    """Twenty steps of several processes against those of one, as `same_path` compares them."""
+    assert differences["fell"] > 0.5, "it learns"
+    assert differences["loss"] <= 1e-5
+    assert differences["held_out"] <= 1e-5
+    assert differences["norm"] <= 1e-4
+    assert differences["weights"] <= 1e-3, "Adam divides tiny gradients by themselves"

@@ -13,7 +13,6 @@ from torch.autograd.function import once_differentiable
 
 from surefit.core.errors import ModelError
 from surefit.core.units import MIB
-from surefit.data.cache import MASKED
 from surefit.data.collate import LOSS_KEYS
 from surefit.model.compat import answering
 
@@ -235,27 +234,3 @@ def _chunk(
     gradient = gradient.to(logits.dtype)
     del log_probabilities
     return loss, list(torch.autograd.grad(logits, wanted, gradient))
-
-
-def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum of the next-token cross-entropies over all supervised tokens, from logits that exist already.
-
-    Args:
-        logits: (batch, length, vocabulary), any floating dtype; the entry at position t predicts token t + 1.
-        labels: (batch, length), int64, aligned with the input ids; `MASKED` where a token is not supervised. The
-            first label of a row is never used: nothing comes before it.
-
-    Returns:
-        A 0-d float32 tensor in nats. 0 where nothing is supervised.
-
-    Memory in the backward pass: `config.resolve.LOSS_BYTES` × batch × length × vocabulary.
-    """
-    targets = F.pad(labels, (0, 1), value=MASKED)[:, 1:]
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten().to(logits.device), ignore_index=MASKED, reduction="sum"
-    )
-
-
-def supervised_tokens(labels: torch.Tensor) -> int:
-    """How many tokens of a (batch, length) label tensor the loss counts."""
-    return int((labels[:, 1:] != MASKED).sum())

@@ -13,54 +13,7 @@ from surefit.data.collate import collate, pack
 from surefit.plan.simulate import record_run
 from surefit.plan.trace import Recorder
 from surefit.train import loss as loss_module
-from surefit.train.loss import can_chunk, chunk_rows, loss_sum, summed_cross_entropy, supervised_tokens
-
-
-def test_by_hand() -> None:
-    # Uniform logits over 4 words cost ln 4 a token; the row's first label has nothing before it and does not count.
-    logits = torch.zeros(1, 3, 4)
-    labels = torch.tensor([[2, 1, 3]])
-    assert float(summed_cross_entropy(logits, labels)) == pytest.approx(2 * 1.3862944)
-    assert supervised_tokens(labels) == 2
-
-
-def test_the_entry_at_t_predicts_the_token_at_t_plus_1() -> None:
-    ids = torch.tensor([[5, 6, 7, 8]])
-    logits = torch.full((1, 4, 10), -30.0)
-    for position, following in enumerate([6, 7, 8]):
-        logits[0, position, following] = 30.0
-    assert float(summed_cross_entropy(logits, ids)) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_masked_tokens_cost_nothing_and_an_all_masked_row_is_zero_not_nan() -> None:
-    logits = torch.randn(2, 4, 10, requires_grad=True)
-    labels = torch.full((2, 4), -100)
-    loss = summed_cross_entropy(logits, labels)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert logits.grad is not None
-    assert not logits.grad.any()
-
-
-def test_low_precision_logits_are_summed_in_float32() -> None:
-    logits = torch.randn(1, 300, 50, dtype=torch.bfloat16)
-    labels = torch.randint(0, 50, (1, 300))
-    loss = summed_cross_entropy(logits, labels)
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, summed_cross_entropy(logits.float(), labels))
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
-def test_equals_the_loss_of_transformers(family) -> None:
-    torch.manual_seed(0)
-    model = families.build(family)
-    ids = torch.randint(1, 64, (3, 12))
-    labels = ids.clone()
-    labels[0, :5] = labels[1, 8:] = -100
-    with torch.no_grad():
-        output = model(input_ids=ids, labels=labels, use_cache=False)
-        ours = summed_cross_entropy(output.logits, labels) / supervised_tokens(labels)
-    torch.testing.assert_close(ours, output.loss, rtol=1e-6, atol=1e-6)
+from surefit.train.loss import can_chunk, chunk_rows, loss_sum
 
 
 def examples(lengths=(14, 9, 11), vocabulary=families.VOCABULARY):
@@ -75,6 +28,28 @@ def small_chunks(monkeypatch) -> int:
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 0)
     monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", 5)
     return 5
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_uniform_logits_cost_the_logarithm_of_the_vocabulary(chunked) -> None:
+    """By hand: ln 64 a token, and 10 + 5 + 7 tokens stand after the four that are masked."""
+    model = families.build("llama")
+    torch.nn.init.zeros_(model.lm_head.weight)
+    loss = loss_sum(model, collate(examples(), 0), chunked)
+    assert loss.item() == pytest.approx(22 * 4.1588831, rel=1e-6)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_equals_the_loss_of_transformers(family, chunked) -> None:
+    """The shift, the mask and the mean: each of the supervised tokens is predicted from the one before it."""
+    model = families.build(family)
+    batch = collate(examples(), 0)
+    with torch.no_grad():
+        shown = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        theirs = model(**shown, labels=batch["labels"], use_cache=False).loss
+        ours = loss_sum(model, batch, chunked) / len(batch["targets"])
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def loss_and_gradients(model, batch, chunked):

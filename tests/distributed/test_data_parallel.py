@@ -1,4 +1,4 @@
-"""DDP in two real processes over gloo, against one process; all from one start (tests/helpers/sharing.py)."""
+"""DDP and FSDP2 in two real processes over gloo, against one process; one start each (tests/helpers/sharing.py)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.distributed
 
-MODE = "ddp"
 BOUND = 1e-5
 """Relative, in float32: the gradients are the same numbers, added up in another order."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp(MODE)
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> dict[str, Any]:
-    return sharing.start(MODE, folder)
+def folder(tmp_path_factory: pytest.TempPathFactory, mode: str) -> Path:
+    return tmp_path_factory.mktemp(mode)
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path, mode: str) -> dict[str, Any]:
+    return sharing.start(mode, folder)
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +50,26 @@ def test_in_bfloat16_they_are_so_up_to_its_rounding(two: dict[str, Any], one: di
     assert two["bfloat16"]["loss"] == pytest.approx(one["bfloat16"]["loss"], rel=2**-8)
 
 
-def test_it_is_ddp_that_did_it(two: dict[str, Any]) -> None:
+def test_the_wrapper_is_the_one_that_was_asked_for(two: dict[str, Any], mode: str) -> None:
+    """The types that are really there, and how many numbers a process holds: the losses would not tell them apart."""
     found = two["wrapped"]
-    assert found["type"] == "DistributedDataParallel"
-    assert found["kinds"] == ["Parameter"]
-    assert found["held"] == found["whole"] == found["state"]
+    parts = {"ddp": 1, "fsdp": 2}[mode]
+    assert found["held"] * parts == found["whole"]
+    assert found["state"] * parts == found["whole"]
+    if mode == "ddp":
+        assert found["type"] == "DistributedDataParallel"
+        assert found["kinds"] == ["Parameter"]
+    else:
+        assert found["type"] == "FSDPLossOf"
+        assert found["layers"] == ["FSDPLlamaDecoderLayer"]
+        assert found["kinds"] == ["DTensor"]
 
 
 def test_resumed_in_the_same_mode_is_bit_identical(two: dict[str, Any]) -> None:
     assert two["again"] == two["full uneven"]
 
 
-def test_one_process_resumes_what_two_have_saved(folder: Path, two: dict[str, Any]) -> None:
+def test_one_process_resumes_what_two_have_saved(folder: Path, two: dict[str, Any], mode: str) -> None:
     """Checkpoints do not tell how many processes wrote them; another number of them is noted."""
     runs = folder / "runs"
     shutil.copytree(runs / "full-uneven", runs / "by-one")
@@ -66,7 +78,7 @@ def test_one_process_resumes_what_two_have_saved(folder: Path, two: dict[str, An
     made = sharing.settings(folder / "base", runs / "by-one", **sharing.SCENARIOS["full uneven"])
     _, result = sharing.fit(made, None, resume=True)
     assert result.resumed_from == 10
-    assert any(f"parallel.mode: {MODE}, now single" in note for note in result.notes)
+    assert any(f"parallel.mode: {mode}, now single" in note for note in result.notes)
     assert sharing.outcome(made)["loss"] == pytest.approx(two["full uneven"]["loss"], rel=BOUND)
 
 
