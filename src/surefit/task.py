@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -58,14 +58,27 @@ class Prediction:
     parsed: Any = None
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """The answers that constrained decoding allows for one row.
+
+    Attributes:
+        kind: the language `source` is written in; "choices" is a closed list of answers.
+        source: a JSON schema, an EBNF grammar or a regular expression as text; for "choices" the answers.
+    """
+
+    kind: Literal["json_schema", "ebnf", "regex", "choices"]
+    source: str | tuple[str, ...]
+
+
 def mean_scores(rows: Sequence[Scores]) -> Scores:
     """The mean of every metric over the rows that have it. A row that could not be parsed has its zeros; a row to which
-    a metric does not apply leaves it out.
+    a metric does not apply leaves it out. Names that begin with "_" are no metrics but counts for other aggregates.
 
     >>> mean_scores([{"exact_match": 1.0}, {"exact_match": 0.0, "irrelevance": 1.0}])
     {'exact_match': 0.5, 'irrelevance': 1.0}
     """
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = list(dict.fromkeys(name for row in rows for name in row if not name.startswith("_")))
     means = {}
     for name in names:
         values = [row[name] for row in rows if name in row]
@@ -89,6 +102,12 @@ class TaskRecipe:
         chance_level: the primary metric's value for an answer drawn at random.
         grammar: example → constraint for constrained decoding, where the task has one.
         aggregate: per-row scores → corpus scores; the mean by default.
+        choices: example → labels. Such a task is answered by one forward pass that ranks the labels, not by generating:
+            `Prediction.parsed` is {label: log-probability}, most probable first, and `text` the first label.
+        score_samples: (example, several sampled predictions) → scores, for tasks that are judged so (pass@k).
+        baselines: name → an answer that needs no model, scored beside the models: leading sentences, a retriever's order.
+        to_gold: row → `Example` with `reference` only, for rows that hold a gold answer but no prompt (`surefit score`).
+        stop: texts that end an answer; they are cut off.
     """
 
     name: str
@@ -100,5 +119,10 @@ class TaskRecipe:
     score: Callable[[Example, Prediction], Scores]
     primary_metric: str
     chance_level: float = 0.0
-    grammar: Callable[[Example], Any] | None = None
+    grammar: Callable[[Example], Grammar] | None = None
     aggregate: Callable[[Sequence[Scores]], Scores] = field(default=mean_scores)
+    choices: Callable[[Example], Sequence[str]] | None = None
+    score_samples: Callable[[Example, Sequence[Prediction]], Scores] | None = None
+    baselines: Mapping[str, Callable[[Example], Prediction]] = field(default_factory=dict)
+    to_gold: Callable[[Row], Example] | None = None
+    stop: tuple[str, ...] = ()

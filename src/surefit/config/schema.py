@@ -236,8 +236,11 @@ class GateSection(Section):
     """The metric to look at; the recipe's primary metric if not set."""
     min: Annotated[float, Field(ge=0, le=1)] | None = None
     """The tuned model must score at least this."""
-    not_worse_than: Literal["base"] | None = None
-    """Fail when the tuned model is worse than the base by more than chance (95 % paired interval below zero)."""
+    not_worse_than: str | None = None
+    """base, a baseline of the recipe, or another run's directory: fail when the tuned model is worse by more than
+    chance (paired interval below zero)."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    """How sure the interval of `not_worse_than` is."""
 
 
 class EvaluateSection(Section):
@@ -249,6 +252,18 @@ class EvaluateSection(Section):
     """Answers longer than this are cut and counted as truncated."""
     batch_size: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Prompts per generation batch."""
+    constrained: Literal["none", "only", "both"] = "none"
+    """Let the model write only what the recipe's grammar allows (JSON by schema, PENMAN, labels); both scores both."""
+    num_beams: Annotated[int, Field(ge=1)] = 1
+    """Beam search with so many beams; 1 is greedy."""
+    samples: Annotated[int, Field(ge=1)] = 1
+    """Answers per prompt, for pass@k; more than one needs a temperature."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 takes the most probable token; above it answers are drawn, with `train.seed`."""
+    prefill_chunk: Annotated[int, Field(ge=1)] | None = None
+    """Read prompts this many tokens at a time: less memory for very long ones, the same answers."""
+    server: str | None = None
+    """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model's answers; key: SUREFIT_API_KEY."""
     in_training: bool = False
     """Also answer the held-out prompts at every checkpoint, and log the scores. Slow: it generates text."""
     also: dict[str, str] = Field(default_factory=dict)

@@ -23,6 +23,7 @@ SECRET_NAMES = (
     "MLFLOW_TRACKING_TOKEN",
     "MLFLOW_TRACKING_PASSWORD",
     "OPENAI_API_KEY",
+    "SUREFIT_API_KEY",
 )
 SECRET_SHAPE = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b"
@@ -76,6 +77,11 @@ def hub_token() -> str | None:
         return file.read_text(encoding="utf-8").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def api_key() -> str | None:
+    """What an OpenAI-compatible server is asked with, if it wants a key."""
+    return os.environ.get("SUREFIT_API_KEY") or None
 
 
 def hub_home() -> Path:

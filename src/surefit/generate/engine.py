@@ -1,6 +1,6 @@
-"""Prompts in, answers out: batched greedy decoding that gives every row what it would get alone.
+"""Prompts in, answers out: batched decoding that gives every row what it would get alone.
 
-Greedy means the most probable token at each step and nothing else: no temperature, no repetition penalty and no other
+By default the most probable token at each step and nothing else: no temperature, no repetition penalty and no other
 processor that the model's own `generation_config.json` may ask for, because a score must not depend on them.
 """
 
@@ -16,14 +16,53 @@ import torch
 from jinja2 import TemplateError
 from transformers import (
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteriaList,
 )
 
-from surefit.core.errors import DataError, MachineError, ModelError
+from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.progress import OnProgress, silent
+from surefit.generate.constrained import Compiler, Constrain
+from surefit.generate.processors import Draw, RefuseNaN, StopTexts, decode
+from surefit.task import Grammar
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How answers are made.
+
+    Attributes:
+        max_new_tokens: tokens per answer.
+        batch_size: prompts per batch.
+        num_beams: beam search with so many beams; 1 takes the most probable token at each step.
+        temperature: 0, or how boldly tokens are drawn.
+        seed: of the draws.
+        stop: texts that end an answer; they and what follows are cut off.
+        prefill_chunk: read prompts so many tokens at a time, which needs less memory for very long ones.
+
+    Raises:
+        ConfigError: beams and a temperature at once, or an empty stop text.
+    """
+
+    max_new_tokens: int
+    batch_size: int
+    num_beams: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    prefill_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_beams > 1 and self.temperature > 0:
+            raise ConfigError(
+                f"{self.num_beams} beams and a temperature of {self.temperature:g} exclude each other",
+                field="evaluate.num_beams",
+                help="beams look for the most probable answer, a temperature draws one: drop either",
+            )
+        if not all(self.stop):
+            raise ConfigError("a stop text is empty, which would end every answer at once", help="remove it")
 
 
 @dataclass(frozen=True)
@@ -45,11 +84,12 @@ def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    batch_size: int,
+    decoding: Decoding,
     on_progress: OnProgress = silent,
+    grammars: Sequence[Grammar | None] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> list[Generation]:
-    """Answer every prompt greedily.
+    """Answer every prompt.
 
     Batches hold prompts of similar length, the longest first, so that a batch size which does not fit in memory fails
     at once and not after an hour. The model, with its training mode and its generation config, and the tokenizer are
@@ -57,29 +97,33 @@ def generate(
 
     Args:
         model: a causal language model, a PEFT model included.
-        prompts: token ids, chat template applied.
-        max_new_tokens: tokens per answer.
-        batch_size: prompts per batch.
+        prompts: token ids, chat template applied. For several draws repeat a prompt: each has a number of its own.
+        decoding: how.
         on_progress: called before the first batch and after each one.
+        grammars: per prompt what its answer may be, None where anything; see `generate.constrained`.
+        numbers: per prompt, for draws; its place by default. Whoever asks in portions gives numbers over all of them.
 
     Returns:
-        One `Generation` per prompt, in the order of `prompts`.
+        One `Generation` per prompt, in the order of `prompts`. A grammar does not make an answer end: one that the
+        token limit cuts is truncated, and is then only the beginning of an allowed answer.
 
     Raises:
+        ConfigError: a grammar that cannot be compiled.
         DataError: a prompt without tokens.
-        MachineError: the batch does not fit in memory.
+        MachineError: the batch does not fit in memory, or grammars without the package for them.
         ModelError: the model's logits are NaN.
     """
     for number, prompt in enumerate(prompts):
         if not prompt:
             raise DataError(f"prompt {number} has no tokens", help="remove the row, or give it a prompt")
+    assert grammars is None or len(grammars) == len(prompts)
     answers: dict[int, Generation] = {}
     started, tokens = time.perf_counter(), 0
     on_progress(0, len(prompts), "")
-    with _ready(model):
-        decoder = _Decoder(model, tokenizer)
-        for batch in _batches([len(prompt) for prompt in prompts], batch_size, decoder.context, max_new_tokens):
-            answers.update(zip(batch, decoder.answer([prompts[i] for i in batch], max_new_tokens), strict=True))
+    with ready(model):
+        decoder = _Decoder(model, tokenizer, decoding, grammars, numbers)
+        for batch in _batches([len(prompt) for prompt in prompts], decoding, decoder.context):
+            answers.update(zip(batch, decoder.answer(batch, [prompts[i] for i in batch]), strict=True))
             tokens += sum(answers[i].tokens for i in batch)
             speed = tokens / (time.perf_counter() - started)
             on_progress(len(answers), len(prompts), f"{speed:,.0f} tokens/s")
@@ -112,75 +156,102 @@ def _end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return next((i for i in tail if i in tokenizer.added_tokens_decoder), None)
 
 
-def _batches(lengths: Sequence[int], batch_size: int, context: int | None, max_new_tokens: int) -> Iterator[list[int]]:
+def padding_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """A token to fill rows with; masked, so that which one does not matter."""
+    pad = tokenizer.pad_token_id
+    return pad if isinstance(pad, int) else next(iter(stop_token_ids(model, tokenizer)), 0)
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both (rows, longest prompt), the prompts at the right."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.full((len(prompts), width), pad_id)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    return ids, mask
+
+
+def _batches(lengths: Sequence[int], decoding: Decoding, context: int | None) -> Iterator[list[int]]:
     """Row numbers, longest prompts first. A row that reaches the end of the context has a smaller token limit than the
     others, so it is answered alone."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    alone = [i for i in order if context is not None and lengths[i] + max_new_tokens > context]
+    alone = [i for i in order if context is not None and lengths[i] + decoding.max_new_tokens > context]
     yield from ([i] for i in alone)
     rest = order[len(alone) :]
-    yield from (rest[start : start + batch_size] for start in range(0, len(rest), batch_size))
+    yield from (rest[start : start + decoding.batch_size] for start in range(0, len(rest), decoding.batch_size))
 
 
 class _Decoder:
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        decoding: Decoding,
+        grammars: Sequence[Grammar | None] | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         self.model: Any = model
-        self.tokenizer = tokenizer
+        self.tokenizer, self.decoding, self.grammars, self.numbers = tokenizer, decoding, grammars, numbers
         self.stop_ids = stop_token_ids(model, tokenizer)
-        pad = tokenizer.pad_token_id
-        self.pad_id = pad if pad is not None else next(iter(self.stop_ids), 0)
+        self.pad_id = padding_id(model, tokenizer)
         self.context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        constrained = grammars is not None and any(grammar is not None for grammar in grammars)
+        self.compiler = Compiler(model, tokenizer, self.stop_ids) if constrained else None
 
-    def answer(self, prompts: list[Sequence[int]], max_new_tokens: int) -> list[Generation]:
-        width = max(len(prompt) for prompt in prompts)
-        limit = max_new_tokens if self.context is None else min(max_new_tokens, self.context - width)
+    def answer(self, numbers: list[int], prompts: list[Sequence[int]]) -> list[Generation]:
+        """Answer one batch; `numbers` are the prompts' places among all."""
+        ids, mask = left_padded(prompts, self.pad_id)
+        width = ids.shape[1]
+        limit = self.decoding.max_new_tokens
+        limit = limit if self.context is None else min(limit, self.context - width)
         if limit < 1:
             return [Generation("", truncated=True, tokens=0) for _ in prompts]
-        ids = torch.full((len(prompts), width), self.pad_id)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
-        with _memory_errors(len(prompts), width + limit):
+        stop = StopTexts(self.tokenizer, self.decoding.stop, width) if self.decoding.stop else None
+        with memory_errors(len(prompts), width + limit):
             output = self.model.generate(
                 input_ids=ids.to(self.model.device),
                 attention_mask=mask.to(self.model.device),
-                generation_config=self._greedy(limit),
-                logits_processor=LogitsProcessorList([_RefuseNaN()]),
+                generation_config=self._settings(width, limit),
+                logits_processor=self._processors(numbers, width),
+                stopping_criteria=StoppingCriteriaList([stop] if stop else []),
             )
-        return [self._finish(new) for new in output[:, width:].tolist()]
+        return [self._finish(new, stop) for new in output[:, width:].tolist()]
 
-    def _greedy(self, limit: int) -> GenerationConfig:
+    def _settings(self, width: int, limit: int) -> GenerationConfig:
+        chunk = self.decoding.prefill_chunk
         return GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=False,
-            num_beams=1,
+            do_sample=False,  # `Draw` draws
+            num_beams=self.decoding.num_beams,
             max_new_tokens=limit,
             use_cache=True,  # training may have switched it off in the model's config
             eos_token_id=self.stop_ids or None,
             pad_token_id=self.pad_id,
+            prefill_chunk_size=chunk if chunk is not None and chunk < width else None,
         )
 
-    def _finish(self, new: list[int]) -> Generation:
+    def _processors(self, numbers: Sequence[int], width: int) -> LogitsProcessorList:
+        found: list[Any] = [RefuseNaN()]
+        if self.compiler and self.grammars:
+            own = [self.grammars[number] for number in numbers]
+            found.append(Constrain(self.compiler, own, width, self.decoding.num_beams))
+        if self.decoding.temperature > 0:
+            draws = numbers if self.numbers is None else [self.numbers[number] for number in numbers]
+            found.append(Draw(self.decoding.temperature, self.decoding.seed, draws))
+        return LogitsProcessorList(found)
+
+    def _finish(self, new: list[int], stop: StopTexts | None = None) -> Generation:
         end = next((place for place, token in enumerate(new) if token in self.stop_ids), None)
-        # Llama 3's tokenizer config asks for "clean up", which would remove spaces that the model wrote.
-        text = self.tokenizer.decode(new[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return Generation(str(text), truncated=end is None, tokens=len(new) if end is None else end + 1)
-
-
-class _RefuseNaN(LogitsProcessor):
-    """The most probable of NaNs is a token like any other: without this a broken model answers nonsense silently."""
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        if torch.isnan(scores).any():
-            raise ModelError(
-                "the model's logits are NaN",
-                help="its weights are damaged or its dtype overflows: try model.dtype float32, else train again",
-            )
-        return scores
+        cut = stop.cut(new[:end]) if stop else None
+        if cut:
+            return Generation(cut[0], truncated=False, tokens=cut[1])
+        text = decode(self.tokenizer, new[:end])
+        return Generation(text, truncated=end is None, tokens=len(new) if end is None else end + 1)
 
 
 @contextlib.contextmanager
-def _ready(model: Any) -> Iterator[None]:
+def ready(model: Any) -> Iterator[None]:
     """Evaluation mode, and a neutral generation config: `generate` fills what a call leaves open from the model's own
     (a repetition penalty, for example), whatever config the call passes."""
     modes = [(module, module.training) for module in model.modules()]
@@ -198,7 +269,7 @@ def _ready(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _memory_errors(rows: int, tokens: int) -> Iterator[None]:
+def memory_errors(rows: int, tokens: int) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -17,8 +17,9 @@ from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import shortened
 from surefit.metrics.strict_json import strict_json
 from surefit.metrics.tool_calls import GoldCalls, ToolCall, is_call, parse_calls, score_calls
+from surefit.metrics.tool_grammar import calls_grammar
 from surefit.metrics.tool_schema import function_document
-from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
+from surefit.task import Example, Grammar, Message, Prediction, Row, Scores, TaskRecipe
 
 _INSTRUCTION = (
     'Answer with a JSON array of tool calls, each {"name": ..., "arguments": {...}}, or [] if no tool fits.\nTools: '
@@ -136,6 +137,13 @@ def _score(example: Example, prediction: Prediction) -> Scores:
     return score_calls(example.reference, calls)
 
 
+def _grammar(example: Example) -> Grammar:
+    """What the tools in the system message allow; `[]` where there is none, as in a prompt given by hand."""
+    system = example.messages[0]["content"]
+    tools = strict_json(system.removeprefix(_INSTRUCTION)) if system.startswith(_INSTRUCTION) else []
+    return Grammar("ebnf", calls_grammar(tools))
+
+
 RECIPE = TaskRecipe(
     name="function_calling",
     version=1,
@@ -148,4 +156,5 @@ RECIPE = TaskRecipe(
     parse=parse_calls,
     score=_score,
     primary_metric="exact_match",
+    grammar=_grammar,
 )

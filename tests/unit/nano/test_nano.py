@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from surefit import nano, samples
-from surefit.generate.engine import generate
+from surefit.generate.engine import Decoding, generate
 
 FOLDER = nano.PATH
 CONVERSATION = [
@@ -100,6 +100,6 @@ def test_right_on_old_tools_with_greedy_generation(model, tokenizer, corpus):
         )["input_ids"]
         for row in rows
     ]
-    answers = generate(model, tokenizer, prompts, max_new_tokens=96, batch_size=30)
+    answers = generate(model, tokenizer, prompts, Decoding(max_new_tokens=96, batch_size=30))
     right = sum(answer.text == row["answers"] for answer, row in zip(answers, rows, strict=True))
     assert right >= 36

@@ -1,0 +1,95 @@
+"""What happens to the logits of a step before the next token is taken, and what ends an answer beside a stop token."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import torch
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
+
+from surefit.core.errors import ModelError
+
+
+class RefuseNaN(LogitsProcessor):
+    """The most probable of NaNs is a token like any other: without this a broken model answers nonsense silently."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        if torch.isnan(scores).any():
+            raise ModelError(
+                "the model's logits are NaN",
+                help="its weights are damaged or its dtype overflows: try model.dtype float32, else train again",
+            )
+        return scores
+
+
+class Draw(LogitsProcessor):
+    """Draws each row's token at a temperature and leaves no other, so that taking the most probable one takes it.
+
+    Every prompt has random numbers of its own, one per step, and its token is where that number falls among the summed
+    probabilities. So a draw depends on the seed and the prompt's number, not on the batch or the device.
+
+    Args:
+        numbers: the number of each row's prompt.
+    """
+
+    def __init__(self, temperature: float, seed: int, numbers: Sequence[int]) -> None:
+        self.temperature = temperature
+        self.sources = [_source(seed, number) for number in numbers]
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        # In double precision: the sum of 150,000 rounded probabilities would otherwise bend the rare ones.
+        summed = torch.softmax(scores.double() / self.temperature, dim=-1).cumsum(dim=-1)
+        points = torch.tensor([[source.random()] for source in self.sources], dtype=torch.float64).to(scores.device)
+        drawn = torch.searchsorted(summed, points * summed[:, -1:], right=True).clamp_(max=scores.shape[-1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)  # type: ignore[return-value]
+
+
+def _source(seed: int, number: int) -> random.Random:
+    """Hashed, because neighbouring seeds of a generator may begin alike."""
+    return random.Random(hashlib.sha256(f"{seed}/{number}".encode()).digest())
+
+
+class StopTexts(StoppingCriteria):
+    """Ends a row once its answer holds one of the stop texts, however tokens divide it.
+
+    Args:
+        stop: the texts, none of them empty.
+        width: where answers begin in `input_ids`.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], width: int) -> None:
+        self.tokenizer, self.stop, self.width = tokenizer, tuple(stop), width
+        # The last token must have been able to complete the text: each before it has a byte of it at least. Decoders
+        # may treat a text's very first tokens otherwise, hence the rest.
+        self.tail = max(len(text.encode()) for text in stop) + 4
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: object) -> torch.BoolTensor:
+        start = max(self.width, input_ids.shape[1] - self.tail)
+        ended = [self.find(decode(self.tokenizer, row)) is not None for row in input_ids[:, start:].tolist()]
+        return torch.tensor(ended, device=input_ids.device)  # type: ignore[return-value]
+
+    def find(self, text: str) -> int | None:
+        """Where the first stop text begins."""
+        places = [place for place in map(text.find, self.stop) if place >= 0]
+        return min(places, default=None)
+
+    def cut(self, tokens: Sequence[int]) -> tuple[str, int] | None:
+        """The answer without the stop text and what follows, and the tokens that were needed to complete the stop text;
+        None where there is none."""
+        text = decode(self.tokenizer, tokens)
+        place = self.find(text)
+        if place is None:
+            return None
+        needed = bisect_left(
+            range(len(tokens)), True, key=lambda n: self.find(decode(self.tokenizer, tokens[:n])) is not None
+        )
+        return text[:place], needed
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """Text without special tokens, its spaces as the model wrote them: Llama 3's tokenizer config asks for "clean up",
+    which would remove some."""
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))

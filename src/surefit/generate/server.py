@@ -1,0 +1,310 @@
+"""Answers from a server that speaks OpenAI's chat protocol: vLLM, SGLang, and any other as far as the protocol goes.
+
+The server renders the chat template and decodes; what is asked for is the same as `generate.engine` does itself. Only
+the standard library is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+from surefit.core.env import api_key, redact
+from surefit.core.errors import ConfigError, MachineError
+from surefit.core.progress import OnProgress, silent
+from surefit.core.units import shortened
+from surefit.data.tokenize import TEMPLATE_DATE
+from surefit.generate.constrained import choices_ebnf
+from surefit.generate.engine import Decoding, Generation
+from surefit.task import Grammar, Message
+
+FIELD = "evaluate.server"
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+"""Statuses that another try may get past: busy, restarting, a proxy's timeout."""
+WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before each further try; a server that says how long to wait is believed, up to `LONGEST_WAIT`."""
+LONGEST_WAIT = 60.0
+
+
+Read = TypeVar("Read")
+
+
+class _Again(Exception):
+    """A try that failed in a way which may pass."""
+
+    def __init__(self, problem: str, wait: float | None = None) -> None:
+        super().__init__(problem)
+        self.wait = wait
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How one kind of server takes what OpenAI's protocol has no word for; `name` as it calls itself."""
+
+    name: str
+
+    @property
+    def neutral(self) -> dict[str, Any]:
+        """What keeps the model's own `generation_config.json` out of scores and today's date out of Llama's prompts."""
+        if self.name not in ("vllm", "sglang"):
+            return {}
+        dated = {"date_string": TEMPLATE_DATE}
+        return {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0, "chat_template_kwargs": dated}
+
+    def constraint(self, grammar: Grammar) -> dict[str, Any]:
+        """The parameters that hold an answer to a grammar.
+
+        Raises:
+            ConfigError: this kind of server has none for it.
+        """
+        source = grammar.source
+        if grammar.kind == "json_schema":
+            assert isinstance(source, str)
+            schema = {"name": "answer", "schema": json.loads(source), "strict": True}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        if self.name == "vllm":  # since 0.12 these are the only names; 0.11 knows them too
+            key = {"ebnf": "grammar", "regex": "regex", "choices": "choice"}[grammar.kind]
+            return {"structured_outputs": {key: source if isinstance(source, str) else list(source)}}
+        if self.name == "sglang":
+            if grammar.kind == "regex":
+                return {"regex": source}
+            return {"ebnf": source if isinstance(source, str) else choices_ebnf(source)}
+        raise ConfigError(
+            f"the server does not say that it is vLLM or SGLang, and only these take a grammar of kind {grammar.kind}",
+            field="evaluate.constrained",
+            help="set evaluate.constrained to none, or serve the model with vLLM or SGLang",
+        )
+
+
+class ServedModel:
+    """A model behind a URL.
+
+    Args:
+        url: of the server, with or without /v1.
+        model: its name there; the only one that is served if None.
+        timeout: seconds until an answer must have begun to come; one that is longer in coming is asked for again.
+        waits: seconds before each further try.
+
+    Raises:
+        ConfigError: the URL is none, the key is wrong, or the server has no such model.
+        MachineError: no server answers, however often it is asked.
+    """
+
+    def __init__(
+        self, url: str, model: str | None = None, timeout: float = 600.0, waits: Sequence[float] = WAITS
+    ) -> None:
+        self.url, self.timeout, self.waits = _endpoint(url), timeout, tuple(waits)
+        # Redirects are not followed: the key would go wherever they point.
+        self._opener = urllib.request.build_opener(_NoRedirect)
+        served = self._tried("/models", None, _models, threading.Event())
+        if model is None and len(served) != 1:
+            raise ConfigError(
+                f"the server at {self.shown} has {len(served)} models{_named(served)}", field=FIELD, help="name one"
+            )
+        self.model = model or next(iter(served))
+        if served and self.model not in served:
+            raise ConfigError(f"the server at {self.shown} has no model {self.model!r}{_named(served)}", field=FIELD)
+        self.kind = _Kind(served.get(self.model, "").lower())
+
+    @property
+    def shown(self) -> str:
+        """The URL without a password."""
+        return redact(self.url)
+
+    def answer(
+        self,
+        messages_list: Sequence[Sequence[Message]],
+        decoding: Decoding,
+        grammars: Sequence[Grammar | None] | None = None,
+        on_progress: OnProgress = silent,
+    ) -> list[Generation]:
+        """Answer every conversation, `decoding.batch_size` of them at a time.
+
+        Args:
+            messages_list: conversations, each up to where the model has to answer.
+            decoding: as for `engine.generate`, without beams; how prompts are read is the server's own business.
+            grammars: per conversation what its answer may be, None where anything.
+            on_progress: called before the first answer and after each one.
+
+        Returns:
+            One `Generation` per conversation, in their order. Whatever the server calls the end of an answer but
+            "stop" counts as truncated.
+
+        Raises:
+            ConfigError: beams, a grammar that this server cannot take, a wrong key, or a request that it refuses.
+            MachineError: the server does not answer, however often it is asked, or with something else.
+        """
+        if decoding.num_beams > 1:
+            raise ConfigError("servers have no beam search", field="evaluate.num_beams", help="set it to 1")
+        given = grammars if grammars is not None else [None] * len(messages_list)
+        pairs = enumerate(zip(messages_list, given, strict=True))
+        requests = [self._request(number, messages, decoding, grammar) for number, (messages, grammar) in pairs]
+        answers: dict[int, Generation] = {}
+        started, tokens = time.perf_counter(), 0
+        on_progress(0, len(requests), "")
+        for number, answer in self._all(requests, decoding.batch_size):
+            answers[number] = answer
+            tokens += answer.tokens
+            on_progress(len(answers), len(requests), f"{tokens / (time.perf_counter() - started):,.0f} tokens/s")
+        return [answers[number] for number in range(len(requests))]
+
+    def _request(
+        self, number: int, messages: Sequence[Message], decoding: Decoding, grammar: Grammar | None
+    ) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{key: value for key, value in turn.items() if key != "weight"} for turn in messages],
+            "max_tokens": decoding.max_new_tokens,
+            "temperature": decoding.temperature,
+            "top_p": 1.0,
+        }
+        if decoding.temperature > 0:
+            request["seed"] = (decoding.seed * 1_000_003 + number) % 2**31  # every prompt draws on its own
+        if decoding.stop:
+            request["stop"] = list(decoding.stop)
+        request |= self.kind.neutral
+        return request | (self.kind.constraint(grammar) if grammar else {})
+
+    def _all(self, requests: Sequence[Mapping[str, Any]], at_once: int) -> Iterator[tuple[int, Generation]]:
+        over = threading.Event()
+        with ThreadPoolExecutor(at_once, thread_name_prefix="server") as pool:
+            asked = {
+                pool.submit(self._tried, "/chat/completions", request, _generation, over): number
+                for number, request in enumerate(requests)
+            }
+            try:
+                for done in as_completed(asked):
+                    yield asked[done], done.result()
+            finally:  # after an error, or Ctrl-C, nothing is asked any more
+                over.set()
+                pool.shutdown(cancel_futures=True)
+
+    def _tried(
+        self, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], Read], over: threading.Event
+    ) -> Read:
+        for wait in (*self.waits, None):
+            try:
+                return read(self._once(path, body))
+            except _Again as failure:
+                if wait is None or over.is_set():
+                    raise MachineError(
+                        f"the server at {self.shown} {failure} ({len(self.waits) + 1} tries)",
+                        field=FIELD,
+                        help="see that it runs, and its log; a smaller evaluate.batch_size asks less of it at once",
+                    ) from None
+                over.wait(wait if failure.wait is None else min(failure.wait, LONGEST_WAIT))
+        raise AssertionError("the last try returns or raises")
+
+    def _once(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        key = api_key()
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with self._opener.open(request, timeout=self.timeout) as response:
+                raw = response.read()
+        except urllib.error.HTTPError as error:
+            self._refused(error)
+        except TimeoutError:
+            raise _Again(f"has not answered within {self.timeout:g} s") from None
+        except (OSError, HTTPException) as error:  # refused, reset, closed before the end of an answer
+            reason = getattr(error, "reason", None) or error
+            if isinstance(reason, TimeoutError):
+                raise _Again(f"has not answered within {self.timeout:g} s") from None
+            raise _Again(f"cannot be reached: {redact(str(reason)) or type(reason).__name__}") from None
+        try:
+            return json.loads(raw)
+        except ValueError:
+            raise _Again(f"answers with something that is not JSON: {_shown(raw)}") from None
+
+    def _refused(self, error: urllib.error.HTTPError) -> NoReturn:
+        said = _shown(_message(error))
+        if error.code in PASSING:
+            after = error.headers.get("Retry-After", "")
+            raise _Again(f"answers with {error.code}: {said}", float(after) if after.isdecimal() else None)
+        if error.code in (401, 403):
+            has = "refuses the key in SUREFIT_API_KEY" if api_key() else "wants a key, and SUREFIT_API_KEY is not set"
+            raise ConfigError(
+                f"the server at {self.shown} {has} ({error.code}: {said})",
+                field=FIELD,
+                help="set SUREFIT_API_KEY in the environment or in .env",
+            ) from None
+        if error.code == 404 or 300 <= error.code < 400:
+            raise ConfigError(
+                f"there is no OpenAI-compatible server at {self.shown} ({error.code}: {said})",
+                field=FIELD,
+                help="give its address as http://HOST:PORT/v1",
+            ) from None
+        raise ConfigError(
+            f"the server at {self.shown} refuses a request ({error.code}): {said}",
+            field=FIELD,
+            help="if it is the length, serve with a longer context or lower evaluate.max_new_tokens",
+        ) from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _endpoint(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"{redact(url)!r} is not the address of a server", field=FIELD, help="write http://HOST:PORT/v1"
+        )
+    path = re.sub(r"/(chat/completions|completions|models)?/*$", "", parts.path)
+    return urlunsplit((parts.scheme, parts.netloc, path or "/v1", "", ""))
+
+
+def _models(answer: Any) -> dict[str, str]:
+    try:
+        return {str(model["id"]): str(model.get("owned_by") or "") for model in answer["data"]}
+    except (KeyError, TypeError, AttributeError):
+        raise _Again(f"lists no models but answers {_shown(json.dumps(answer))}") from None
+
+
+def _named(served: Mapping[str, str]) -> str:
+    return f": {', '.join(list(served)[:8])}{', …' if len(served) > 8 else ''}" if served else ""
+
+
+def _generation(answer: Any) -> Generation:
+    try:
+        choice = answer["choices"][0]
+        text, reason = choice["message"]["content"], choice["finish_reason"]
+        tokens = (answer.get("usage") or {}).get("completion_tokens") or 0
+        if not (text is None or isinstance(text, str)) or not isinstance(tokens, int):
+            raise TypeError
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise _Again(f"answers with something that is no completion: {_shown(json.dumps(answer))}") from None
+    return Generation(text or "", truncated=reason != "stop", tokens=tokens)
+
+
+def _message(error: urllib.error.HTTPError) -> bytes | str:
+    """What an error's body says, in the shape of OpenAI's or vLLM's errors, or as it is."""
+    try:
+        raw = error.read()
+        answer = json.loads(raw)
+        inner = answer.get("error", answer)
+        return str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
+    except (ValueError, AttributeError):
+        return raw or error.reason
+    except (OSError, HTTPException):
+        return error.reason
+
+
+def _shown(said: bytes | str) -> str:
+    text = said.decode(errors="replace") if isinstance(said, bytes) else said
+    return shortened(redact(" ".join(text.split()))) or "nothing"
