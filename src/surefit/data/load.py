@@ -17,7 +17,7 @@ from surefit import samples
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.rundir import file_sha256
 from surefit.core.sampling import evenly
-from surefit.data.readers import READERS, Placed
+from surefit.data.readers import NAMED_ONLY, READERS, Placed
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?(@\S+)?")
 """owner/name, with an optional :configuration and an optional @split."""
@@ -199,7 +199,7 @@ def data_files(directory: Path) -> list[Path]:
             path=directory,
             help="write the data set with Dataset.to_parquet or to_json, and name that file",
         )
-    files = [directory / name for name in names if Path(name).suffix.lower() in READERS and not _is_readme(name)]
+    files = [directory / name for name in names if _is_data(Path(name))]
     if not files:
         found = f"; it has {', '.join(names[:5])}" if names else ""
         raise DataError(f"no data file in this directory{found}", path=directory, help=f"data files are {KINDS}")
@@ -207,8 +207,9 @@ def data_files(directory: Path) -> list[Path]:
     return files
 
 
-def _is_readme(name: str) -> bool:
-    return Path(name).stem.lower() == "readme"
+def _is_data(name: Path) -> bool:
+    ending = name.suffix.lower()
+    return ending in READERS and ending not in NAMED_ONLY and name.stem.lower() != "readme"
 
 
 def _refuse_mixed_splits(directory: Path, files: list[Path]) -> None:

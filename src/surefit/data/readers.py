@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from surefit.core.errors import DataError
+from surefit.core.units import shortened
 from surefit.metrics.strict_json import deeper_than, json_kind
 
 MAX_DEPTH = 100
@@ -234,13 +236,77 @@ def _pruned(value: Any) -> Any:
     return [_pruned(item) for item in value] if isinstance(value, list) else value
 
 
+_PENMAN_FIELD = re.compile(r"::(\S+)[ \t]*")
+
+
+def read_penman(path: Path) -> Iterator[Placed]:
+    """Blocks of PENMAN as the AMR bank has them: "# ::id …" and "# ::snt …", then a graph of several lines.
+
+    Rows have `id` (where given), `sentence` and `graph`; a block without a graph is a sentence to be parsed. "#::snt"
+    without a space, other fields and other comments are fine, and a blank line may be missing between two blocks.
+    """
+    _refuse_other_kinds(path)
+    row: dict[str, Any] = {}
+    begin, ended = 1, False
+    for number, text in enumerate(_utf8(path.read_bytes(), path, None).splitlines(), start=1):
+        text = text.strip()
+        fields = _penman_fields(text) if text.startswith("#") else {}
+        if row and (fields.keys() & row.keys() or ("graph" in row and (fields or (ended and text[:1] == "(")))):
+            yield _penman_row(row, path, begin)
+            row = {}
+        ended = not text and "graph" in row
+        if fields or (text and text[0] != "#"):
+            begin = begin if row else number
+            row |= fields if fields else _penman_line(row, text, path, number)
+    if row:
+        yield _penman_row(row, path, begin)
+
+
+def _penman_fields(comment: str) -> dict[str, str]:
+    """The sentence is the rest of its line; an id ends at the next field."""
+    marks = list(_PENMAN_FIELD.finditer(comment))
+    found: dict[str, str] = {}
+    for mark, following in zip(marks, [*marks[1:], None], strict=False):
+        if mark[1] == "snt":
+            return {**found, "sentence": comment[mark.end() :].strip()}
+        if mark[1] == "id":
+            found["id"] = comment[mark.end() : following.start() if following else None].strip()
+    return found
+
+
+def _penman_line(row: dict[str, Any], text: str, path: Path, line: int) -> dict[str, str]:
+    if "graph" not in row and text[0] != "(":
+        raise DataError(
+            f"neither a comment nor the beginning of a graph: {shortened(text, 40)!r}",
+            path=path,
+            line=line,
+            help='a text file is read as PENMAN: "# ::snt SENTENCE", the graph in parentheses, a blank line',
+        )
+    return {"graph": f"{row['graph']}\n{text}" if "graph" in row else text}
+
+
+def _penman_row(row: dict[str, Any], path: Path, line: int) -> Placed:
+    if not row.get("sentence"):
+        raise DataError(
+            "a graph without its sentence" if "graph" in row else "a block without a sentence",
+            path=path,
+            line=line,
+            help='write "# ::snt SENTENCE" above the graph',
+        )
+    return Placed({name: row[name] for name in ("id", "sentence", "graph") if name in row}, str(path), line)
+
+
 READERS: dict[str, Callable[[Path], Iterator[Placed]]] = {
     ".jsonl": read_jsonl,
     ".json": read_json,
     ".parquet": read_parquet,
     ".csv": read_csv,
+    ".penman": read_penman,
+    ".txt": read_penman,
 }
 """File ending → reader."""
+NAMED_ONLY = (".txt",)
+"""Endings that are read where the file is named: in a directory such a file may be a licence or a note."""
 
 
 def _problem(error: json.JSONDecodeError) -> str:

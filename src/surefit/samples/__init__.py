@@ -1,4 +1,4 @@
-"""The generated sample sets that ship with the package; README.md beside this file says what each is."""
+"""The sample sets that ship with the package; README.md beside this file says what each is."""
 
 from pathlib import Path
 
@@ -18,4 +18,5 @@ def resolve(name: str) -> Path | None:
 
 def available() -> dict[str, Path]:
     """Every sample set by its name."""
-    return {PREFIX + path.stem: path for path in sorted(Path(__file__).parent.glob("*.jsonl"))}
+    files = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".jsonl", ".txt"))
+    return {PREFIX + path.stem: path for path in files}

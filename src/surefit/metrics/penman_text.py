@@ -1,0 +1,270 @@
+"""PENMAN as models and corpora write it: is it well formed, what would a repair change, how are its concepts written.
+
+A repair never guesses at meaning. It closes what was left open, quotes what needs quotes, gives a second node of the
+same name a name of its own, and says which of these it did; a graph that would need more stays broken.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import penman
+from penman.exceptions import PenmanError
+
+logging.getLogger("penman").setLevel(logging.ERROR)  # it warns of every gap; here gaps are returned
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()/]|:[^\s()/":]*|[^\s()/":]+|"')
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+DEEPEST = 200
+"""Nodes inside nodes; sentences have fewer than 20."""
+
+
+def tokens(text: str) -> list[str]:
+    """Parentheses, slashes, roles (":ARG0"), strings with their quotation marks, and words.
+
+    >>> tokens('(b / bé:domain(c / "a b"))')
+    ['(', 'b', '/', 'bé', ':domain', '(', 'c', '/', '"a b"', ')', ')']
+    """
+    return _TOKEN.findall(text)
+
+
+def one_line(text: str) -> str:
+    """The same graph on one line, with single spaces, as the recipe trains on it. Words stay apart as they were.
+
+    >>> one_line("(c / chu tich\\n    :domain(n / người))")
+    '(c / chu tich :domain (n / người))'
+    """
+    return joined(tokens(text))
+
+
+def joined(parts: list[str]) -> str:
+    """Tokens as text on one line."""
+    text = " ".join(parts)
+    return text.replace("( ", "(").replace(" )", ")")
+
+
+def well_formed(text: str) -> bool:
+    """Whether the whole text is one graph to the penman library, with every part there.
+
+    Two nodes may still share a variable: that is no fault of form, and `smatch.read_graph` refuses it.
+
+    >>> well_formed("(w / want-01 :ARG0 (b / boy))"), well_formed("(w / want-01 :ARG0 (b / boy)")
+    (True, False)
+    >>> well_formed("(a / b) (c / d)"), well_formed("(c / chu tich)"), well_formed("(a / )")
+    (False, False, False)
+    """
+    text = text.strip()
+    depth = 0
+    found = tokens(text)
+    for place, token in enumerate(found):
+        depth += (token == "(") - (token == ")")
+        if depth > DEEPEST or (depth < 1 and place < len(found) - 1):
+            return False
+    if depth or not text.startswith("("):
+        return False
+    try:
+        tree = penman.parse(text)
+    except PenmanError:
+        return False
+    nodes = tree.nodes()
+    return bool(nodes) and all(_complete(variable, branches) for variable, branches in nodes)
+
+
+def _complete(variable: str | None, branches: list[tuple[str, object]]) -> bool:
+    if not variable or not branches or branches[0][0] != "/" or not branches[0][1]:
+        return False
+    return all(len(role) > 1 and target is not None for role, target in branches[1:])
+
+
+class Repaired(NamedTuple):
+    """A graph that was put right, and how: names of `KINDS`, each once."""
+
+    text: str
+    kinds: tuple[str, ...]
+
+
+KINDS = {
+    "around": "text before or after the graph was cut off",
+    "parentheses": "parentheses were closed, or those too many taken away",
+    "spacing": "what was glued together was set apart",
+    "words": "words of one concept were joined",
+    "quotes": "a text was put in quotation marks, or its last mark added",
+    "variables": "a node got a variable, or another one because two nodes had the same",
+    "dangling": "a role without a value, or a node that was only begun, was dropped",
+}
+"""What `repair` does."""
+
+
+@dataclass
+class _Node:
+    variable: str
+    concept: str
+    branches: list[tuple[str, _Node | str]] = field(default_factory=list)
+
+
+class _Broken(Exception):
+    """More than a repair may do."""
+
+
+def repair(text: str) -> Repaired | None:
+    """The graph in `text` made well formed, or None where that would take a guess.
+
+    >>> repair("(b / bi kịch :domain(c / chó")
+    Repaired(text='(b / bikịch :domain (c / chó))', kinds=('parentheses', 'spacing', 'words'))
+    >>> repair('Here it is: (p / person :name Hà Nội :ARG0 (p / dog))')
+    Repaired(text='(p / person :name "Hà Nội" :ARG0 (p2 / dog))', kinds=('around', 'quotes', 'variables'))
+    >>> repair("(a / b (c / d))") is None  # which role?
+    True
+    """
+    start = text.find("(")
+    if start < 0:
+        return None
+    body, kinds = _closed_quotes(text[start:])
+    found = tokens(body)
+    try:
+        reader = _Reader(found)
+        root = reader.node(0)
+    except _Broken:
+        return None
+    if root is None:
+        return None
+    kinds |= reader.kinds
+    left = found[reader.place :]
+    if text[:start].strip() or set(left) - {")"}:
+        kinds.add("around")
+    elif left:
+        kinds.add("parentheses")
+    if re.search(r"[^\s(]:|[^\s(]\((?!\s*\))", _STRING.sub("s", body)):
+        kinds.add("spacing")
+    whole = joined(list(_written(root)))
+    return Repaired(whole, tuple(kind for kind in KINDS if kind in kinds)) if well_formed(whole) else None
+
+
+def _closed_quotes(text: str) -> tuple[str, set[str]]:
+    """An odd quotation mark ends its text before the next parenthesis or role."""
+    if '"' not in _STRING.sub("", text):
+        return text, set()
+    found = re.sub(r'"((?:[^"\\\n()]|\\.)*?)(?="|\s*\)|\s+:|\s*\n|\s*\Z)"?', r'"\1"', text)
+    return found, {"quotes"}
+
+
+class _Reader:
+    """One pass over the tokens that notes what was missing."""
+
+    def __init__(self, found: list[str]) -> None:
+        self.tokens, self.place = found, 0
+        self.kinds: set[str] = set()
+        self.variables: set[str] = {word for word, slash in pairwise(found[1:]) if slash == "/" and word not in "()/"}
+        self.defined: set[str] = set()
+
+    def _words(self) -> list[str]:
+        start = self.place
+        while self.place < len(self.tokens) and self.tokens[self.place] not in "()/" and self._here()[0] != ":":
+            self.place += 1
+        return self.tokens[start : self.place]
+
+    def _here(self) -> str:
+        return self.tokens[self.place] if self.place < len(self.tokens) else ""
+
+    def node(self, depth: int) -> _Node | None:
+        """What begins at an opening parenthesis; None where the text ends before there is a concept."""
+        if depth > DEEPEST:
+            raise _Broken
+        self.place += 1
+        variable, concept = self._head()
+        if not concept:
+            if self._here() not in ("", ")") or (variable and self._here() == ")"):
+                raise _Broken
+            self.place += 1
+            self.kinds.add("dangling")
+            return None
+        node = _Node(self._defined(variable), concept)
+        while self._here().startswith(":"):
+            self._branch(node, depth)
+        if self._here() not in ("", ")"):
+            raise _Broken
+        if not self._here():
+            self.kinds.add("parentheses")
+        self.place += 1
+        return node
+
+    def _head(self) -> tuple[str, str]:
+        before = self._words()
+        if self._here() != "/":
+            return (before[0], "") if before else ("", "")
+        if len(before) > 1:
+            raise _Broken
+        self.place += 1
+        words = self._words()
+        if len(words) > 1:
+            if any('"' in word for word in words):
+                raise _Broken
+            self.kinds.add("words")
+        return before[0] if before else "", "".join(words)
+
+    def _defined(self, variable: str) -> str:
+        """The variable, or a free one where it is taken, missing or a text."""
+        name, number = variable.strip('"'), 2
+        if not name or name in self.defined or name != variable:
+            self.kinds.add("variables")
+            stem = re.sub(r"\d+$", "", name) or "x"
+            while (name := f"{stem}{number}") in self.variables | self.defined:
+                number += 1
+        self.defined.add(name)
+        return name
+
+    def _branch(self, node: _Node, depth: int) -> None:
+        role = self._here()
+        self.place += 1
+        value: _Node | str | None
+        if self._here() == "(":
+            value = self.node(depth + 1)
+        else:
+            words = self._words()
+            if len(words) > 1:
+                self.kinds.add("quotes")
+                words = ['"' + " ".join(words).replace('"', "") + '"']
+            value = words[0] if words else None
+        if value is None or len(role) < 2:
+            self.kinds.add("dangling")
+        else:
+            node.branches.append((role, value))
+
+
+def _written(node: _Node) -> Iterator[str]:
+    yield from ("(", node.variable, "/", node.concept)
+    for role, value in node.branches:
+        yield role
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from _written(value)
+    yield ")"
+
+
+def with_concepts(text: str, joiner: str) -> str:
+    """The same graph with the words of every concept joined by `joiner`: "_", " " or "" (glued).
+
+    Words are known by spaces and underscores, so what is glued already stays so.
+
+    >>> with_concepts("(b / bi_kịch :domain (c / con chó))", "")
+    '(b / bikịch :domain (c / conchó))'
+    >>> with_concepts("(b / bi_kịch :domain (c / con chó))", "_")
+    '(b / bi_kịch :domain (c / con_chó))'
+    """
+    parts: list[str] = []
+    words: list[str] | None = None
+    for token in [*tokens(text), ""]:
+        if words is not None and token and token not in "()/" and token[0] not in ':"':
+            words += [word for word in token.split("_") if word] or [token]
+            continue
+        if words:
+            parts.append(joiner.join(words))
+        words = [] if token == "/" else None
+        parts.append(token)
+    return joined(parts[:-1])

@@ -1,0 +1,341 @@
+"""AMR parsing: a sentence in, its meaning as a PENMAN graph out.
+
+Two recipes. `amr_parsing` asks for the graph at once; `amr_parsing_two_task` for the skeleton first, which is the graph
+without variables, and then for the graph. The main score is strict Smatch: an answer that is no graph matches nothing,
+and the gold graph's triples count all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from operator import itemgetter
+
+import numpy as np
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.core.units import shortened
+from surefit.metrics.amr_phenomena import PHENOMENA, phenomena
+from surefit.metrics.assignment import Floats
+from surefit.metrics.penman_text import one_line, repair, well_formed, with_concepts
+from surefit.metrics.penman_tree import skeleton, without_coreference, without_role
+from surefit.metrics.smatch import Graph, align, f_score, match, read_graph
+from surefit.recipes.amr_grammar import GRAPH_RULES, SKELETON_RULES
+from surefit.task import Example, Grammar, Message, Prediction, Row, Scores, TaskRecipe
+
+_COLUMNS_HELP = (
+    "a row has the columns sentence and graph (PENMAN), and may have language (vi or en); "
+    "a row that is only to be predicted has no column graph at all"
+)
+_VIETNAMESE = re.compile("[ăâđêôơưĂÂĐÊÔƠƯ\u1ea0-\u1ef9]")
+_HARMFUL = {"around", "parentheses", "variables", "dangling"}
+"""Repairs that a gold graph may not need: it would be trained on as it stands."""
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What one language says in the prompts and in the two-task answer."""
+
+    instruction: str
+    two_task: str
+    skeleton: str
+    graph: str
+
+
+_WORDS = {
+    "en": _Words(
+        "Write the meaning of the sentence as a PENMAN graph.",
+        "Write the meaning of the sentence as a PENMAN graph: first its skeleton without variables, then the graph.",
+        "Skeleton: ",
+        "Graph: ",
+    ),
+    "vi": _Words(
+        "Viết nghĩa của câu dưới dạng đồ thị PENMAN.",
+        "Viết nghĩa của câu dưới dạng đồ thị PENMAN: trước hết là khung không có biến, sau đó là đồ thị.",
+        "Khung: ",
+        "Đồ thị: ",
+    ),
+}
+_MARK = re.compile(rf"(?:^|\n)[ \t]*(?:{'|'.join(words.graph.strip() for words in _WORDS.values())})")
+
+
+@dataclass(frozen=True)
+class Gold:
+    """The gold graph as text and as triples."""
+
+    text: str
+    graph: Graph
+
+
+def to_example(row: Row) -> Example:
+    """A row → system (instruction), user (sentence), assistant (the graph on one line).
+
+    Raises:
+        DataError: no sentence, a graph that is null, cannot be read or is not whole, or an unknown language.
+    """
+    words = _words(row)
+    return _example(row, words.instruction, "{graph}")
+
+
+def to_two_task_example(row: Row) -> Example:
+    """As `to_example`, with the skeleton before the graph."""
+    words = _words(row)
+    return _example(row, words.two_task, f"{words.skeleton}{{skeleton}}\n{words.graph}{{graph}}")
+
+
+def _example(row: Row, instruction: str, answer: str) -> Example:
+    messages: list[Message] = [
+        {"role": "system", "content": instruction},
+        {"role": "user", "content": _sentence(row)},
+    ]
+    if "graph" not in row:
+        _refuse_misspelt_graph(row)
+        return Example(messages=tuple(messages))
+    gold = _gold(row)
+    line = one_line(gold.text)
+    completion = answer.replace("{skeleton}", skeleton(line)).replace("{graph}", line)
+    return Example((*messages, {"role": "assistant", "content": completion}), completion=completion, reference=gold)
+
+
+def to_gold(row: Row) -> Example:
+    """A row with a graph and no sentence → what answers are judged by: any graph that smatch reads, as it reads it."""
+    text = _graph_text(row)
+    graph = read_graph(text)
+    if graph is None:
+        raise _not_penman(text)
+    return Example(reference=Gold(text, graph))
+
+
+def _sentence(row: Row) -> str:
+    sentence = row.get("sentence")
+    if not isinstance(sentence, str) or not sentence.strip():
+        problem = f"sentence is {shortened(repr(sentence))}" if "sentence" in row else _missing("sentence", row)
+        raise DataError(problem, field="sentence", help=_COLUMNS_HELP)
+    return " ".join(sentence.split())
+
+
+def _missing(column: str, row: Row) -> str:
+    return f"the row has no column {column!r}, only {', '.join(map(repr, row)) or 'none'}{did_you_mean(column, row)}"
+
+
+def _words(row: Row) -> _Words:
+    language = row.get("language")
+    if language is None:
+        return _WORDS["vi" if _VIETNAMESE.search(_sentence(row)) else "en"]
+    if language not in _WORDS:
+        raise DataError(
+            f"language is {shortened(repr(language))}, not vi or en",
+            field="language",
+            help="leave the column out: Vietnamese is known by its letters",
+        )
+    return _WORDS[language]
+
+
+def _refuse_misspelt_graph(row: Row) -> None:
+    meant = [name for name in row if name.lower() in ("amr", "penman")] or get_close_matches("graph", list(row), n=1)
+    if meant:
+        raise DataError(
+            f"the row has a column {meant[0]!r} but no column 'graph'",
+            field="graph",
+            help=f"rename {meant[0]!r} to 'graph'; a row that is only to be predicted has neither",
+        )
+
+
+def _graph_text(row: Row) -> str:
+    text = row.get("graph")
+    if not isinstance(text, str) or not text.strip():
+        problem = f"graph is {shortened(repr(text))}" if "graph" in row else _missing("graph", row)
+        raise DataError(problem, field="graph", help=_COLUMNS_HELP)
+    return text
+
+
+def _gold(row: Row) -> Gold:
+    """A graph to train on: concepts of several words are as the corpus has them, but it must be whole."""
+    text = _graph_text(row)
+    graph = read_graph(text)
+    if graph is not None and well_formed(text):
+        return Gold(text, graph)
+    repaired = repair(text)
+    if graph is None or repaired is None or _HARMFUL & set(repaired.kinds):
+        raise _not_penman(text)
+    return Gold(text, graph)
+
+
+def _not_penman(text: str) -> DataError:
+    repaired = repair(text)
+    return DataError(
+        f"the graph is not PENMAN: {shortened(one_line(text))}",
+        field="graph",
+        help=f"if it means this, write it so: {repaired.text}" if repaired else "correct it, or drop the row",
+    )
+
+
+def parse(text: str) -> str | None:
+    """The graph if smatch can read it, as it stands."""
+    return text.strip() if read_graph(text) is not None else None
+
+
+def parse_two_task(text: str) -> str | None:
+    """The graph after the last "Graph:" or "Đồ thị:", if smatch can read it."""
+    marks = list(_MARK.finditer(text))
+    return parse(text[marks[-1].end() :]) if marks else None
+
+
+def score(example: Example, prediction: Prediction) -> Scores:
+    """The row's own Smatch and the counts that `aggregate` adds up."""
+    gold = example.reference
+    if not isinstance(gold, Gold):
+        raise DataError("the row has no graph to score against", field="graph", help=_COLUMNS_HELP)
+    graph = read_graph(prediction.parsed) if prediction.parsed is not None else None
+    alignment = align(graph, gold.graph) if graph else None
+    matched, size, whole = alignment.worth if alignment else 0, len(graph or ()), len(gold.graph)
+    answer, needed = _repaired(prediction)
+    fixed = read_graph(answer)
+    fixed_match = matched if fixed == graph else match(fixed, gold.graph).match if fixed else 0
+    plain = match(_glued(graph), _glued(gold.graph)).match if graph else 0
+    fixed_size = len(fixed or ())
+    counts = {
+        "_match": matched,
+        "_test": size,
+        "_gold": whole,
+        "_gold_read": whole if graph else 0,
+        "_match_repaired": fixed_match,
+        "_test_repaired": fixed_size,
+        "_match_normalised": plain,
+    }
+    for name, parts in phenomena(graph, gold.graph, alignment).items():
+        counts |= zip((f"_match_{name}", f"_test_{name}", f"_gold_{name}"), parts, strict=True)
+    return {
+        "smatch": f_score(matched, size, whole)[2],
+        "smatch_repaired": f_score(fixed_match, fixed_size, whole)[2],
+        "smatch_normalised": f_score(plain, size, whole)[2],
+        "exact_match": float(matched == size == whole),
+        "valid": float(graph is not None),
+        "well_formed": float(graph is not None and well_formed(prediction.parsed)),
+        "repaired": float(needed and fixed is not None),
+        "proven": float(alignment is None or alignment.proven),
+    } | {name: float(count) for name, count in counts.items()}
+
+
+def _repaired(prediction: Prediction) -> tuple[str, bool]:
+    """The graph in the answer, cut off or not, and whether it had to be repaired."""
+    marks = list(_MARK.finditer(prediction.text))
+    text = prediction.parsed or prediction.text[marks[-1].end() if marks else 0 :]
+    if well_formed(text) and read_graph(text):
+        return text, False
+    found = repair(text)
+    return (found.text, True) if found else (text, False)
+
+
+def _glued(graph: Graph) -> Graph:
+    """Concepts without underscores; smatch's reader has dropped their spaces already."""
+    return replace(graph, concepts=tuple(concept.replace("_", "") for concept in graph.concepts))
+
+
+_MEANS = ("exact_match", "valid", "well_formed", "repaired", "proven", "smatch")
+_COUNTS = (
+    *("_match", "_test", "_gold", "_gold_read", "_match_repaired", "_test_repaired", "_match_normalised"),
+    *(f"_{count}_{name}" for name in PHENOMENA for count in ("match", "test", "gold")),
+)
+_numbers = itemgetter(*_MEANS, *_COUNTS)
+_KEPT = 50_000
+
+
+_vectors: dict[int, tuple[Scores, Floats]] = {}
+
+
+def _vector(row: Scores) -> Floats:
+    """The row's numbers as one array, kept because resampling adds the same rows up thousands of times."""
+    known = _vectors.get(id(row))
+    if known is None or known[0] is not row:
+        if len(_vectors) >= _KEPT:
+            _vectors.clear()
+        known = _vectors[id(row)] = row, np.array(_numbers(row))
+    return known[1]
+
+
+def aggregate(rows: Sequence[Scores]) -> Scores:
+    """Corpus scores: triples are added up before dividing, as smatch does. Phenomena that the gold graphs do not have
+    are left out."""
+    sums = dict(zip((*_MEANS, *_COUNTS), np.sum([_vector(row) for row in rows], axis=0).tolist(), strict=True))
+    matched, test, gold = sums["_match"], sums["_test"], sums["_gold"]
+    precision, recall, f1 = f_score(matched, test, gold)
+    means = {name: sums[name] / len(rows) for name in _MEANS}
+    return {
+        "smatch": f1,
+        "smatch_precision": precision,
+        "smatch_recall": recall,
+        "smatch_lenient": f_score(matched, test, sums["_gold_read"])[2],
+        "smatch_repaired": f_score(sums["_match_repaired"], sums["_test_repaired"], gold)[2],
+        "smatch_normalised": f_score(sums["_match_normalised"], test, gold)[2],
+        "smatch_macro": means.pop("smatch"),
+        **means,
+        **_by_phenomenon(sums),
+    }
+
+
+def _by_phenomenon(sums: Mapping[str, float]) -> Scores:
+    return {
+        name: f_score(sums[f"_match_{name}"], sums[f"_test_{name}"], sums[f"_gold_{name}"])[2]
+        for name in PHENOMENA
+        if sums[f"_gold_{name}"]
+    }
+
+
+def grammar(example: Example) -> Grammar:
+    """One whole PENMAN graph on one line."""
+    return Grammar("ebnf", "root ::= node\n" + GRAPH_RULES)
+
+
+def two_task_grammar(example: Example) -> Grammar:
+    """A skeleton and a graph, with the labels of the row's language."""
+    instruction = example.messages[0]["content"]
+    words = next(words for words in _WORDS.values() if words.two_task == instruction)
+    root = f'root ::= "{words.skeleton}" bare "\\n{words.graph}" node\n'
+    return Grammar("ebnf", root + SKELETON_RULES + GRAPH_RULES)
+
+
+def _oracle(text: str) -> Prediction:
+    return Prediction(text, parsed=parse(text))
+
+
+def _gold_text(example: Example) -> str:
+    assert isinstance(example.reference, Gold)
+    return one_line(example.reference.text)
+
+
+BASELINES = {
+    "gold-without-wiki": lambda example: _oracle(without_role(_gold_text(example), ":wiki")),
+    "gold-without-coreference": lambda example: _oracle(without_coreference(_gold_text(example))),
+    "gold-underscored": lambda example: _oracle(with_concepts(_gold_text(example), "_")),
+    "gold-glued": lambda example: _oracle(with_concepts(_gold_text(example), "")),
+}
+"""Ceilings: what a parser reaches that is perfect but for one thing."""
+
+RECIPE = TaskRecipe(
+    name="amr_parsing",
+    version=1,
+    citation=(
+        "AMR: Banarescu et al. 2013; Smatch: Cai & Knight 2013, triples as smatch 1.0.4 reads them; phenomena: "
+        "Damonte, Cohen & Satta, arXiv:1608.06111; Vietnamese data format: VLSP 2025 semantic parsing"
+    ),
+    columns=("sentence", "graph"),
+    to_example=to_example,
+    parse=parse,
+    score=score,
+    primary_metric="smatch",
+    grammar=grammar,
+    aggregate=aggregate,
+    baselines=BASELINES,
+    to_gold=to_gold,
+)
+
+TWO_TASK = replace(
+    RECIPE,
+    name="amr_parsing_two_task",
+    to_example=to_two_task_example,
+    parse=parse_two_task,
+    grammar=two_task_grammar,
+)
