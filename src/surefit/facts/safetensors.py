@@ -97,13 +97,24 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / SINGLE] if (directory / SINGLE).is_file() else []
 
 
-def _indexed_files(directory: Path) -> list[Path]:
+def indexed(directory: Path) -> dict[str, str]:
+    """Tensor → file name by the index; empty where there is none.
+
+    Raises:
+        ModelError: the index is damaged.
+    """
     index = directory / INDEX
+    if not index.is_file():
+        return {}
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        files = [directory / Path(name).name for name in names]
+        return {name: Path(file).name for name, file in json.loads(index.read_bytes())["weight_map"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ModelError("not a valid index of weight files", path=index, help=DOWNLOAD_AGAIN) from None
+
+
+def _indexed_files(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    files = [directory / name for name in sorted(set(indexed(directory).values()))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ModelError(

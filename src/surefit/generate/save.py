@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -33,14 +34,25 @@ def save_model(
     Raises:
         OSError: the disk is full; `core.rundir.directory_atomic` around this makes a MachineError of it.
     """
-    stops = stop_token_ids(model, tokenizer)
-    # Carried over as it is: transformers refuses to write settings that it finds inconsistent.
-    generation = read_json(base / GENERATION_CONFIG) if (base / GENERATION_CONFIG).exists() else {}
     own, model.generation_config = model.generation_config, GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         with disk_errors():
             model.save_pretrained(directory, state_dict=dict(tensors) if tensors is not None else None)
     finally:
         model.generation_config = own
+    save_surroundings(model, tokenizer, base, directory)
+
+
+def save_surroundings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, base: Path, directory: Path
+) -> None:
+    """Write all that belongs to a model's weights: config, tokenizer with its chat template, and the base's generation
+    config completed by `stop_token_ids`."""
+    stops = stop_token_ids(model, tokenizer)
+    # Carried over as it is: transformers refuses to write settings that it finds inconsistent.
+    generation = read_json(base / GENERATION_CONFIG) if (base / GENERATION_CONFIG).exists() else {}
+    config: Any = model.config
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     write_json(directory / GENERATION_CONFIG, generation | ({"eos_token_id": stops} if stops else {}))

@@ -24,14 +24,13 @@ adapter than to the base.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-
-from surefit.model.identity import tensor_sha256
 
 Value = float | int | str
 SAFETY = 4.0
@@ -40,7 +39,9 @@ UNEVEN = 3.0
 scores by the scores themselves, so a position with sharp attention is worse off than the rest. Measured, not derived:
 the built-in model after its fine-tune needs 1.1, while its mean error is a thirtieth of what is allowed."""
 LOGITS_HELD = 2**27
-"""Logits kept per model: 512 MiB in float32. Where the prompts have more, positions are taken evenly from each."""
+"""Logits kept per model: 512 MiB in float32."""
+TOKENS_READ = 2**13
+"""What a model is given to read in all: 32 rows of 256 tokens."""
 Logits = list[torch.Tensor]
 """One (positions, vocabulary) tensor per prompt, on the CPU, in the dtype the model answers in."""
 
@@ -74,14 +75,6 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a model is (tensor name → sha256) and what it answers."""
-
-    weights: Mapping[str, str]
-    logits: Logits
-
-
-@dataclass(frozen=True)
 class Size:
     """What the rounding errors of a model depend on beside its dtype."""
 
@@ -95,34 +88,39 @@ def size_of(model: Any) -> Size:
     return Size(config.num_hidden_layers, max(config.hidden_size, getattr(config, "intermediate_size", None) or 0))
 
 
-def read(model: Any, sequences: Sequence[Sequence[int]]) -> Reading:
-    """Hash every tensor of a model, then let it read the token sequences one by one, without padding.
-
-    The hashes come first: with 4-bit weights on some CPUs a forward pass changes what is in memory. Names are those of
-    the base model also where PEFT has wrapped it; LoRA factors are left out.
-    """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    state = {name.replace(".base_layer.", "."): t for name, t in inner.state_dict().items() if ".lora_" not in name}
-    return Reading({name: tensor_sha256(tensor) for name, tensor in state.items()}, read_logits(model, sequences))
-
-
 @torch.no_grad()
-def read_logits(model: Any, sequences: Sequence[Sequence[int]]) -> Logits:
-    """The logits at (evenly chosen) positions of every sequence, cut to the model's context."""
+def read_logits(model: Any, sequences: Sequence[Sequence[int]], device: str | torch.device | None = None) -> Logits:
+    """The logits at the last positions of every sequence, where its answer is.
+
+    All sequences are read at once, padded on the left: a model that reads its weights from its files reads them once.
+    They share `TOKENS_READ` and `LOGITS_HELD` among them; each loses its beginning where its share is not enough.
+
+    Args:
+        device: where the model runs, if its parameters do not tell.
+    """
     config = model.config.get_text_config()
-    each = max(1, LOGITS_HELD // (config.vocab_size * max(1, len(sequences))))
-    held = []
-    for sequence in sequences:
-        ids = list(sequence)[: getattr(config, "max_position_embeddings", None)]
-        logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0]
-        held.append(logits[_evenly(len(ids), each)].cpu())
-    return held
-
-
-def _evenly(length: int, count: int) -> list[int]:
-    """`count` of `length` positions, the last one always among them."""
-    count = min(length, count)
-    return [length - 1 - i * length // count for i in range(count)][::-1]
+    context = getattr(config, "max_position_embeddings", None) or TOKENS_READ
+    share = max(1, min(context, TOKENS_READ // max(1, len(sequences))))
+    rows = [list(sequence)[-share:] for sequence in sequences]
+    width = max(len(row) for row in rows)
+    kept = min(width, max(1, LOGITS_HELD // (config.vocab_size * len(rows))))
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    inputs = {
+        "input_ids": torch.tensor([[0] * (width - len(row)) + row for row in rows]),
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(1) - 1).clamp_(min=0),
+    }
+    if bool(mask.all()):
+        del inputs["attention_mask"]
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    known = inspect.signature(inner.forward).parameters
+    given: dict[str, Any] = {
+        name: tensor.to(device or model.device) for name, tensor in inputs.items() if name in known
+    }
+    if "logits_to_keep" in known:
+        given["logits_to_keep"] = kept
+    logits = model(**given, use_cache=False).logits[:, -kept:]
+    return [each[max(0, kept - len(row)) :].cpu() for each, row in zip(logits, rows, strict=True)]
 
 
 def logit_noise(dtype: torch.dtype, size: Size) -> float:
@@ -248,9 +246,3 @@ def effect_kept(base: Logits, adapter: Logits, merged: Logits) -> Check:
         "the merged model must be twice as far from the base as from the adapter; ½ is an effect lost in rounding "
         "noise: train longer, or use a finer model.dtype",
     )  # fmt: skip
-
-
-def same_weights(name: str, expected: Mapping[str, str], found: Mapping[str, str], why: str) -> Check:
-    """How many of the expected tensors are missing or not bit for bit the same."""
-    changed = [tensor for tensor in expected if found.get(tensor) != expected[tensor]]
-    return Check(name, len(changed), 0, "==", f"{why}{': ' + changed[0] if changed else ''}")

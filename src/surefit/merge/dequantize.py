@@ -1,4 +1,4 @@
-"""A quantised base with ordinary weights again: what an adapter that was trained beside it can be merged into.
+"""What a quantised base computed with: the weights that an adapter which was trained beside it belongs to.
 
 An adapter corrects the errors of the weights it was trained beside. So it belongs to those, written out in 16 or 32
 bits, and not to the original ones; and never back into 4 or 8 bits, where rounding loses most of the sum.
@@ -6,46 +6,34 @@ bits, and not to the original ones; and never back into 4 or 8 bits, where round
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from transformers import PreTrainedModel
 
-from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit
+from surefit.model.quantize import quantized_layers, rounded_through
 
-MARKS = ("hf_quantizer", "is_quantized", "is_loaded_in_4bit", "quantization_method")
-"""What transformers notes on a model that it has quantised; with any of them it would save it as one."""
+Frozen = Callable[[str, torch.Tensor], torch.Tensor]
+"""(parameter's name, its stored value in the type of the arithmetic) → what the model computed with."""
 
 
-@torch.no_grad()
-def dequantize(model: PreTrainedModel) -> list[str]:
-    """Replace every quantised linear layer by one with the weights it computes with, in place.
+def as_stored(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The weights of a base that was not quantised, or that is to be merged into as it was before."""
+    return tensor
+
+
+def as_computed_with(model: PreTrainedModel, kind: str) -> Frozen:
+    """For a base that was quantised while it was trained beside.
 
     Args:
-        model: as `load_model` gives it, without an adapter.
-
-    Returns:
-        The dotted names of these layers.
+        model: the base, possibly without real weights; its layers tell which of them were quantised.
+        kind: `model.quantization`.
     """
-    found = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, Float8Linear) or (isinstance(layer, torch.nn.Linear) and is_four_bit(layer))
-    }
-    for name, layer in found.items():
-        model.set_submodule(name, _plain(layer))
-    for mark in MARKS:
-        model.__dict__.pop(mark, None)
-    config: Any = model.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    return list(found)
+    if kind == "none":
+        return as_stored
+    names = {f"{name}.weight" for name in quantized_layers(model)}
 
+    def frozen(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return rounded_through(kind, tensor) if name in names else tensor
 
-def _plain(layer: torch.nn.Linear) -> torch.nn.Linear:
-    weight = frozen_matrix(layer)
-    plain = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-    plain.weight = torch.nn.Parameter(weight, requires_grad=False)
-    if layer.bias is not None:
-        plain.bias = torch.nn.Parameter(layer.bias.detach().to(weight.dtype), requires_grad=False)
-    return plain
+    return frozen

@@ -1,41 +1,72 @@
 """Fold an adapter into its base model, and keep the result only if it is proved to be the model that was trained.
 
-    adapter/ + base model → checks of the adapter → merged weights → certificate → merged/
+    adapter + base files → checks of the adapter → merged files → certificate → merged/
 
-The base is loaded afresh: the model that training used, or that has answered a prompt, may hold other numbers than its
-files. Without a passed certificate there is no merged/, and certificate.json says why.
+Weights are read from the base's files, merged and written a file at a time, and the models that are compared run from
+their files layer by layer: memory for one file and one layer, whatever the model's size. Nothing is taken from a model
+in memory: the one that training used, or that has answered a prompt, may hold other numbers than its files. Without a
+passed certificate there is no merged/, and certificate.json says why.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
-from transformers.pytorch_utils import Conv1D
 
 from surefit.config.resolve import HardwareLike
-from surefit.config.schema import AdapterSection, Config
+from surefit.config.schema import AdapterSection, Config, ModelSection
 from surefit.core.errors import DataError, GateError, ModelError
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import RunDir, directory_atomic, write_json
 from surefit.core.sampling import evenly
-from surefit.generate.save import save_model
+from surefit.generate.save import save_surroundings
 from surefit.merge import certify
-from surefit.merge.certify import Check, Reading
-from surefit.merge.dequantize import dequantize
-from surefit.model.adapter import CONFIG, PREFIX, WEIGHTS, adapted_modules, completeness
-from surefit.model.identity import adapter_identity, base_directory, base_identity, read_record, weights_sha256
+from surefit.merge.adapter_file import AdapterFile, read_adapter
+from surefit.merge.certify import Check, Logits
+from surefit.merge.dequantize import as_computed_with, as_stored
+from surefit.merge.stream import Merge, misfits, require_in_files
+from surefit.model.adapter import adapted_modules
+from surefit.model.identity import RECORD, adapter_identity, base_directory, base_identity, read_record, weights_sha256
 from surefit.model.load import load_model, load_tokenizer
 from surefit.model.saved import load_adapted, load_saved
+from surefit.model.streamed import FromFiles, Weights
 
 PROMPTS = 32
 """Held-out rows, taken evenly, that the models are compared on."""
+Into = Literal["auto", "original", "dequantized"]
+"""What an adapter that was trained beside a quantised base is merged into; auto is dequantized there."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One adapter to merge, or to certify.
+
+    Attributes:
+        base: the base as the adapter was trained beside it: with its quantisation, its dtype decided.
+        adapter: a directory as PEFT or a run has it. merged, certificate: what is written, or looked at.
+        expected: how the adapter was configured, where that is known.
+        into: see `Into`.
+        tokenizer: the directory or id whose tokenizer goes with the merged model; the base's if None.
+    """
+
+    base: ModelSection
+    adapter: Path
+    merged: Path
+    certificate: Path
+    expected: AdapterSection | None = None
+    into: Into = "auto"
+    tokenizer: str | None = None
+
+    @property
+    def dequantized(self) -> bool:
+        return self.base.quantization != "none" and self.into != "original"
 
 
 def merge(
@@ -44,12 +75,13 @@ def merge(
     run: RunDir,
     sequences: Sequence[Sequence[int]],
     on_progress: OnProgress = silent,
+    into: Into = "auto",
 ) -> dict[str, Any]:
-    """Write merged/ and certificate.json (LoRA), or certificate.json for model/ (full fine-tune).
+    """Write a run's merged/ and certificate.json (LoRA), or certificate.json for model/ (full fine-tune).
 
     Args:
         config: nothing in it is "auto".
-        hardware: where the models are loaded, one at a time.
+        hardware: where the arithmetic is done.
         sequences: token ids of the run's held-out rows, prompt and gold answer.
         on_progress: called with (steps done, steps, what comes next).
 
@@ -62,47 +94,80 @@ def merge(
         ModelError: the base model cannot be loaded.
         MachineError: the disk is full or may not be written to.
     """
-    if not sequences:
-        raise DataError("there are no held-out rows to compare the models on", field="data.eval", help="set data.eval")
-    chosen = [sequences[i] for i in evenly(len(sequences), PROMPTS)]
-    job = _Merge(config, hardware, run, chosen, on_progress)
-    steps = job.certify_model if config.adapter.kind == "full" else job.merge_adapter
+    if config.adapter.kind == "full":
+        certifying = _Certifying(config.model, hardware, sequences, on_progress)
+        return _concluded(certifying, run.certificate, lambda: _certify_model(certifying, run))
+    job = Job(config.model, run.adapter, run.merged, run.certificate, config.adapter, into)
+    return merge_adapter(job, hardware, sequences, on_progress)
+
+
+def merge_adapter(
+    job: Job, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = silent
+) -> dict[str, Any]:
+    """Write `job.merged` and its certificate; as `merge`."""
+    certifying = _Certifying(job.base, hardware, sequences, on_progress)
+    return _concluded(certifying, job.certificate, lambda: _merge(certifying, job), remove=job.merged)
+
+
+def certify_merged(
+    job: Job, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = silent
+) -> dict[str, Any]:
+    """The certificate of a merged model that is there already, whoever made it; writes nothing.
+
+    Raises:
+        ModelError: there is no model in `job.merged`, or the base cannot be read.
+    """
+    certifying = _Certifying(job.base, hardware, sequences, on_progress)
+    try:
+        adapter, streamed = certifying.checked_adapter(job)
+        certifying.check_merged(job, adapter, streamed, job.merged, None)
+    except GateError as error:
+        return certifying.certificate(passed=False, reason=error.message)
+    return certifying.certificate(passed=True, reason="every check passed")
+
+
+def _concluded(
+    certifying: _Certifying, certificate: Path, steps: Callable[[], None], remove: Path | None = None
+) -> dict[str, Any]:
+    """Take the steps, and write the certificate however they end."""
     try:
         steps()
     except GateError as error:
-        if config.adapter.kind == "lora":
-            shutil.rmtree(run.merged, ignore_errors=True)
-        write_json(run.certificate, job.certificate(passed=False, reason=error.message))
+        if remove is not None:
+            shutil.rmtree(remove, ignore_errors=True)
+        write_json(certificate, certifying.certificate(passed=False, reason=error.message))
         raise GateError(
-            f"the merge is not certified: {error.message}" if config.adapter.kind == "lora" else error.message,
-            path=run.certificate,
+            error.message if remove is None else f"the merge is not certified: {error.message}",
+            path=certificate,
             help=error.help or "do not use these weights; docs/merge.md explains every check",
         ) from error
-    certificate = job.certificate(passed=True, reason="every check passed")
-    write_json(run.certificate, certificate)
-    return certificate
+    found = certifying.certificate(passed=True, reason="every check passed")
+    write_json(certificate, found)
+    return found
 
 
-class _Merge:
-    """One merge: its inputs, and the certificate as it grows."""
+class _Certifying:
+    """A certificate as it grows."""
 
     def __init__(
         self,
-        config: Config,
+        base: ModelSection,
         hardware: HardwareLike,
-        run: RunDir,
         sequences: Sequence[Sequence[int]],
         on_progress: OnProgress,
     ) -> None:
-        self.config, self.hardware, self.run, self.sequences = config, hardware, run, sequences
-        self.dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self.on_progress = on_progress
+        if not sequences:
+            raise DataError(
+                "there are no held-out rows to compare the models on", field="data.eval", help="set data.eval"
+            )
+        self.base, self.hardware, self.on_progress = base, hardware, on_progress
+        self.sequences = [sequences[i] for i in evenly(len(sequences), PROMPTS)]
+        self.dtype: torch.dtype = getattr(torch, base.dtype)
+        self.directory = base_directory(base)
         self.started = time.monotonic()
         self.checks: list[Check] = []
         self.positions = 0
-        self.base_sha256: str | None = None
-        self.adapter_sha256: str | None = None
-        self.merged_sha256: str | None = None
+        self.about: dict[str, Any] = {"base": {"name": base.name_or_path, "sha256": None}}
 
     def certificate(self, passed: bool, reason: str) -> dict[str, Any]:
         return {
@@ -111,10 +176,10 @@ class _Merge:
             "checks": [check.as_dict() for check in self.checks],
             "prompts": len(self.sequences),
             "positions": self.positions,
-            "base": {"name": self.config.model.name_or_path, "sha256": self.base_sha256},
-            "adapter_sha256": self.adapter_sha256,
-            "merged_sha256": self.merged_sha256,
-            "dtype": self.config.model.dtype,
+            "adapter_sha256": None,
+            "merged_sha256": None,
+            "dtype": self.base.dtype,
+            **self.about,
             "seconds": round(time.monotonic() - self.started, 2),
         }
 
@@ -125,56 +190,13 @@ class _Merge:
             if not check.passed:
                 raise GateError(str(check), help=help)
 
-    def merge_adapter(self) -> None:
-        self.on_progress(0, 4, "checking the adapter")
-        record = self._same_base(self.run.adapter)
-        self.adapter_sha256 = adapter_identity(self.run.adapter)
-        self.require(_scaling(self.run.adapter, self.config.adapter))
-        with directory_atomic(self.run.merged) as temporary:
-            self.on_progress(1, 4, "merging")
-            in_memory, changed = self._write_merged(temporary, record)
-            self.merged_sha256 = base_identity(temporary)
-            self.on_progress(2, 4, "comparing with the adapter")
-            adapter, base = self._read_adapter()
-            self.on_progress(3, 4, "comparing what is on disk")
-            reloaded, size = self._read_saved(temporary)
-            self._compare(base, adapter, in_memory, reloaded, changed, size)
-            # From here until the new certificate is written there is none: a crash leaves nothing that looks certified.
-            self.run.certificate.unlink(missing_ok=True)
-        self.on_progress(4, 4, "certified")
-
-    def certify_model(self) -> None:
-        """A full fine-tune has nothing to merge: show that model/ loads as what training held in memory."""
-        self.on_progress(0, 2, "checking the model")
-        record = self._same_base(self.run.model)
-        self.merged_sha256 = base_identity(self.run.model)
-        self.on_progress(1, 2, "comparing what is on disk")
-        model = self._open_saved(self.run.model)
-        state = model.state_dict()
-        self.require(
-            Check(
-                "weights_as_trained", weights_sha256(state), record["weights_sha256"], "==",
-                "the hash that training took of the weights in memory",
-            ),
-            _finite("weights_not_finite", state),
-        )  # fmt: skip
-        logits = certify.read_logits(model, self.sequences)
-        del model, state
-        base = certify.read_logits(load_model(self.config.model, self.hardware), self.sequences)
-        self._count(base)
-        found = certify.difference(base, logits)
-        self.require(
-            Check("logits_not_finite", found.infinite, 0, "==", "of the base or the trained model"),
-            Check("trained_differs_from_base", found.rms > 0, True, "==", "training changes something"),
-        )
-        self.on_progress(2, 2, "certified")
-
-    def _same_base(self, directory: Path) -> dict[str, Any]:
+    def same_base(self, directory: Path) -> dict[str, Any]:
+        """What training wrote about its base, which must be this one."""
         record = read_record(directory)
-        self.base_sha256 = base_identity(base_directory(self.config.model))
+        self.about["base"]["sha256"] = base_identity(self.directory)
         self.require(
             Check(
-                "base_identity", self.base_sha256, record["base"]["sha256"], "==",
+                "base_identity", self.about["base"]["sha256"], record["base"]["sha256"], "==",
                 f"{directory.name}/ was trained from {record['base']['name']} with this hash of config, weights and "
                 "vocabulary",
             ),
@@ -182,134 +204,188 @@ class _Merge:
         )  # fmt: skip
         return record
 
-    def _write_merged(self, directory: Path, record: dict[str, Any]) -> tuple[Reading, tuple[str, ...]]:
-        """Merge in memory, write, and only then let the model read: see `certify.read`.
-
-        Into what the adapter was trained beside: of a quantised base, the weights it computes with.
-        """
-        model: Any = load_model(self.config.model, self.hardware)
-        stored_otherwise = dequantize(model)
-        modules = adapted_modules(model, self.config.adapter.target_modules)
-        self.require(_complete(self.run.adapter, modules))
-        factors = load_file(self.run.adapter / WEIGHTS)
+    def checked_adapter(self, job: Job) -> tuple[AdapterFile, FromFiles]:
+        """The adapter, proved to be the one that was trained and to fit the base."""
+        self.on_progress(0, 4, "checking the adapter")
+        self.about |= {"quantization": self.base.quantization, "into": "dequantized" if job.dequantized else "original"}
+        # An adapter of another tool has no record of its base: the certificate then shows that nobody vouches for it.
+        record = self.same_base(job.adapter) if job.expected or (job.adapter / RECORD).exists() else None
+        self.about["adapter_sha256"] = adapter_identity(job.adapter)
+        self.about["base_recorded"] = record is not None
+        adapter = self._read_adapter(job.adapter)
+        streamed = FromFiles(self.base, self.directory, self.hardware.kind)
+        expected = None
+        if job.expected is not None:
+            config, section = adapter.config, job.expected
+            self.require(
+                Check(
+                    "adapter_scaling", f"{config.get('lora_alpha', 0):g}/{config['r']}",
+                    f"{section.alpha:g}/{section.r}", "==", "alpha/r as the run was configured",
+                )
+            )  # fmt: skip
+            expected = set(adapted_modules(streamed.model, section.target_modules))
+        problems = misfits(adapter, streamed.model, expected)
         self.require(
             Check(
-                "adapter_as_trained", weights_sha256(factors), record["weights_sha256"], "==",
-                "the hash that training took of the factors in memory",
+                "adapter_complete", "; ".join(problems[:3]) or "complete", "complete", "==",
+                "factors for every layer, finite, of its shape, not zero",
             )
         )  # fmt: skip
-        scaling = self.config.adapter.alpha / self.config.adapter.r
-        worst = max(fold(model.get_submodule(name), *_factors(factors, name), scaling) for name in modules)
+        if record is not None:
+            self.require(
+                Check(
+                    "adapter_as_trained", weights_sha256(adapter.tensors), record["weights_sha256"], "==",
+                    "the hash that training took of the factors in memory",
+                )
+            )  # fmt: skip
+        return adapter, streamed
+
+    def _read_adapter(self, directory: Path) -> AdapterFile:
+        try:
+            return read_adapter(directory)
+        except GateError as error:
+            self.require(Check("adapter_complete", error.message, "complete", "==", "readable and whole"))
+            raise
+
+    def merging(self, job: Job, adapter: AdapterFile, streamed: FromFiles) -> Merge:
+        frozen = as_computed_with(streamed.model, self.base.quantization) if job.dequantized else as_stored
+        merging = Merge(streamed.model, streamed.weights, adapter, self.dtype, frozen, self.hardware.kind)
+        require_in_files(merging)
+        return merging
+
+    def check_merged(
+        self, job: Job, adapter: AdapterFile, streamed: FromFiles, directory: Path, written: dict[str, str] | None
+    ) -> None:
+        """Every check of the merged weights, then those of what the models answer."""
+        self.about["merged_sha256"] = base_identity(directory)
+        self.on_progress(2, 4, "comparing the weights")
+        self._check_weights(self.merging(job, adapter, streamed), directory, written)
+        self.on_progress(3, 4, "comparing the answers")
+        saved = ModelSection(
+            name_or_path=str(directory), dtype=self.base.dtype, trust_remote_code=self.base.trust_remote_code
+        )
+        merged, size = self._read(saved, directory)
+        base, tuned = self._read_adapted(job, adapter)
+        self.positions = sum(len(rows) for rows in tuned)
+        advice = (
+            "the adapter was trained beside quantised weights: merge it into those, with --into dequantized"
+            if self.base.quantization != "none" and not job.dequantized
+            else None
+        )
+        self.require(*certify.agreement("reloaded", tuned, merged, self.dtype, size), help=advice)
+        self.require(certify.effect_kept(base, tuned, merged))
+
+    def _check_weights(self, merging: Merge, directory: Path, written: dict[str, str] | None) -> None:
+        try:
+            found = merging.check(Weights(directory), written, lambda done, files: None)
+        except ModelError as error:
+            self.require(Check("loads_from_disk", error.message, "loads", "==", "what was written must load whole"))
+            raise
+        rounding, worst = found.rounding
         self.require(
-            _finite("weights_not_finite", model.state_dict()),
+            _none("weights_off_disk", found.off_disk, "on disk bit for bit what was computed"),
+            _none("weights_off_base", found.off_base, "what has no factors is the base's"),
+            _none("weights_not_finite", found.not_finite, "tensors with NaN or infinity"),
             Check(
-                "merge_rounding", worst, 1.0, "<=",
-                f"largest error of a weight W + {scaling:g}·BA; 1 is the bound on computing it in float32 and rounding "
-                f"it once to {self.config.model.dtype}",
+                "merge_rounding", rounding, 1.0, "<=",
+                "largest error of a weight W + scaling·BA; 1 is the bound on computing it in float32 and rounding it "
+                f"once to {self.base.dtype}{f': {worst}' if rounding > 1 else ''}",
             ),
         )  # fmt: skip
-        base = base_directory(self.config.model)
-        save_model(model, load_tokenizer(self.config.model), base, directory)
-        changed = (*(f"{name}.weight" for name in modules), *(f"{name}." for name in stored_otherwise))
-        return certify.read(model, self.sequences), changed
 
-    def _read_adapter(self) -> tuple[Reading, Reading]:
-        """What base + adapter is and answers, and the same with the adapter switched off."""
-        model = load_adapted(self.config.model, self.run.adapter, self.hardware)
-        adapter = certify.read(model, self.sequences)
-        with model.disable_adapter():
-            base = Reading(adapter.weights, certify.read_logits(model, self.sequences))
-        return adapter, base
-
-    def _open_saved(self, directory: Path) -> Any:
+    def _read(self, section: ModelSection, directory: Path) -> tuple[Logits, certify.Size]:
+        """What a model of ordinary weights answers."""
         try:
-            return load_saved(self.config.model, directory, self.hardware)
+            streamed = FromFiles(section, directory, self.hardware.kind)
+            if streamed.why_not():
+                model: Any = load_saved(section, directory, self.hardware)
+                return certify.read_logits(model, self.sequences), certify.size_of(model)
+            with streamed.running(streamed.model):
+                logits = certify.read_logits(streamed.model, self.sequences, self.hardware.kind)
+            return logits, certify.size_of(streamed.model)
         except ModelError as error:
             self.require(Check("loads_from_disk", error.message, "loads", "==", "what was written must load whole"))
             raise
 
-    def _read_saved(self, directory: Path) -> tuple[Reading, certify.Size]:
-        model = self._open_saved(directory)
-        return certify.read(model, self.sequences), certify.size_of(model)
-
-    def _compare(
-        self,
-        base: Reading,
-        adapter: Reading,
-        in_memory: Reading,
-        reloaded: Reading,
-        changed: tuple[str, ...],
-        size: certify.Size,
-    ) -> None:
-        self._count(adapter.logits)
-        # What a quantised layer holds has other names and bytes than what it is merged to; the logits speak for it.
-        untouched = {name: base.weights[name] for name in base.weights if not name.startswith(changed)}
-        self.require(
-            certify.same_weights("weights_off_disk", in_memory.weights, reloaded.weights, "loaded as written"),
-            certify.same_weights("weights_off_base", untouched, reloaded.weights, "what has no factors is the base's"),
-            *certify.agreement("in_memory", adapter.logits, in_memory.logits, self.dtype, size),
-            *certify.agreement("reloaded", adapter.logits, reloaded.logits, self.dtype, size),
-            certify.effect_kept(base.logits, adapter.logits, reloaded.logits),
-        )
-
-    def _count(self, logits: certify.Logits) -> None:
-        self.positions = sum(len(rows) for rows in logits)
+    def _read_adapted(self, job: Job, adapter: AdapterFile) -> tuple[Logits, Logits]:
+        """What the base answers alone and with the adapter beside it, as it was trained."""
+        streamed = FromFiles(self.base, self.directory, self.hardware.kind)
+        if self.base.quantization != "none" or streamed.why_not():
+            model: Any = load_adapted(self.base, job.adapter, self.hardware)
+            running: Any = contextlib.nullcontext()
+        else:
+            model = streamed.with_adapter(job.adapter, adapter.read_by_peft)
+            running = streamed.running(model)
+        with running:
+            tuned = certify.read_logits(model, self.sequences, self.hardware.kind)
+            with model.disable_adapter():
+                base = certify.read_logits(model, self.sequences, self.hardware.kind)
+        return base, tuned
 
 
-@torch.no_grad()
-def fold(layer: torch.nn.Module, a: torch.Tensor, b: torch.Tensor, scaling: float) -> float:
-    """W ← W + scaling · B A in float32, rounded once to W's dtype.
-
-    Args:
-        layer: `nn.Linear`, weight (outputs, inputs), or transformers' `Conv1D`, whose weight is transposed.
-        a: (r, inputs). b: (outputs, r).
-
-    Returns:
-        The largest error of a merged weight, as a share of the rounding error that this arithmetic may make: below 1.
-        The bound is u|W'| + 2 · 2⁻²⁴ (|W'| + (r + 2) · scaling · |B| |A|) (Higham, §3.5), with the exact W' taken from
-        float64; its first term is the rounding to W's dtype, its second the sum.
-    """
-    weight = layer.weight
-    assert isinstance(weight, torch.nn.Parameter)
-    matrix = weight.data.T if isinstance(layer, Conv1D) else weight.data
-    a, b = a.to(matrix.device), b.to(matrix.device)
-    worst = 0.0
-    for start in range(0, len(matrix), 1024):  # a block at a time: float64 copies of a whole layer are large
-        rows = slice(start, start + 1024)
-        old, part = matrix[rows], b[rows]
-        new = (old.float() + scaling * (part.float() @ a.float())).to(old.dtype)
-        exact = old.double() + scaling * (part.double() @ a.double())
-        terms = scaling * (part.double().abs() @ a.double().abs())
-        unit, unit32 = torch.finfo(old.dtype).eps / 2, torch.finfo(torch.float32).eps / 2
-        bound = unit * exact.abs() + 2 * unit32 * (exact.abs() + (len(a) + 2) * terms) + torch.finfo(old.dtype).tiny
-        worst = max(worst, float(((new.double() - exact).abs() / bound).max()))
-        matrix[rows] = new
-    return worst
+def _merge(certifying: _Certifying, job: Job) -> None:
+    adapter, streamed = certifying.checked_adapter(job)
+    merging = certifying.merging(job, adapter, streamed)
+    with directory_atomic(job.merged) as temporary:
+        certifying.on_progress(1, 4, "merging")
+        written = merging.write(temporary, lambda done, files: None)
+        _write_surroundings(certifying, job, merging, temporary)
+        certifying.check_merged(job, adapter, streamed, temporary, written)
+        # From here until the new certificate is written there is none: a crash leaves nothing that looks certified.
+        job.certificate.unlink(missing_ok=True)
+    certifying.on_progress(4, 4, "certified")
 
 
-def _factors(tensors: dict[str, torch.Tensor], module: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return tensors[f"{PREFIX}{module}.lora_A.weight"], tensors[f"{PREFIX}{module}.lora_B.weight"]
+def _write_surroundings(certifying: _Certifying, job: Job, merging: Merge, directory: Path) -> None:
+    model: Any = merging.model
+    tokenizer = load_tokenizer(
+        job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
+    )
+    if merging.unties:
+        model.config.get_text_config().tie_word_embeddings = False
+    embedding = merging.adapter.replaced.get(_embedding_name(model))
+    if embedding is not None:
+        model.config.get_text_config().vocab_size = len(embedding)
+    save_surroundings(model, tokenizer, certifying.directory, directory)
 
 
-def _scaling(directory: Path, section: AdapterSection) -> Check:
+def _embedding_name(model: Any) -> str:
+    weight = model.get_input_embeddings().weight
+    names: Iterator[str] = (name for name, parameter in model.named_parameters() if parameter is weight)
+    return next(names)
+
+
+def _certify_model(certifying: _Certifying, run: RunDir) -> None:
+    """A full fine-tune has nothing to merge: show that model/ loads as what training held in memory."""
+    certifying.on_progress(0, 2, "checking the model")
+    record = certifying.same_base(run.model)
+    certifying.about["merged_sha256"] = base_identity(run.model)
+    certifying.on_progress(1, 2, "comparing what is on disk")
     try:
-        saved = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        value = f"{saved['lora_alpha']:g}/{saved['r']}"
-    except (OSError, ValueError, KeyError) as error:
-        raise GateError(f"the adapter cannot be read: {error}", path=directory / CONFIG, help="train again") from error
-    return Check("adapter_scaling", value, f"{section.alpha:g}/{section.r}", "==", "alpha/r as the run was configured")
+        model: Any = load_saved(certifying.base, run.model, certifying.hardware)
+    except ModelError as error:
+        certifying.require(Check("loads_from_disk", error.message, "loads", "==", "what was written must load whole"))
+        raise
+    state = model.state_dict()
+    infinite = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
+    certifying.require(
+        Check(
+            "weights_as_trained", weights_sha256(state), record["weights_sha256"], "==",
+            "the hash that training took of the weights in memory",
+        ),
+        _none("weights_not_finite", infinite, "tensors with NaN or infinity"),
+    )  # fmt: skip
+    logits = certify.read_logits(model, certifying.sequences)
+    del model, state
+    base = certify.read_logits(load_model(certifying.base, certifying.hardware), certifying.sequences)
+    certifying.positions = sum(len(rows) for rows in base)
+    found = certify.difference(base, logits)
+    certifying.require(
+        Check("logits_not_finite", found.infinite, 0, "==", "of the base or the trained model"),
+        Check("trained_differs_from_base", found.rms > 0, True, "==", "training changes something"),
+    )
+    certifying.on_progress(2, 2, "certified")
 
 
-def _complete(directory: Path, modules: dict[str, tuple[int, int]]) -> Check:
-    try:
-        completeness(directory, modules)
-        found = "complete"
-    except GateError as error:
-        found = error.message
-    return Check("adapter_complete", found, "complete", "==", "factors for every layer, finite, of its shape, not zero")
-
-
-def _finite(name: str, state: dict[str, torch.Tensor]) -> Check:
-    floats = {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
-    bad = [key for key, tensor in floats.items() if not bool(torch.isfinite(tensor).all())]
-    return Check(name, len(bad), 0, "==", f"tensors with NaN or infinity{': ' + bad[0] if bad else ''}")
+def _none(name: str, found: list[str], why: str) -> Check:
+    return Check(name, len(found), 0, "==", f"{why}{': ' + found[0] if found else ''}")

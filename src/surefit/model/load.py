@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import errors as hub
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -47,6 +48,20 @@ def model_path(name_or_path: str) -> str:
             "no such directory", path=name_or_path, field=FIELD, help="name a directory, a hub id or surefit/nano"
         )
     return name_or_path
+
+
+def fetch_model(section: ModelSection) -> Path:
+    """The directory of a model's files: its own, or the one in the cache, with every file fetched into it.
+
+    Raises:
+        ModelError: no such directory, or the hub does not give it.
+    """
+    place = Path(model_path(section.name_or_path))
+    if place.is_dir():
+        return place
+    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", *(["*.py"] if section.trust_remote_code else [])]
+    with _reading(section, "model"):
+        return Path(snapshot_download(section.name_or_path, revision=section.revision, allow_patterns=wanted))
 
 
 def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:

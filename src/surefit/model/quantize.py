@@ -117,6 +117,31 @@ def frozen_matrix(layer: torch.nn.Linear) -> torch.Tensor:
     return layer.weight
 
 
+def quantized_layers(model: PreTrainedModel) -> list[str]:
+    """The dotted names of the layers that `model.quantization` stores in fewer bits."""
+    chosen = {id(layer) for _, _, layer in _layers(model)}
+    return [name for name, module in model.named_modules() if id(module) in chosen]
+
+
+@torch.no_grad()
+def rounded_through(kind: str, weight: torch.Tensor) -> torch.Tensor:
+    """The weights (outputs, inputs) that a layer with these computes with once it is quantised, in the same type.
+
+    Args:
+        kind: nf4 or fp8.
+        weight: on the device of training: another one may round a tie otherwise.
+
+    Raises:
+        MachineError: nf4 without bitsandbytes.
+    """
+    if kind == "fp8":
+        return Float8Linear(*to_float8(weight), None, weight.dtype).dequantized()
+    _require_bitsandbytes()
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    return dequantize_4bit(*quantize_4bit(weight, blocksize=BLOCK, compress_statistics=True, quant_type="nf4"))
+
+
 class Float8Linear(torch.nn.Linear):
     """A frozen linear layer whose weights are float8 with a scale per output.
 

@@ -19,9 +19,7 @@ from surefit.merge.certify import (
     difference,
     effect_kept,
     logit_noise,
-    read,
     read_logits,
-    same_weights,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -166,32 +164,31 @@ def test_the_effect_kept_is_one_for_the_adapter_and_nothing_for_the_base():
     assert not quiet.passed
 
 
-def test_weights_are_compared_by_name():
-    assert same_weights("w", {"a": "1", "b": "2"}, {"a": "1", "b": "2", "c": "3"}, "why").passed
-    check = same_weights("w", {"a": "1", "b": "2"}, {"b": "3"}, "why")
-    assert (check.value, check.passed) == (2, False)
-    assert check.why.endswith(": a")
-
-
-def test_a_reading_names_the_base_weights_also_through_an_adapter(make_tiny, sequences):
-    base, adapter, _ = random_adapter(make_tiny, torch.float32, seed=0, layers=2)
-    plain, wrapped = read(base, sequences), read(adapter, sequences)
-    assert wrapped.weights == plain.weights
-    assert set(plain.weights) == set(base.state_dict())
-
-
-def test_large_vocabularies_are_read_at_evenly_chosen_positions(make_tiny, sequences, monkeypatch):
+def test_large_vocabularies_are_read_at_the_last_positions(make_tiny, sequences, monkeypatch):
     model = make_tiny()
     everything = read_logits(model, sequences)
     monkeypatch.setattr(certify, "LOGITS_HELD", 300 * 4 * 5)
     some = read_logits(model, sequences)
     assert [len(logits) for logits in some] == [5] * 4
-    places = [12, 25, 38, 51, 63]
-    assert certify._evenly(64, 5) == places
-    torch.testing.assert_close(some[0], everything[0][places], rtol=0, atol=0)
-    assert certify._evenly(3, 5) == [0, 1, 2]
+    torch.testing.assert_close(some[0], everything[0][-5:], rtol=1e-6, atol=1e-6)
     monkeypatch.setattr(certify, "LOGITS_HELD", 1)
     assert [len(logits) for logits in read_logits(model, sequences)] == [1] * 4
+
+
+def test_rows_of_unequal_length_are_read_as_alone(make_tiny, sequences):
+    model = make_tiny()
+    rows = [sequences[0], sequences[1][:7], sequences[2][:30]]
+    for found, row in zip(read_logits(model, rows), rows, strict=True):
+        torch.testing.assert_close(found, read_logits(model, [row])[0], rtol=1e-5, atol=1e-5)
+        assert len(found) == len(row)
+
+
+def test_many_tokens_are_shared_out_and_each_row_keeps_its_end(make_tiny, sequences, monkeypatch):
+    model = make_tiny()
+    monkeypatch.setattr(certify, "TOKENS_READ", 40)
+    found = read_logits(model, sequences)
+    assert [len(logits) for logits in found] == [10] * 4
+    torch.testing.assert_close(found[2], read_logits(model, [sequences[2][-10:]])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_sequences_longer_than_the_context_are_cut(make_tiny):

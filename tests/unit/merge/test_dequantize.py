@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from surefit.core.errors import GateError
 from surefit.core.rundir import read_json
-from surefit.merge.dequantize import dequantize
+from surefit.merge.dequantize import as_computed_with, as_stored
 from surefit.model.load import load_model
+from surefit.model.quantize import frozen_matrix, quantized_layers
 from surefit.model.saved import load_saved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,27 +27,34 @@ def quantised(request, trained):
     return replace(run, config=run.config.model_copy(update={"model": model}))
 
 
-def test_a_dequantised_model_answers_as_the_quantised_one(quantised) -> None:
-    section, ids = quantised.config.model, torch.tensor([[5, 6, 7, 8, 9, 10]])
+def test_the_weights_are_those_the_quantised_model_computes_with(quantised) -> None:
+    """Bit for bit, layer by layer, from the base's files alone."""
+    section = quantised.config.model
+    plain = load_model(section.model_copy(update={"quantization": "none"}), quantised.hardware)
+    frozen = as_computed_with(plain, section.quantization)
     model = load_model(section, quantised.hardware)
-    names = dequantize(model)
+    names = quantized_layers(plain)
     assert len(names) == 14, "seven linear layers in each of two"
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    with torch.no_grad():
-        difference = model(ids).logits - load_model(section, quantised.hardware)(ids).logits
-        lost = model(ids).logits - load_model(
-            section.model_copy(update={"quantization": "none"}), quantised.hardware
-        )(ids).logits  # fmt: skip
-    assert difference.abs().max() < 1e-4
-    assert lost.abs().max() > 1e-2, "these are not the original weights"
+    for name, parameter in plain.named_parameters():
+        layer = name.removesuffix(".weight")
+        if layer in names:
+            assert torch.equal(frozen(name, parameter), frozen_matrix(model.get_submodule(layer))), name
+            assert not torch.equal(frozen(name, parameter), parameter)
+        else:
+            assert frozen(name, parameter) is parameter
 
 
 def test_a_plain_model_is_left_as_it_is(trained) -> None:
     run = trained(dtype="float32")
-    model = load_model(run.config.model, run.hardware)
-    before = {name: id(module) for name, module in model.named_modules()}
-    assert dequantize(model) == []
-    assert {name: id(module) for name, module in model.named_modules()} == before
+    assert as_computed_with(load_model(run.config.model, run.hardware), "none") is as_stored
+
+
+def test_into_the_original_base_is_refused_and_says_what_instead(quantised, merged) -> None:
+    with pytest.raises(GateError, match="reloaded_logit_error") as caught:
+        merged(quantised, into="original")
+    assert "--into dequantized" in str(caught.value.help)
+    certificate = read_json(quantised.run.certificate)
+    assert (certificate["into"], certificate["passed"]) == ("original", False)
 
 
 def test_the_merge_is_certified_and_loads_as_an_ordinary_model(quantised, merged) -> None:

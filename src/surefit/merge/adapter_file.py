@@ -1,0 +1,191 @@
+"""An adapter as PEFT saves it, whoever trained it: which weights it changes, and by what.
+
+Plain LoRA, rsLoRA and DoRA, on linear layers and embeddings, with ranks and alphas by layer, biases, modules that were
+trained whole and single trained tokens. What else PEFT knows is refused by name, before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.utils.other import get_pattern_key
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from surefit.core.errors import GateError
+from surefit.model.adapter import CONFIG, PREFIX, WEIGHTS
+
+REFUSED = {
+    "layer_replication": "the adapter repeats layers of the base",
+    "megatron_config": "the adapter was made for Megatron's layers",
+    "target_parameters": "the adapter changes parameters that are no layer's weight",
+    "use_bdlora": "its factors are block-diagonal",
+    "alora_invocation_tokens": "it is active after certain tokens only, which no weight can be",
+}
+"""Settings under which factors mean something else than W + scaling·B·A, and what is said of them."""
+FRESH = (True, False, None, "gaussian", "orthogonal", "eva", "lora_ga")
+"""Ways to initialise factors that leave the base's own weights as they are."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one layer's factors do: W' = W + scaling · B A; with a magnitude, each output is then given that length.
+
+    Attributes:
+        a: (r, inputs). b: (outputs, r). Of an embedding: (r, width) and (vocabulary, r).
+        scaling: alpha / r, or alpha / √r (rsLoRA, Kalajdzievski 2023).
+        magnitude: (outputs,) for DoRA (Liu et al. 2024), else None.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scaling: float
+    magnitude: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """All that an adapter changes.
+
+    Attributes:
+        updates: layer's dotted name in the base model → its factors.
+        replaced: parameter's dotted name → the whole new tensor (modules_to_save, trained biases).
+        added: parameter's dotted name → what is added to it (the factors' own bias).
+        rows: embedding's parameter name → (token ids, their new rows).
+        config: adapter_config.json.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+    updates: Mapping[str, Update]
+    replaced: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    added: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    rows: Mapping[str, tuple[list[int], torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> set[str]:
+        """The names of all parameters that the adapter changes."""
+        layers = {f"{name}.weight" for name in self.updates}
+        return layers | self.replaced.keys() | self.added.keys() | self.rows.keys()
+
+    @property
+    def read_by_peft(self) -> set[str]:
+        """The names of the base's parameters that PEFT itself reads or writes while it loads the adapter."""
+        return self.rows.keys() | {f"{name}.weight" for name in self.updates if f"{name}.weight" in self.replaced}
+
+
+def read_adapter(directory: Path) -> AdapterFile:
+    """Read and understand adapter_config.json and adapter_model.safetensors.
+
+    Raises:
+        GateError: missing or damaged files, a kind of adapter that cannot be merged, factors without their other half,
+            values that are not finite.
+    """
+    config, tensors = _read(directory)
+    _require_mergeable(directory, config)
+    factors: dict[str, dict[str, torch.Tensor]] = {}
+    rest: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = name.removeprefix(PREFIX)
+        module, separator, part = plain.partition(".lora_")
+        if separator:
+            factors.setdefault(module, {})[part] = tensor
+        else:
+            rest[plain.replace(".base_layer.", ".")] = tensor
+    updates, added = {}, {}
+    for module, parts in factors.items():
+        updates[module] = _update(directory, config, module, parts)
+        if "B.bias" in parts:
+            added[f"{module}.bias"] = parts["B.bias"].float() * updates[module].scaling
+    delta = ".token_adapter.trainable_tokens_delta"
+    rows = {
+        f"{name.removesuffix(delta)}.weight": (_token_ids(directory, config, name.removesuffix(delta)), rest.pop(name))
+        for name in list(rest)
+        if name.endswith(delta)
+    }
+    return AdapterFile(directory, config, tensors, updates, rest, added, rows)
+
+
+def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    try:
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(directory / WEIGHTS)
+        if not isinstance(config, dict) or not isinstance(config["r"], int):
+            raise ValueError(f"{CONFIG} names no rank")
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise GateError(
+            f"the adapter cannot be read: {error}",
+            path=directory,
+            help=f"name a directory with PEFT's {CONFIG} and {WEIGHTS} in it; copy a damaged one again, or train again",
+        ) from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise GateError(
+                f"the adapter is not complete: {name} has values that are not finite",
+                path=directory / WEIGHTS,
+                help="do not use it; train again, and check the loss in metrics.jsonl",
+            )
+    return config, tensors
+
+
+def _require_mergeable(directory: Path, config: Mapping[str, Any]) -> None:
+    reason = next((text for key, text in REFUSED.items() if config.get(key)), None)
+    if config.get("peft_type") != "LORA":
+        reason = f"it is of the kind {config.get('peft_type')}"
+    elif config.get("init_lora_weights", True) not in FRESH:
+        reason = (
+            f"its factors were initialised by {config['init_lora_weights']}, which takes their first values out of the "
+            "base's weights"
+        )
+    if reason:
+        raise GateError(
+            f"the adapter cannot be merged by its weights: {reason}",
+            path=directory / CONFIG,
+            help="serve it beside its base model with PEFT, or convert it to plain LoRA with PEFT first",
+        )
+
+
+def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapping[str, torch.Tensor]) -> Update:
+    if "embedding_A" in parts and "embedding_B" in parts:  # (r, vocabulary), (width, r): the product is transposed
+        a, b = parts["embedding_B"].T, parts["embedding_A"].T
+    elif "A.weight" in parts and "B.weight" in parts:
+        a, b = parts["A.weight"], parts["B.weight"]
+    else:
+        raise _incomplete(directory, f"{module} has {', '.join(f'lora_{part}' for part in parts)} and nothing else")
+    rank, expected = len(a), _of(config, "rank_pattern", module, config["r"])
+    if a.shape[0] != b.shape[1] or rank != expected:
+        raise _incomplete(
+            directory, f"{module} has factors {tuple(a.shape)} and {tuple(b.shape)} where the rank is {expected}"
+        )
+    alpha = float(_of(config, "alpha_pattern", module, config["lora_alpha"]))
+    magnitude = parts.get("magnitude_vector", parts.get("magnitude_vector.weight"))
+    if (magnitude is not None) != bool(config.get("use_dora")):
+        raise _incomplete(directory, f"{module} has {'a' if magnitude is not None else 'no'} DoRA magnitude")
+    return Update(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), magnitude)
+
+
+def _of(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:
+    patterns = config.get(pattern) or {}
+    return patterns.get(get_pattern_key(list(patterns), module), default)
+
+
+def _token_ids(directory: Path, config: Mapping[str, Any], module: str) -> list[int]:
+    indices = config.get("trainable_token_indices")
+    if isinstance(indices, Mapping):
+        indices = indices.get(get_pattern_key(list(indices), module))
+    if not indices:
+        raise _incomplete(directory, f"nothing says which tokens the trained rows of {module} belong to")
+    return [int(index) for index in indices]
+
+
+def _incomplete(directory: Path, problem: str) -> GateError:
+    return GateError(
+        f"the adapter is not complete: {problem}", path=directory / WEIGHTS, help="copy it again, or train again"
+    )

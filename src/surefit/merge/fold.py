@@ -1,0 +1,80 @@
+"""One weight matrix and its factors become one matrix: in float32, rounded once; and how exact a merged one is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from surefit.merge.adapter_file import Update
+
+BLOCK_BYTES = 2**25
+"""What a float64 copy of the rows in work may take: 32 MiB."""
+
+
+@torch.no_grad()
+def fold(matrix: torch.Tensor, update: Update) -> None:
+    """W ← W + scaling · B A in place, in float32, rounded once to W's dtype; DoRA then sets each row's length.
+
+    Args:
+        matrix: (outputs, inputs), in the type that is stored; a transposed view is fine.
+        update: on any device.
+    """
+    a = update.a.to(matrix.device).float()
+    for rows in _blocks(matrix):
+        b = update.b[rows].to(matrix.device).float()
+        new = torch.addmm(matrix[rows].float(), b, a, alpha=update.scaling)
+        if update.magnitude is not None:
+            new *= _lengths(update, rows, new, matrix.dtype).float()
+        matrix[rows] = new.to(matrix.dtype)
+
+
+@torch.no_grad()
+def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor) -> float:
+    """The largest error of a merged weight, as a share of the rounding error that `fold` may make: at most 1.
+
+    The exact W' is taken from float64. The bound is u|W'| + 2 · 2⁻²⁴ (|W'| + (r + 2) · scaling · |B| |A|) (Higham,
+    §3.5): its first term is the rounding to the dtype, its second the sum in float32. DoRA scales the sum, with three
+    roundings more.
+
+    Args:
+        matrix: W, (outputs, inputs), in the type that is stored. merged: W', of the same shape.
+
+    W = 1, B A = 2⁻¹⁰, in bfloat16: the exact 1.0009765625 lies between 1 and 1.0078125 and is rounded to 1, which is
+    off by 0.0009765625; u is 2⁻⁸, so the bound is about 0.0039.
+
+    >>> one = torch.ones(1, 1, dtype=torch.bfloat16)
+    >>> tiny = Update(torch.tensor([[2.0**-10]]), torch.ones(1, 1), 1.0)
+    >>> f"{rounding_error(one, tiny, one):.3f}"
+    '0.250'
+    """
+    a = update.a.to(matrix.device)
+    unit, unit32 = torch.finfo(matrix.dtype).eps / 2, torch.finfo(torch.float32).eps / 2
+    worst = torch.zeros((), dtype=torch.float64, device=matrix.device)
+    for rows in _blocks(matrix):
+        b = update.b[rows].to(matrix.device)
+        exact = torch.addmm(matrix[rows].double(), b.double(), a.double(), alpha=update.scaling)
+        # Only a bound: float32 is exact enough for it.
+        terms = torch.mm(b.float().abs(), a.float().abs()).mul_(update.scaling * (len(a) + 2))
+        roundings = 2
+        if update.magnitude is not None:
+            factors = _lengths(update, rows, exact, matrix.dtype)
+            exact, terms, roundings = exact * factors, terms * factors.abs().float(), 5
+        size = exact.abs()
+        bound = (terms.double() + size).mul_(roundings * unit32).add_(size, alpha=unit)
+        bound += torch.finfo(matrix.dtype).tiny
+        worst = torch.maximum(worst, (merged[rows].to(matrix.device).double() - exact).abs_().div_(bound).max())
+    return float(worst)
+
+
+def _blocks(matrix: torch.Tensor) -> Iterator[slice]:
+    step = max(1, BLOCK_BYTES // (8 * matrix.shape[1]))
+    return (slice(start, start + step) for start in range(0, len(matrix), step))
+
+
+def _lengths(update: Update, rows: slice, summed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What each row of the sum is multiplied by, (rows, 1), float64; PEFT rounds the norm to the weight's own type."""
+    assert update.magnitude is not None
+    norm = torch.linalg.vector_norm(summed.double(), dim=1, keepdim=True)
+    lengths: torch.Tensor = update.magnitude[rows, None].to(summed.device).double()
+    return lengths.div(norm.to(dtype).double())

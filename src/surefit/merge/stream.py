@@ -1,0 +1,216 @@
+"""Merged weights, written and checked file by file: memory for one file of the base and one matrix.
+
+base files ─┐
+            ├─ fold ─→ merged files, tensor names and files as in the base
+adapter   ──┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from surefit.core.errors import GateError
+from surefit.core.rundir import write_json
+from surefit.facts.safetensors import INDEX
+from surefit.merge.adapter_file import AdapterFile
+from surefit.merge.fold import fold, rounding_error
+from surefit.model.identity import tensor_sha256
+from surefit.model.streamed import Weights, cast, names_in_files
+
+OnFile = Callable[[int, int], None]
+"""(files done, files)."""
+
+
+@dataclass
+class Found:
+    """What the check of the merged files found.
+
+    Attributes:
+        off_disk: tensors that are not bit for bit what was written. off_base: tensors that the adapter does not change
+            and that differ from the base's. not_finite: tensors with NaN or infinity.
+        rounding: the largest `rounding_error` of a merged matrix, and its name.
+    """
+
+    off_disk: list[str] = field(default_factory=list)
+    off_base: list[str] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+    rounding: tuple[float, str] = (0.0, "")
+
+
+class Merge:
+    """A base model, an adapter, and what their sum is, tensor by tensor.
+
+    Args:
+        model: the base, from `model.streamed.empty_model`.
+        weights: its files.
+        adapter: checked by `misfits`.
+        dtype: of the merged model.
+        frozen: what a layer's stored weight was while the adapter was trained beside it (`merge.dequantize`); it is
+            asked about every tensor under its parameter's name.
+        device: where the arithmetic is done.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        weights: Weights,
+        adapter: AdapterFile,
+        dtype: torch.dtype,
+        frozen: Callable[[str, torch.Tensor], torch.Tensor],
+        device: str,
+    ) -> None:
+        self.model, self.weights, self.adapter, self.dtype = model, weights, adapter, dtype
+        self.frozen, self.device = frozen, device
+        self.parameters: dict[str, list[str]] = {}
+        for name, stored in names_in_files(model, weights).items():
+            self.parameters.setdefault(stored, []).append(name)
+        self.transposed = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+
+    @property
+    def unties(self) -> bool:
+        """Whether the adapter changes one of two parameters that are one tensor in the base."""
+        return any(len(self._written_as(stored)) > 1 for stored in self.parameters)
+
+    def write(self, directory: Path, on_file: OnFile) -> dict[str, str]:
+        """Write every file of the base with the merged tensors in it; returns each tensor's sha256."""
+        written: dict[str, str] = {}
+        places: dict[str, str] = {}
+        size = 0
+        for number, (file, names) in enumerate(self.weights.files.items()):
+            on_file(number, len(self.weights.files))
+            tensors = dict(self._merged(names))
+            written |= {name: tensor_sha256(tensor) for name, tensor in tensors.items()}
+            places |= dict.fromkeys(tensors, file.name)
+            size += sum(tensor.nbytes for tensor in tensors.values())
+            save_file(tensors, directory / file.name, metadata={"format": "pt"})
+        if (self.weights.directory / INDEX).exists():
+            write_json(
+                directory / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+            )
+        return written
+
+    def check(self, merged: Weights, written: dict[str, str] | None, on_file: OnFile) -> Found:
+        """Compare the files of a merged model with the base, the adapter and what was written, tensor by tensor."""
+        found = Found()
+        missing = {name for stored in self._stored() for name in self._written_as(stored)} - merged.names
+        found.off_disk += sorted(missing)
+        for number, names in enumerate(self.weights.files.values()):
+            on_file(number, len(self.weights.files))
+            for stored in names:
+                for name, parameter in self._written_as(stored).items():
+                    if name not in missing:
+                        self._check(found, stored, name, parameter, merged.read(name), written)
+        return found
+
+    def _stored(self) -> Iterator[str]:
+        return (name for names in self.weights.files.values() for name in names)
+
+    def _written_as(self, stored: str) -> dict[str, str | None]:
+        """Tensor's name in the merged files → the parameter it is, None where the model has none of that name."""
+        parameters = self.parameters.get(stored, [])
+        changed = [name for name in parameters if name in self.adapter.changed]
+        if changed and len(changed) < len(parameters):  # tied in the base, and no longer
+            return {(stored if name in stored else name): name for name in parameters}
+        return {stored: next(iter(changed or parameters), None)}
+
+    def _merged(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        for stored in names:
+            for name, parameter in self._written_as(stored).items():
+                tensor = self._base(stored, parameter)
+                yield name, (tensor if parameter is None else self._changed(parameter, tensor)).cpu().contiguous()
+
+    def _base(self, stored: str, parameter: str | None) -> torch.Tensor:
+        """A tensor as the adapter's factors were trained beside it: the base's, or one that the adapter replaces."""
+        if parameter is not None and parameter in self.adapter.replaced:
+            return self.adapter.replaced[parameter].to(self.device, self.dtype, copy=True)
+        tensor = self.weights.read(stored)
+        if parameter is None:
+            return tensor
+        return self.frozen(parameter, cast(self.model, parameter, tensor, self.dtype).to(self.device))
+
+    def _changed(self, parameter: str, tensor: torch.Tensor) -> torch.Tensor:
+        adapter, layer = self.adapter, parameter.removesuffix(".weight")
+        if parameter in adapter.added:
+            return (tensor.float() + adapter.added[parameter].to(tensor.device)).to(tensor.dtype)
+        if parameter in adapter.rows:
+            ids, rows = adapter.rows[parameter]
+            tensor[ids] = rows.to(tensor.device, tensor.dtype)
+        elif parameter.endswith(".weight") and layer in adapter.updates:
+            fold(tensor.T if layer in self.transposed else tensor, adapter.updates[layer])
+        return tensor
+
+    def _check(
+        self,
+        found: Found,
+        stored: str,
+        name: str,
+        parameter: str | None,
+        tensor: torch.Tensor,
+        written: dict[str, str] | None,
+    ) -> None:
+        if written is not None and tensor_sha256(tensor) != written.get(name):
+            found.off_disk.append(name)
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            found.not_finite.append(name)
+        base = self._base(stored, parameter)
+        layer = (parameter or "").removesuffix(".weight")
+        if layer != parameter and layer in self.adapter.updates:
+            turned = layer in self.transposed
+            error = rounding_error(
+                base.T if turned else base, self.adapter.updates[layer], tensor.T if turned else tensor
+            )
+            found.rounding = max(found.rounding, (error if error == error else float("inf"), name))
+            return
+        expected = base if parameter is None else self._changed(parameter, base)
+        if tensor.dtype != expected.dtype or not torch.equal(tensor, expected.cpu()):
+            found.off_base.append(name)
+
+
+def misfits(adapter: AdapterFile, model: PreTrainedModel, expected: set[str] | None = None) -> list[str]:
+    """What of an adapter does not belong to this model, or was never trained.
+
+    Args:
+        expected: the layers it must have factors for, where that is known.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    conv = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    problems = [f"{name} has no factors" for name in sorted((expected or set()) - adapter.updates.keys())]
+    if expected is not None:
+        problems += [f"{name} has factors and should have none" for name in sorted(adapter.updates.keys() - expected)]
+    for name, update in adapter.updates.items():
+        weight = parameters.get(f"{name}.weight")
+        shape = (len(update.b), update.a.shape[1])
+        if weight is None:
+            problems.append(f"{name} is no layer of the model")
+        elif tuple(weight.shape) != (shape[::-1] if name in conv else shape):
+            problems.append(f"{name} has factors for shape {shape}, the layer has {tuple(weight.shape)}")
+        elif not bool(update.b.any()) and update.magnitude is None:
+            problems.append(f"{name}: lora_B is all zero, this layer was not trained")
+    for name in (*adapter.replaced, *adapter.added, *adapter.rows):
+        if name not in parameters:
+            problems.append(f"{name} belongs to no layer of the model")
+    return problems
+
+
+def require_in_files(merge: Merge) -> None:
+    """Refuse what the files hold in another form than the model, such as the experts of some mixtures.
+
+    Raises:
+        GateError: names the first.
+    """
+    there = {name for names in merge.parameters.values() for name in names}
+    missing = sorted(merge.adapter.changed - there)
+    if missing:
+        raise GateError(
+            f"{missing[0]} is in the base's files in another form than in the model, and cannot be merged there",
+            path=merge.weights.directory,
+            help="serve the adapter beside its base model, or convert the base with save_pretrained of this version of "
+            "transformers first",
+        )

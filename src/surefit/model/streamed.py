@@ -1,0 +1,207 @@
+"""A model that reads its weights from its files while it runs: memory for its largest layer instead of for all.
+
+It answers as the model in memory does, bit for bit, and as slowly as the disk is: for reading a few rows once, not for
+generating text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from peft import PeftModel
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from surefit.config.schema import ModelSection
+from surefit.core.errors import ModelError
+from surefit.facts.safetensors import INDEX, indexed, read_header, weight_files
+from surefit.model.adapter import factors_in_compute_dtype
+from surefit.model.compile import decoder_layers
+
+
+class Weights:
+    """The weights of a model directory, read one tensor at a time.
+
+    Attributes:
+        files: the safetensors files, in the order of the index; name → tensors' names.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files = {file: list(read_header(file)) for file in weight_files(directory)}
+        self._place = {name: file for file, names in self.files.items() for name in names}
+        for name, place in indexed(directory).items():
+            if place != getattr(self._place.get(name), "name", None):
+                raise ModelError(
+                    f"{name} is not in {place}, where the index says it is",
+                    path=directory / INDEX,
+                    help="files were exchanged or cut short: fetch or write the model again",
+                )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._place
+
+    @property
+    def names(self) -> set[str]:
+        """All tensors' names."""
+        return set(self._place)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor as it is in its file, on the CPU, in memory of its own."""
+        with safe_open(self._place[name], framework="pt") as tensors:
+            # A copy: what `get_tensor` gives may be a view of the file, which then stays mapped as long as it lives.
+            return tensors.get_tensor(name).clone()  # type: ignore[no-any-return]
+
+
+def empty_model(section: ModelSection, directory: Path) -> PreTrainedModel:
+    """The model of a directory's config.json with parameters on meta and real buffers, in evaluation mode.
+
+    Raises:
+        ModelError: transformers builds no causal language model from it.
+    """
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        with init_empty_weights(include_buffers=False):
+            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=getattr(torch, section.dtype), trust_remote_code=section.trust_remote_code
+            )
+    except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
+        raise ModelError(
+            f"transformers builds no model from its config.json: {' '.join(str(error).split())[:200]}",
+            path=directory,
+            help="it takes a causal language model",
+        ) from error
+    model.tie_weights()
+    built = model.eval()
+    assert isinstance(built, PreTrainedModel)
+    return built
+
+
+def names_in_files(model: PreTrainedModel, weights: Weights) -> dict[str, str]:
+    """Parameter name → its name in the files, which may have the decoder's prefix or lack it.
+
+    Parameters that share their weight with one in the files go by its name. What is in no file under either name is
+    left out: transformers makes it of several tensors while it loads.
+    """
+    prefix = f"{model.base_model_prefix}."
+    found: dict[str, str] = {}
+    by_identity: dict[int, str] = {}
+    parameters = list(model.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters:
+        for candidate in (name, name.removeprefix(prefix), prefix + name):
+            if candidate in weights:
+                found[name] = by_identity[id(parameter)] = candidate
+                break
+    for name, parameter in parameters:
+        if name not in found and id(parameter) in by_identity:
+            found[name] = by_identity[id(parameter)]
+    return found
+
+
+def cast(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the files in the type that loading the model gives it."""
+    kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
+    if not tensor.is_floating_point() or any(part in kept for part in name.split(".")):
+        return tensor
+    return tensor.to(dtype)
+
+
+class FromFiles:
+    """A model that has its weights only while it runs, one decoder layer at a time.
+
+    Attributes:
+        model: to be wrapped by PEFT or called; its parameters are hollow, its buffers real.
+        weights: its files. names: parameter → tensor in them.
+    """
+
+    def __init__(self, section: ModelSection, directory: Path, device: str) -> None:
+        self.model = empty_model(section, directory)
+        self.weights = Weights(directory)
+        self.names = names_in_files(self.model, self.weights)
+        self.device = device
+        _hollow(self.model, device)
+        parameters = self.model.named_parameters(remove_duplicate=False)
+        self._stored = {id(parameter): self.names[name] for name, parameter in parameters if name in self.names}
+        for name, buffer in self.model.named_buffers():
+            if name in self.weights:
+                buffer.copy_(self.weights.read(name))
+            buffer.data = buffer.data.to(device)
+
+    def why_not(self) -> str | None:
+        """Why this model cannot run from its files; None where it can."""
+        missing = [name for name, _ in self.model.named_parameters() if name not in self.names]
+        return f"{len(missing)} weights, {missing[0]} among them, are in its files in another form" if missing else None
+
+    def with_adapter(self, directory: Path, whole: Collection[str] = (), name: str = "default") -> PeftModel:
+        """The model with a saved adapter beside its weights, in evaluation mode; the factors in the base's dtype.
+
+        Args:
+            whole: parameters that PEFT reads or writes while it loads the adapter; from here on they are real.
+            name: by which PEFT knows the adapter.
+        """
+        real = {id(self.model.get_parameter(name)) for name in whole}
+        self._fill([slot for module in self.model.modules() for slot in _slots(module) if id(slot[2]) in real])
+        adapted = PeftModel.from_pretrained(self.model, str(directory), name, autocast_adapter_dtype=False)
+        assert isinstance(adapted, PeftModel)
+        factors_in_compute_dtype(adapted)
+        return adapted.eval()
+
+    @contextlib.contextmanager
+    def running(self, model: torch.nn.Module) -> Iterator[None]:
+        """Let every decoder layer, and every module outside of them, have its weights while it runs and no longer.
+
+        Args:
+            model: `self.model`, or a PEFT model around it, whose factors are real.
+        """
+        hooks = []
+        layers = decoder_layers(model)
+        inside = {id(module) for layer in layers for module in layer.modules()}
+        alone = [(module, [module]) for module in model.modules() if id(module) not in inside]
+        for unit, modules in [*((layer, list(layer.modules())) for layer in layers), *alone]:
+            slots = [slot for module in modules for slot in _slots(module) if id(slot[2]) in self._stored]
+            if slots:
+                hooks.append(unit.register_forward_pre_hook(functools.partial(self._fill, slots)))
+                hooks.append(unit.register_forward_hook(functools.partial(_empty, slots)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _fill(self, slots: list[Slot], *_: Any) -> None:
+        for module, attribute, parameter in slots:
+            name = self._stored[id(parameter)]
+            tensor = cast(self.model, name, self.weights.read(name), parameter.dtype).to(self.device)
+            setattr(module, attribute, torch.nn.Parameter(tensor, requires_grad=False))
+
+
+def _hollow(model: PreTrainedModel, device: str) -> None:
+    """Give every parameter one number in place of all, in place: PEFT, unlike meta, takes that for a real weight."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for attribute, parameter in list(module.named_parameters(recurse=False)):
+            if id(parameter) not in made:
+                one = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+                made[id(parameter)] = torch.nn.Parameter(one, requires_grad=False)
+            setattr(module, attribute, made[id(parameter)])
+
+
+Slot = tuple[torch.nn.Module, str, torch.nn.Parameter]
+"""(module, attribute, the hollow parameter)."""
+
+
+def _slots(module: torch.nn.Module) -> list[Slot]:
+    return [(module, attribute, parameter) for attribute, parameter in module.named_parameters(recurse=False)]
+
+
+def _empty(slots: list[Slot], *_: Any) -> None:
+    for module, attribute, parameter in slots:
+        setattr(module, attribute, parameter)
