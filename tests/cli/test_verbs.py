@@ -44,6 +44,10 @@ def test_a_run_from_start_to_page(surefit: Surefit, config: Path, tmp_path: Path
     assert len(answers) == 40
     assert set(answers[0]["scores"]) >= {"exact_match", "json_valid"}
 
+    dry = surefit("evaluate", "runs/one", "--dry-run", "--max-examples", "2", "--constrained", "--json").json
+    assert dry["variants"] == [name + way for name in ("base", "adapter", "merged") for way in ("", "+grammar")]
+    assert (dry["answers"], dry["sets"]) == (12, {"eval": 2})
+
     without_gold = tmp_path / "questions.jsonl"
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()[:2]]
     without_gold.write_text("".join(json.dumps({k: r[k] for k in ("query", "tools")}) + "\n" for r in rows))

@@ -1,59 +1,81 @@
-"""`surefit predict`: rows or one prompt in, answers out."""
+"""The verb `predict`: rows or one prompt in, answers out, each portion on the disk before the next is asked for.
+
+Rows are read twice and never held all at once: first every one is checked and counted, then they are answered in
+portions. What was answered before a kill is not asked again.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from surefit.cli.prepare import Prepared
-from surefit.core.errors import ConfigError
+from surefit.core.errors import EXIT_OK, ConfigError, DataError
 from surefit.core.progress import OnProgress
+from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
+from surefit.core.units import plural
 from surefit.data.formats import Examples, to_prompts
-from surefit.data.load import load_rows
-from surefit.data.tokenize import tokenize_prompt
-from surefit.evaluate.runner import errors_at, read_answer
-from surefit.evaluate.variants import VARIANTS, choose, open_variants
-from surefit.generate.engine import generate
+from surefit.data.load import Rows, load_rows, resolve_source
+from surefit.data.readers import READERS, Placed
+from surefit.evaluate.asking import PORTION, Respondent
+from surefit.evaluate.rows import Answer, Picked, predictions, scored_line
+from surefit.evaluate.runner import respondents
+from surefit.evaluate.variants import VARIANTS, choose, identity, place
+from surefit.evaluate.ways import Way, ways
 from surefit.task import Example
 
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
 
-def rows_to_answer(run: Prepared, data: str | None, prompt: str | None) -> Examples:
-    """The rows of `data`, with or without gold answers, or `prompt` as one user message."""
-    if (data is None) == (prompt is None):
-        raise ConfigError("name either DATA or --prompt", help="surefit predict TARGET rows.jsonl -o answers.jsonl")
-    if data is None:
-        return Examples([Example(messages=({"role": "user", "content": prompt},))], ["--prompt"], [])
-    return to_prompts(load_rows(data), run.recipe, run.resolved.config.data.bad_rows)
+READ = 1_024
+"""Rows that are held at once while all of them are checked."""
 
 
-def answer(
-    run: Prepared, examples: Examples, variant: str | None, on_progress: OnProgress
-) -> tuple[str, list[dict[str, Any]]]:
-    """The variant that answered (the best there is if None) and one record per row.
-
-    Raises:
-        ConfigError: a variant that the run does not have (yet).
-        GateError: merged/ is not the model that its certificate was given for.
-    """
+def predict(
+    out: Output,
+    run: Prepared,
+    data: str | None,
+    prompt: str | None,
+    output: Path | None,
+    variant: str | None,
+    *,
+    overwrite: bool = False,
+) -> int:
+    """Answer new rows or one prompt; with gold answers in the rows, score them too."""
     config = run.resolved.config
+    rows = _rows(run, data, prompt)
     (chosen,) = choose(config, run.run, [variant or best_variant(run)])
-    for _, model, tokenizer in open_variants(config, run.hardware, run.run, [chosen]):
-        prompts = []
-        for example, where in zip(examples, examples.where, strict=True):
-            with errors_at(where):
-                prompts.append(tokenize_prompt(example, tokenizer))
-        batch = config.evaluate.batch_size
-        assert isinstance(batch, int)
-        answers = generate(model, tokenizer, prompts, config.evaluate.max_new_tokens, batch, on_progress)
-    records = []
-    for index, (example, where, found) in enumerate(zip(examples, examples.where, answers, strict=True)):
-        prediction = read_answer(run.recipe, found)
-        record: dict[str, Any] = {"index": index, "where": where, **dataclasses.asdict(prediction)}
-        if example.completion is not None:
-            with errors_at(where):
-                record["scores"] = run.recipe.score(example, prediction)
-        records.append(record)
-    return chosen, records
+    way = ways(config, run.recipe)[0]
+    target = _File(output, _about(run, chosen, way, rows), overwrite) if output else None
+    done = target.open() if target else 0
+    if done:
+        out.note(f"{plural(done, 'answer')} of {rows.count:,} are there already: going on behind them")
+    records: list[dict[str, Any]] = []
+    if done < rows.count:
+        with out.progress("answering") as on_progress:
+            for _, respondent in respondents(config, run.recipe, run.hardware, run.run, [chosen]):
+                for lines in _answered(run, respondent, way, rows, done, on_progress):
+                    target.add(lines) if target else _show(out, records, lines, prompt)
+                del respondent
+    if target:
+        out.say(f"Wrote {output}: {plural(rows.count, 'answer')} by {way.of(chosen)}")
+    if rows.skipped:
+        out.note(f"{plural(rows.skipped, 'bad row')} left out (data.bad_rows: skip)")
+    out.result({"variant": way.of(chosen), "n": rows.count, "output": str(output) if output else None,
+                "answers": None if output else records})  # fmt: skip
+    return EXIT_OK
+
+
+def _show(out: Output, records: list[dict[str, Any]], lines: Sequence[dict[str, Any]], prompt: str | None) -> None:
+    for line in lines:
+        out.say(line["text"] if prompt is not None else json.dumps(line, ensure_ascii=False, default=str))
+    if out.as_json:
+        records.extend(lines)
 
 
 def best_variant(run: Prepared) -> str:
@@ -65,3 +87,165 @@ def best_variant(run: Prepared) -> str:
         "model": run.run.model.exists(),
     }
     return [name for name in VARIANTS[run.resolved.config.adapter.kind] if there[name]][-1]
+
+
+@dataclass(frozen=True)
+class _ToAnswer:
+    """Rows that have been looked at.
+
+    Attributes:
+        read: the usable ones again, at most so many at a time.
+        count, skipped: of usable rows, and of those left out.
+        source: as the user named them.
+        sha256: of their bytes; None for a prompt.
+    """
+
+    read: Callable[[int], Iterable[Examples]]
+    count: int
+    skipped: int
+    source: str
+    sha256: str | None
+
+
+def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
+    """The rows of `data`, with or without gold answers, or `prompt` as one user message."""
+    if (data is None) == (prompt is None):
+        raise ConfigError("name either DATA or --prompt", help="surefit predict TARGET rows.jsonl -o answers.jsonl")
+    if data is None:
+        asked = Examples([Example(messages=({"role": "user", "content": prompt},))], ["--prompt"], [])
+        return _ToAnswer(lambda size: [asked], 1, 0, "--prompt", None)
+    rows, placed = _placed(data)
+    bad_rows = run.resolved.config.data.bad_rows
+
+    def read(size: int) -> Iterator[Examples]:
+        every = iter(placed())
+        while portion := list(islice(every, size)):
+            try:
+                yield to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows)
+            except DataError as error:
+                if bad_rows == "error":
+                    raise
+                yield Examples([], [], [str(error)] * len(portion))
+
+    try:
+        counts = [(len(examples), len(examples.skipped)) for examples in read(READ)]
+    except DataError:
+        to_prompts(load_rows(data), run.recipe, bad_rows)  # says of the whole file what is wrong
+        raise
+    count = sum(usable for usable, _ in counts)
+    if count == 0:
+        to_prompts(load_rows(data), run.recipe, bad_rows)
+    sha256 = rows.sha256 if rows is not None else file_sha256(Path(data).expanduser())
+    return _ToAnswer(read, count, sum(skipped for _, skipped in counts), data, sha256)
+
+
+def _placed(data: str) -> tuple[Rows | None, Callable[[], Iterable[Placed]]]:
+    """How to read every row: from its file each time, or from memory where it is no file of rows."""
+    source = resolve_source(data)
+    if source.kind == "file" and source.path is not None and source.path.suffix.lower() in READERS:
+        path, reader = source.path, READERS[source.path.suffix.lower()]
+        return None, lambda: reader(path)
+    rows = load_rows(data)
+    return rows, lambda: (Placed(row, *rows.place(number)) for number, row in enumerate(rows))
+
+
+def _answered(
+    run: Prepared, respondent: Respondent, way: Way, rows: _ToAnswer, done: int, on_progress: OnProgress
+) -> Iterator[list[dict[str, Any]]]:
+    """The lines of the rows behind the first `done`, portion by portion."""
+    index = 0
+    for examples in rows.read(max(1, PORTION * way.decoding.batch_size // way.samples)):
+        numbers = range(index, index + len(examples))
+        index += len(examples)
+        picked = Picked(list(numbers), examples.examples, examples.where)
+        picked = picked.subset([place for place, number in enumerate(numbers) if number >= done])
+        if not picked:
+            continue
+        prompts = respondent.prompts(picked)
+        answers = respondent.answer(picked, prompts, way, _behind(on_progress, picked.indices[0], rows.count))
+        yield [
+            _line(run, way, picked, place, respondent.shown(prompt), answer)
+            for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
+
+
+def _behind(on_progress: OnProgress, before: int, total: int) -> OnProgress:
+    return lambda done, _, text: on_progress(before + done, total, text)
+
+
+def _line(run: Prepared, way: Way, rows: Picked, place: int, prompt: str, answer: Answer) -> dict[str, Any]:
+    example = rows.examples[place]
+    # Without a gold answer there is nothing to judge by.
+    recipe = run.recipe if example.completion is not None else None
+    found = predictions(run.recipe, answer)
+    line = scored_line(recipe, rows.indices[place], rows.where[place], example, found, way.samples)
+    return {"index": line.pop("index"), "where": line.pop("where"), "prompt": prompt, **line}
+
+
+def _about(run: Prepared, variant: str, way: Way, rows: _ToAnswer) -> dict[str, Any]:
+    """All that answers depend on: what a later call must agree with to go on."""
+    config = run.resolved.config
+    return {
+        "rows": rows.source,
+        "rows_sha256": rows.sha256,
+        "count": rows.count,
+        "variant": way.of(variant),
+        "model": place(config, run.run, variant),
+        "model_sha256": identity(config, run.run, variant),
+        "recipe": run.recipe.name,
+        "recipe_version": run.recipe.version,
+        "decoding": way.settings,
+    }
+
+
+class _File:
+    """Answers as they come, and beside them what they answer: FILE and FILE.about."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any], overwrite: bool) -> None:
+        self.path, self.about, self.overwrite = path, about, overwrite
+        self.beside = path.with_name(f"{path.name}.about")
+
+    def open(self) -> int:
+        """Make the file ready for more; returns the answers that are in it already.
+
+        Raises:
+            ConfigError: there is a file that answers something else, or nobody knows what.
+        """
+        done = 0
+        if self.path.exists() and not self.overwrite:
+            self._require_same()
+            done = self._whole_lines()
+        elif self.path.exists():
+            self.path.unlink()
+        if not done:
+            write_json(self.beside, self.about)
+        return done
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append lines, on the disk when this returns."""
+        with machine_errors(self.path), open(self.path, "ab") as file:
+            file.write("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _require_same(self) -> None:
+        ways_out = "name another file with --output, or replace it with --overwrite"
+        if not self.beside.exists():
+            raise ConfigError(
+                "is there already, and nothing says whose answers it holds", path=self.path, help=ways_out
+            )
+        before = read_json(self.beside)
+        for key, value in self.about.items():
+            if before.get(key) != value:
+                problem = f"holds answers with another {key.replace('_', ' ')}: {before.get(key)}, not {value}"
+                raise ConfigError(problem, path=self.path, help=ways_out)
+
+    def _whole_lines(self) -> int:
+        """Count the answers, and take away a last one that was cut short."""
+        count = size = 0
+        with machine_errors(self.path), open(self.path, "rb+") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    count, size = count + 1, size + len(line)
+            file.truncate(size)
+        return count

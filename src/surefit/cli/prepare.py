@@ -73,6 +73,7 @@ def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
     from surefit import recipes
     from surefit.data.formats import load_mixed
     from surefit.data.load import is_local, load_rows
+    from surefit.evaluate.settings import require_settings
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
     from surefit.foreign.adopt import adopt
@@ -92,6 +93,8 @@ def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
             return None
 
     recipe = attempt(lambda: recipes.get(config.recipe))
+    if recipe is not None:
+        attempt(lambda: require_settings(config.evaluate, recipe))
     model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision))
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
     rows = attempt(lambda: load_rows(config.data.train)) if is_local(config.data.train) else None

@@ -214,13 +214,17 @@ class _PlainProgress:
     def __init__(self, label: str, note: Callable[[str], None], with_eta: bool = True) -> None:
         self.label, self.note, self.with_eta = label, note, with_eta
         self.start = self.last = time.monotonic()
+        self.first: int | None = None
 
     def __call__(self, done: int, total: int, text: str) -> None:
         now = time.monotonic()
+        # What an earlier call has done says nothing about the pace of this one.
+        self.first = done if self.first is None else self.first
         if now - self.last < PLAIN_SECONDS:
             return
         self.last = now
-        left = (now - self.start) * (total - done) / done if done else None
+        new = done - self.first
+        left = (now - self.start) * (total - done) / new if new > 0 else None
         eta = f"ETA {duration_text(left)}" if left is not None else "ETA unknown"
         self.note(" ".join([f"{self.label} {done}/{total}", *([eta] if self.with_eta else []), text]).rstrip())
 

@@ -11,8 +11,9 @@ from surefit.config.load import load_config
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.core.units import bytes_text, duration_text
+from surefit.evaluate.answers import base_of
 from surefit.launch.slurm import job_states
-from surefit.report.scores import TUNED
+from surefit.report.scores import tuned_of
 
 DEPTH = 3
 """How far below the named directory a run is looked for."""
@@ -77,9 +78,12 @@ def _score(run: RunDir) -> dict[str, Any] | None:
     try:
         summary = read_json(run.eval_summary)
         metric, variants = summary["primary_metric"], summary["sets"]["eval"]["variants"]
-        tuned = next(name for name in TUNED if name in variants)
-        return {"metric": metric, "base": variants["base"][metric]["mean"], "tuned": variants[tuned][metric]["mean"]}
-    except (SureFitError, KeyError, TypeError, StopIteration):
+        tuned = tuned_of(variants)
+        if tuned is None:
+            return None
+        base = variants[base_of(tuned)][metric]["mean"]
+        return {"metric": metric, "base": base, "tuned": variants[tuned][metric]["mean"]}
+    except (SureFitError, KeyError, TypeError):
         return None
 
 

@@ -8,11 +8,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from surefit.config.schema import Config
-from surefit.core.sampling import evenly
+from surefit.core.progress import silent
 from surefit.data.formats import Examples
-from surefit.data.tokenize import tokenize_prompt
-from surefit.evaluate.runner import errors_at, read_answer
-from surefit.generate.engine import generate
+from surefit.evaluate.asking import LocalModel
+from surefit.evaluate.rows import errors_at, judge, pick, predictions
+from surefit.evaluate.settings import require_settings
+from surefit.evaluate.ways import ways
 from surefit.model.prepare import reads_padding
 from surefit.task import TaskRecipe
 
@@ -22,31 +23,29 @@ def scorer(
 ) -> Callable[[Any], Mapping[str, float]]:
     """What measures the recipe's metrics, as `surefit evaluate` would: the same rows, decoding and judgement.
 
+    Where answers are scored with and without a grammar, without.
+
     Args:
         config: nothing in it is "auto"; its `evaluate` section decides rows, tokens and batch.
         recipe: judges the answers.
         held_out: the rows; those that cannot be turned into a prompt are found here, before training.
 
     Raises:
+        ConfigError: settings that exclude each other.
         DataError: a row has no prompt.
     """
-    section = config.evaluate
-    batch_size = section.batch_size
-    assert isinstance(batch_size, int)
-    prompts, examples, places = [], [], []
-    for index in evenly(len(held_out), section.max_examples):
-        with errors_at(held_out.where[index]):
-            prompts.append(tokenize_prompt(held_out.examples[index], tokenizer))
-        examples.append(held_out.examples[index])
-        places.append(held_out.where[index])
+    require_settings(config.evaluate, recipe)
+    way = ways(config, recipe)[0]
+    rows = pick("eval", held_out, config.evaluate.max_examples)
+    prompts = LocalModel(None, tokenizer, recipe).prompts(rows)
 
     def score(model: Any) -> Mapping[str, float]:
         with reads_padding(model):
-            answers = generate(model, tokenizer, prompts, section.max_new_tokens, batch_size)
-        rows = []
-        for example, where, answer in zip(examples, places, answers, strict=True):
+            answers = LocalModel(model, tokenizer, recipe).answer(rows, prompts, way, silent)
+        scores = []
+        for example, where, answer in zip(rows.examples, rows.where, answers, strict=True):
             with errors_at(where):
-                rows.append(recipe.score(example, read_answer(recipe, answer)))
-        return dict(recipe.aggregate(rows))
+                scores.append(judge(recipe, example, predictions(recipe, answer), way.samples))
+        return dict(recipe.aggregate(scores))
 
     return score

@@ -1,11 +1,19 @@
-"""How sure a score is: 95 % intervals by resampling the rows.
+"""How sure a score is: confidence intervals by resampling the rows, for the numbers of rows that tasks really have.
 
-Which interval, and why (docs/evaluation.md has the coverage of each, measured):
+Which interval, and why (docs/compare.md has the coverage of each, measured; benchmarks/coverage.py measures it):
 
 - **A proportion** (every value 0 or 1): Wilson's score interval (Wilson 1927; recommended by Brown, Cai & DasGupta
   2001). The bootstrap's quantiles are too narrow there near 0 and 1, which is where a good fine-tune ends up.
-- **Any other mean, and paired differences**: the percentile bootstrap (Efron 1979) with 10,000 resamples of the rows.
-  BCa is meant to be more accurate, but on paired differences with few discordant pairs it covers less.
+- **Any other mean**: the bootstrap (Efron 1979) with 10,000 resamples of the rows. Its plain quantiles are too narrow
+  for 30 rows and ignore that scores are skewed, so they are taken at the levels of Efron's BCa (1987) with the
+  acceleration and the bias of a mean, both skewness / 6√n, and with Student's t in place of the normal quantile
+  (Hesterberg 2015).
+- **Paired differences of right and wrong answers**: Bonett & Price's interval (2012), which adds one row won and one
+  lost. Resampling 3 discordant rows of 200 promises too much.
+- **Any other paired difference**: the same two rows, of typical size, and then the bootstrap with the quantiles of
+  Student's t for as many rows as differ: it is these that carry the information.
+- **Corpus scores**, which are no mean of rows: the bootstrap through the recipe's `aggregate`; for differences the
+  rows' jackknife pseudo-values (Tukey 1958; Miller 1974) stand for the rows.
 - **Values that are all equal**: resampling would give an interval of width zero, as if 20 right answers out of 20
   proved that the model is never wrong. A value never seen in n rows may still have a share of up to z²/(n + z²)
   (Wilson's upper limit for 0 of n), and the interval is where the mean would be if that share lay at either bound.
@@ -16,6 +24,7 @@ not know about another training seed.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,13 +34,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from surefit.core.errors import DataError
-from surefit.task import Scores
+from surefit.task import Scores, mean_scores
 
 RESAMPLES = 10_000
 AGGREGATE_RESAMPLES = 1_000
 """For scores that are not the mean of the rows' scores: each resample calls the recipe's `aggregate`."""
 Floats = NDArray[np.float64]
 _FEW_VALUES = 16
+_NEARLY_EQUAL = 0.01  # of the largest difference: rows that hardly differ carry no information
+_GROUPS = 1_000
 _CHUNK = 20_000_000  # random numbers held at once: 160 MB
 
 
@@ -83,14 +94,14 @@ def bootstrap_mean(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -
     elif sample.min() == sample.max():
         low, high = _all_equal(mean, len(sample), _z(confidence), 0.0, 1.0)
     else:
-        low, high = percentiles(_resampled_means(sample, seed), confidence)
+        low, high = _quantiles(_resampled_means(sample, seed), len(sample), confidence, _skewness(sample))
     return Interval(mean, low, high, len(sample))
 
 
 def paired_bootstrap(a: ArrayLike, b: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Paired:
     """Scores of two models on the same rows: is b better than a by more than chance?
 
-    Rows are resampled as pairs, so what makes a row hard for both models cancels.
+    What makes a row hard for both models cancels: only the rows' differences count.
 
     Raises:
         DataError: no values, one that is not a number, or different numbers of rows.
@@ -101,7 +112,7 @@ def paired_bootstrap(a: ArrayLike, b: ArrayLike, confidence: float = 0.95, seed:
     >>> b = [1.0] * 30 + [0.0] * 10 + [1.0] * 160
     >>> result = paired_bootstrap(a, b)
     >>> print(f"{result.difference:+.3f} [{result.low:+.3f}, {result.high:+.3f}]")
-    +0.100 [+0.040, +0.160]
+    +0.100 [+0.038, +0.160]
     >>> result.wins, result.losses, result.ties
     (30, 10, 160)
     """
@@ -109,13 +120,29 @@ def paired_bootstrap(a: ArrayLike, b: ArrayLike, confidence: float = 0.95, seed:
     if len(before) != len(after):
         raise DataError(f"{len(before)} scores cannot be paired with {len(after)}", help="score the same rows twice")
     differences = after - before
-    mean = float(differences.mean())
-    if differences.min() == differences.max():
+    wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
+    low, high = _of_differences(differences, confidence, seed)
+    return Paired(float(differences.mean()), low, high, wins, losses, len(differences) - wins - losses)
+
+
+def _of_differences(
+    differences: Floats, confidence: float, seed: int, differ: int | None = None
+) -> tuple[float, float]:
+    """The interval of a mean of paired differences, of which `differ` are not of rows that scored the same."""
+    if differ is None:
+        differ = int((np.abs(differences) > _NEARLY_EQUAL * np.abs(differences).max()).sum())
+    size = math.sqrt(float((differences**2).sum()) / differ) if differ else 1.0
+    more = np.append(differences, [size, -size])
+    mean, n = float(differences.mean()), len(more)
+    if np.isin(differences, (-1.0, 0.0, 1.0)).all():
+        half = _z(confidence) * math.sqrt(float(more.var()) / n)
+        low, high = more.mean() - half, more.mean() + half
+    elif differences.min() == differences.max():
         low, high = _all_equal(mean, len(differences), _z(confidence), -1.0, 1.0)
     else:
-        low, high = percentiles(_resampled_means(differences, seed), confidence)
-    wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
-    return Paired(mean, low, high, wins, losses, len(differences) - wins - losses)
+        low, high = _quantiles(_resampled_means(more, seed), n, confidence, rows=differ + 2)
+    # The two rows draw the interval to zero, but the mean is always in it; no difference of scores is larger than 1.
+    return min(mean, max(-1.0, float(low))), max(mean, min(1.0, float(high)))
 
 
 def resampled_aggregates(
@@ -128,7 +155,61 @@ def resampled_aggregates(
     rng = np.random.default_rng(seed)
     draws = (rng.integers(0, len(rows), len(rows)) for _ in range(AGGREGATE_RESAMPLES))
     results = [aggregate([rows[i] for i in draw]) for draw in draws]
-    return {name: np.array([result[name] for result in results if name in result]) for name in results[0]}
+    return {name: np.array([result[name] for result in results if name in result]) for name in aggregate(rows)}
+
+
+def paired_aggregates(
+    before: Sequence[Scores],
+    after: Sequence[Scores],
+    aggregate: Callable[[Sequence[Scores]], Scores],
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> dict[str, tuple[float, float, float]]:
+    """Metric → (difference of the corpus scores, low, high) of two models on the same rows."""
+    old, new = aggregate(before), aggregate(after)
+    pseudo = [_pseudo_values(rows, aggregate) for rows in (before, after)]
+    # A row that scored the same has a small pseudo-difference all the same, because the whole around it differs.
+    differ = sum(row != other for row, other in zip(before, after, strict=True))
+    found = {}
+    for name in (name for name in new if name in old):
+        difference, differences = new[name] - old[name], pseudo[1][name] - pseudo[0][name]
+        low, high = _of_differences(differences, confidence, seed, min(differ, len(differences)))
+        found[name] = (difference, min(low, difference), max(high, difference))
+    return found
+
+
+def spread_of_difference(
+    before: Sequence[Scores], after: Sequence[Scores], metric: str, aggregate: Callable[[Sequence[Scores]], Scores]
+) -> float:
+    """The standard deviation of what one row adds to a metric's difference."""
+    if aggregate is mean_scores:
+        pairs = [(old[metric], new[metric]) for old, new in zip(before, after, strict=True) if metric in old]
+        return float(np.std([new - old for old, new in pairs]))
+    old_values, new_values = (_pseudo_values(rows, aggregate)[metric] for rows in (before, after))
+    return float((new_values - old_values).std() * math.sqrt(len(before) / len(old_values)))
+
+
+def _pseudo_values(rows: Sequence[Scores], aggregate: Callable[[Sequence[Scores]], Scores]) -> dict[str, Floats]:
+    """Metric → what each row (or group of rows, where there are very many) adds to the corpus score: n times the score
+    less n - 1 times the score without it. Their mean is the score, and they vary as independent values do."""
+    groups = min(len(rows), _GROUPS)
+    bounds = [len(rows) * number // groups for number in range(groups + 1)]
+    whole = aggregate(rows)
+    if groups == 1:
+        return {name: np.array([value]) for name, value in whole.items()}
+    without = [aggregate([*rows[:low], *rows[high:]]) for low, high in itertools.pairwise(bounds)]
+    return {
+        name: groups * value - (groups - 1) * np.array([part.get(name, value) for part in without])
+        for name, value in whole.items()
+    }
+
+
+def aggregate_intervals(
+    rows: Sequence[Scores], aggregate: Callable[[Sequence[Scores]], Scores], confidence: float = 0.95, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Metric → (low, high) of a corpus score."""
+    resampled = resampled_aggregates(rows, aggregate, seed)
+    return {name: _quantiles(values, len(rows), confidence) for name, values in resampled.items()}
 
 
 def percentiles(resampled: Floats, confidence: float = 0.95) -> tuple[float, float]:
@@ -136,6 +217,47 @@ def percentiles(resampled: Floats, confidence: float = 0.95) -> tuple[float, flo
     tail = (1 - confidence) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def _quantiles(
+    resampled: Floats, n: int, confidence: float, skewness: float = 0.0, rows: int | None = None
+) -> tuple[float, float]:
+    """Quantiles of resampled means at corrected levels: the bootstrap's spread is that of n rows, not of n - 1; t for
+    the normal quantile; and BCa's shift for skewed values.
+
+    Args:
+        n: rows that were resampled.
+        rows: of these, how many carry the information; all by default.
+    """
+    if n < 2:
+        return percentiles(resampled, confidence)
+    wide = math.sqrt(n / (n - 1)) * _t((1 + confidence) / 2, (rows or n) - 1)
+    shift, normal = skewness / (6 * math.sqrt(n)), NormalDist()
+    levels = [normal.cdf(shift + (shift + z) / max(0.1, 1 - shift * (shift + z))) for z in (-wide, wide)]
+    low, high = np.quantile(resampled, levels)
+    return float(low), float(high)
+
+
+def _skewness(sample: Floats) -> float:
+    centred = sample - sample.mean()
+    return float((centred**3).mean() / sample.std() ** 3)
+
+
+def _t(level: float, freedom: int) -> float:
+    """Student's quantile, by the expansion of Abramowitz & Stegun 26.7.5; within 0.2 % from 3 degrees of freedom on.
+
+    >>> round(_t(0.975, 29), 3)
+    2.045
+    """
+    z, v = NormalDist().inv_cdf(level), max(2, freedom)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    corrections = [term / v**power for power, term in enumerate(terms, start=1)]
+    return z + math.fsum(corrections)
 
 
 def _sample(values: ArrayLike) -> Floats:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
+from surefit.core.env import redact
 from surefit.core.errors import ConfigError, GateError
 from surefit.core.rundir import RunDir, read_json
 from surefit.model.identity import adapter_identity, base_directory, base_identity
@@ -17,33 +18,47 @@ from surefit.model.saved import load_adapted, load_saved
 
 VARIANTS = {"lora": ("base", "adapter", "merged"), "full": ("base", "model")}
 """By `adapter.kind`, in the order of training; the last is what ships."""
+SERVED = "served"
+"""The tuned model, answering behind `evaluate.server`."""
+
+
+def known_variants(config: Config) -> tuple[str, ...]:
+    """Every variant that a run can have, in the order of training."""
+    return (*VARIANTS[config.adapter.kind], SERVED)
 
 
 def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The wanted variants, or all of the run's kind, in the order of `VARIANTS`.
+    """The wanted variants, or all of the run's kind, in the order of training. With `evaluate.server` these are the
+    base and what is served: that stands for the tuned model.
 
     Raises:
         ConfigError: one that this kind of run does not have, or that is not there yet.
         GateError: merged/ has no certificate, or another model's.
     """
-    known = VARIANTS[config.adapter.kind]
+    server = config.evaluate.server is not None
+    known = known_variants(config)[: None if server else -1]
     for name in wanted or ():
+        if name == SERVED and not server:
+            raise ConfigError(
+                "no server is named", field="evaluate.server", help="write its URL: http://localhost:8000/v1"
+            )
         if name not in known:
             raise ConfigError(
                 f"a {config.adapter.kind} run has no variant {name!r}", help=f"choose from {', '.join(known)}"
             )
-    chosen = tuple(name for name in known if not wanted or name in wanted)
+    usual = ("base", SERVED) if server else known
+    chosen = tuple(name for name in known if name in (wanted or usual))
     for name in chosen:
         _require_there(run, name, known)
     return chosen
 
 
 def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
-    if variant == "base":
+    if variant in ("base", SERVED):
         return
     path = {"adapter": run.adapter, "merged": run.merged, "model": run.model}[variant]
     if not path.is_dir():
-        there = [name for name in known if name == "base" or (run.path / name).is_dir()]
+        there = [name for name in known if name in ("base", SERVED) or (run.path / name).is_dir()]
         raise ConfigError(
             f"there is no {path.name}/ in this run yet",
             path=run.path,
@@ -90,14 +105,16 @@ def open_variants(
 
 
 def place(config: Config, run: RunDir, variant: str) -> str:
-    """Where a variant lies: a path in the run, or the base model's name."""
+    """Where a variant lies: a path in the run, the base model's name, or a server's URL."""
+    if variant == SERVED:
+        return redact(str(config.evaluate.server))
     return config.model.name_or_path if variant == "base" else str(run.path / variant)
 
 
 def identity(config: Config, run: RunDir, variant: str) -> str | None:
-    """The sha256 of the model that a score belongs to; None where it is no longer there."""
+    """The sha256 of the model that a score belongs to; None where it is no longer there, or behind a server."""
     if variant == "base":
         return base_identity(base_directory(config.model))
-    if not (run.path / variant).is_dir():
+    if variant == SERVED or not (run.path / variant).is_dir():
         return None
     return adapter_identity(run.adapter) if variant == "adapter" else base_identity(run.path / variant)

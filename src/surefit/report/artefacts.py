@@ -252,6 +252,10 @@ class Decoding(Shape):
     strategy: str | None = None
     max_new_tokens: Count | None = None
     batch_size: Count | None = None
+    num_beams: Count | None = None
+    samples: Count | None = None
+    temperature: Number | None = None
+    constrained: bool = False
 
 
 class Evaluation(Shape):

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from surefit.core.sampling import evenly
+from surefit.evaluate.answers import BASELINE, GRAMMAR, MODELS, base_of, shipped, training_order
 from surefit.report.artefacts import Artefacts, Comparison, Decoding, Evaluation, Prediction, Score, SetSummary
 from surefit.report.text import shorten
 
 HELD_OUT = "eval"
-VARIANTS = ("base", "adapter", "merged", "model")
-TUNED = ("merged", "model", "adapter")
-"""The tuned variants, the one that would be used first."""
 MAX_SETS = 8
 MAX_METRICS = 24
-MAX_VARIANTS = 6
+MAX_VARIANTS = 12
 EXAMPLES = 5
 EXAMPLE_SETS = 3
 SHOWN_ANSWER = 1_200
@@ -53,7 +51,7 @@ class SetScores:
 
     @property
     def tuned(self) -> str | None:
-        return next((name for name in TUNED if name in self.variants), None)
+        return tuned_of(self.variants)
 
     @property
     def primary(self) -> Row | None:
@@ -62,11 +60,15 @@ class SetScores:
     @property
     def decoding(self) -> str:
         """How the answers were generated; more than one way is said so."""
-        ways = {variant: e.decoding for variant, e in self.evaluations.items()}
-        texts = {variant: _decoding(way) for variant, way in ways.items() if way.strategy}
-        if len(set(texts.values())) == 1:
-            return next(iter(texts.values()))
-        return "; ".join(f"{variant}: {way}" for variant, way in texts.items())
+        ways: dict[str, list[str]] = {}
+        for variant in self.variants:
+            if variant in self.evaluations and not variant.startswith(BASELINE):
+                way = _decoding(self.evaluations[variant].decoding)
+                ways.setdefault(way, []).append(variant)
+        ways.pop("", None)
+        if len(ways) == 1:
+            return next(iter(ways))
+        return "; ".join(f"{', '.join(variants)}: {way}" for way, variants in ways.items())
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,8 @@ def primary_metric(found: Artefacts) -> str | None:
 
 def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
     metrics = summary.variants
-    variants = sorted(metrics, key=_rank)
-    tuned = next((variant for variant in TUNED if variant in variants), None)
+    variants = sorted(metrics, key=training_order)
+    tuned = tuned_of(variants)
     primary = primary_metric(found)
     names = sorted(dict.fromkeys(m for variant in variants for m in metrics[variant]), key=lambda m: m != primary)
     rows = [
@@ -146,17 +148,24 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
 
 
 def _decoding(way: Decoding) -> str:
+    if way.strategy is None:
+        return ""
+    beams = "" if way.num_beams is None else f" with {way.num_beams} beams"
+    drawn = "" if way.temperature is None else f" at temperature {way.temperature:g}, {way.samples or 1} per prompt"
+    grammar = " under a grammar" if way.constrained else ""
     limit = "" if way.max_new_tokens is None else f", at most {way.max_new_tokens:,} new tokens"
-    return f"{way.strategy}{limit}"
+    return f"{way.strategy}{beams}{drawn}{grammar}{limit}"
 
 
-def _rank(variant: str) -> int:
-    return VARIANTS.index(variant) if variant in VARIANTS else len(VARIANTS)
+def tuned_of(variants: Iterable[str]) -> str | None:
+    """What ships, of the variants that a run can have: a name that someone else wrote into a summary is no path."""
+    known = (variant for variant in variants if variant.removesuffix(GRAMMAR) in MODELS)
+    return shipped(sorted(known, key=training_order))
 
 
 def find_comparison(comparisons: Sequence[Comparison], metric: str, tuned: str | None) -> Comparison | None:
     """The comparison of the base with the tuned variant on `metric`."""
-    return next((c for c in comparisons if (c.a, c.b, c.metric) == ("base", tuned, metric)), None)
+    return next((c for c in comparisons if tuned and (c.a, c.b, c.metric) == (base_of(tuned), tuned, metric)), None)
 
 
 def examples(found: Artefacts, sets: Sequence[SetScores]) -> list[Examples]:
@@ -167,7 +176,7 @@ def examples(found: Artefacts, sets: Sequence[SetScores]) -> list[Examples]:
 
 
 def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Examples | None:
-    base = {p.index: p for p in found.predictions(name, "base") if metric in p.scores}
+    base = {p.index: p for p in found.predictions(name, base_of(tuned)) if metric in p.scores}
     pairs = [
         (base[after.index], after)
         for after in found.predictions(name, tuned)

@@ -40,7 +40,37 @@ def test_the_interval_of_a_paired_difference_covers_95_percent_of_the_time(win, 
         after = np.r_[np.ones(wins), np.zeros(losses), np.ones(n - wins - losses)]
         result = paired_bootstrap(before, after, seed=int(wins))
         covered += times * (result.low - 1e-12 <= win - lose <= result.high + 1e-12)
-    assert covered / trials == pytest.approx(0.95, abs=TOLERANCE)
+    # Where about six rows differ no interval can be exact; it must not be too narrow.
+    assert 0.935 <= covered / trials <= (0.985 if n * (win + lose) < 15 else 0.965)
+
+
+def few_that_differ(rng, n):
+    return np.where(rng.random(n) < 0.1, np.clip(rng.normal(0.1, 0.3, n), -1, 1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("n", "draw", "truth"),
+    [
+        (30, lambda rng, n: rng.beta(3, 9, n), 0.25),
+        (30, lambda rng, n: np.where(rng.random(n) < 0.6, 0.0, rng.beta(2, 2, n)), 0.2),
+        (30, lambda rng, n: np.where(rng.random(n) < 0.9, 1.0, rng.beta(4, 4, n)), 0.95),
+    ],
+)
+def test_means_of_few_and_skewed_rows_are_covered_too(monkeypatch, n, draw, truth):
+    """benchmarks/coverage.py in small; plain quantiles hold the truth in 0.91 to 0.93 of these tests."""
+    monkeypatch.setattr(stats, "RESAMPLES", 2_000)
+    rng = np.random.default_rng(11)
+    intervals = [bootstrap_mean(draw(rng, n)) for _ in range(800)]
+    assert 0.935 <= sum(i.low <= truth <= i.high for i in intervals) / 800 <= 0.975
+
+
+def test_differences_that_rest_on_few_rows_are_covered_too(monkeypatch):
+    """Ten graded rows of a hundred differ: plain quantiles hold the truth in 0.91 of these tests."""
+    monkeypatch.setattr(stats, "RESAMPLES", 2_000)
+    rng = np.random.default_rng(11)
+    truth = few_that_differ(rng, 2_000_000).mean()
+    found = [paired_bootstrap(np.zeros(100), few_that_differ(rng, 100)) for _ in range(600)]
+    assert 0.935 <= sum(i.low <= truth <= i.high for i in found) / 600 <= 0.985
 
 
 def test_the_interval_of_graded_scores_covers_95_percent_of_the_time():
@@ -86,10 +116,13 @@ def test_equal_values_do_not_claim_certainty():
     graded = bootstrap_mean([0.4] * 50)
     assert (graded.low, graded.high) == (pytest.approx(0.4 - 0.4 * unseen), pytest.approx(0.4 + 0.6 * unseen))
     tied = paired_bootstrap([0.4] * 50, [0.4] * 50)
-    assert (tied.low, tied.high, tied.ties) == (pytest.approx(-unseen), pytest.approx(unseen), 50)
+    bound = 1.959964 * math.sqrt(2 / 52 / 52)  # Bonett & Price 2012 with no row won or lost
+    assert (tied.low, tied.high, tied.ties) == (pytest.approx(-bound), pytest.approx(bound), 50)
+    equal = paired_bootstrap([0.4] * 50, [0.5] * 50)
+    assert (equal.low, equal.high) == (pytest.approx(0.1 - 1.1 * unseen), pytest.approx(0.1 + 0.9 * unseen))
     all_won = paired_bootstrap([0.0] * 50, [1.0] * 50)
     assert (all_won.difference, all_won.high, all_won.wins) == (1.0, 1.0, 50)
-    assert all_won.low == pytest.approx(1 - 2 * unseen)
+    assert all_won.low == pytest.approx(50 / 52 - 1.959964 * math.sqrt((1 - (50 / 52) ** 2) / 52))
 
 
 def test_wins_losses_and_ties():
@@ -101,7 +134,7 @@ def test_wins_losses_and_ties():
 def test_pairing_takes_the_difficulty_of_rows_out():
     hardness = np.random.default_rng(0).random(400)
     result = paired_bootstrap(hardness * 0.8, hardness * 0.8 + 0.1)
-    assert result.high - result.low < 1e-9
+    assert result.high - result.low < 0.002
     single = bootstrap_mean(hardness * 0.8)
     assert single.high - single.low > 0.03
 

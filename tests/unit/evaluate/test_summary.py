@@ -6,7 +6,9 @@ import pytest
 
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
-from surefit.evaluate.summary import compare, estimates, judge, summarise
+from surefit.evaluate.gate import judge
+from surefit.evaluate.paired import compare
+from surefit.evaluate.summary import estimates, summarise
 from surefit.task import TaskRecipe
 
 RECIPE = TaskRecipe(
@@ -73,7 +75,7 @@ def test_corpus_scores_use_the_recipes_aggregate_for_means_and_differences():
         ({"min": 0.75}, [0] * 4, [1, 1, 1, 0], True, "at least 0.75"),
         ({"min": 0.8}, [0] * 4, [1, 1, 1, 0], False, "right of merged is 0.750; at least 0.8 is required"),
         ({"not_worse_than": "base"}, [1] * 30 + [0] * 70, [1] * 28 + [0] * 72, True, "-0.020 ["),
-        ({"not_worse_than": "base"}, [1] * 60 + [0] * 40, [1] * 30 + [0] * 70, False, "-0.300 [-0.390, -0.210]"),
+        ({"not_worse_than": "base"}, [1] * 60 + [0] * 40, [1] * 30 + [0] * 70, False, "-0.300 [-0.387, -0.202]"),
         ({"not_worse_than": "base", "min": 0.9}, [0] * 9 + [1], [1] * 8 + [0, 1], True, "against the base"),
         ({"not_worse_than": "base", "min": 1}, [0] * 9 + [1], [1] * 8 + [0, 1], False, "0.900; at least 1 is required"),
         ({}, [1], [0], True, "right of merged is 0.000"),
@@ -91,8 +93,8 @@ def test_a_gate_that_cannot_be_judged_does_not_pass():
     assert only_base["gate"] == {"passed": False, "reason": "the tuned model has not been scored"}
     only_tuned = summarise(RECIPE, gate, {"eval": {"merged": rows_of(1)}}, [])
     assert only_tuned["gate"]["passed"] is False
-    assert "the base model has not been scored" in only_tuned["gate"]["reason"]
-    assert judge(gate, "right", None)["passed"] is False
+    assert "the base has not been scored" in only_tuned["gate"]["reason"]
+    assert judge(gate, RECIPE, {}, None)["passed"] is False
 
 
 def test_the_gate_looks_at_what_ships():

@@ -27,7 +27,8 @@ def sampled_scores(context: LintContext, setup: Setup) -> Iterator[Finding]:
 
     ## What it does
     Looks at `do_sample` and `temperature` of the generation that is scored. A temperature without `do_sample: true` is
-    not meant where `do_sample` is said to be off.
+    not meant where `do_sample` is said to be off. In SureFit's own config: `evaluate.temperature` with one answer per
+    prompt; with several `evaluate.samples` sampling is the measure.
 
     ## Why it is bad
     The same model scores differently each time, by more than two checkpoints usually differ, and on average lower than

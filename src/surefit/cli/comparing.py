@@ -1,0 +1,218 @@
+"""`surefit compare`: two sets of answers to the same rows. torch only where a local model is the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.scoring import interval_text
+from surefit.core import env
+from surefit.core.errors import EXIT_OK, ConfigError
+from surefit.core.progress import OnProgress
+from surefit.core.rundir import write_atomic
+from surefit.core.units import shortened
+from surefit.evaluate.judge import MAX_NEW_TOKENS, Ask, Judge, cache_file, pairs_of
+from surefit.task import Message
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+
+JUDGE_BATCH = 8
+"""Questions to a judge at a time."""
+CONTEXT = 70
+"""Characters of a text that an example shows."""
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """What the command line says of the judge.
+
+    Attributes:
+        url: of an OpenAI-compatible server; a local model without it.
+        model: its name there, or a local model's name or path.
+        rows: ask about at most so many, taken evenly.
+        dry_run: only say how many calls it would take.
+    """
+
+    url: str | None = None
+    model: str | None = None
+    rows: int | None = None
+    dry_run: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.url or self.model)
+
+
+def compare(
+    out: Output,
+    a: str,
+    b: str,
+    *,
+    set_name: str,
+    variant: str | None,
+    metric: str | None,
+    recipe_name: str | None,
+    judge: JudgeOptions,
+    plot: Path | None,
+) -> int:
+    """Compare, say, draw."""
+    from surefit import recipes
+    from surefit.evaluate.compare import compare_answers, judging_recipe, own_values, read_pair
+    from surefit.evaluate.plot import svg
+
+    if judge.dry_run and not judge.wanted:
+        raise ConfigError("which judge?", help="--dry-run goes with --judge URL, --judge-model NAME or both")
+    before, after = read_pair(a, b, set_name, variant)
+    recipe = recipes.get(judging_recipe(before, after, recipe_name))
+    compared = compare_answers(before, after, recipe, metric)
+    compared["judge"] = None
+    if judge.wanted:
+        lines = compared.pop("matched")
+        values = own_values(
+            [x["scores"] for x, _ in lines], [y["scores"] for _, y in lines], compared["metric"], recipe
+        )
+        pairs = pairs_of([x for x, _ in lines], [y for _, y in lines], values)
+        compared["judge"] = _judged(out, judge, pairs)
+    else:
+        compared.pop("matched")
+    _say(out, compared)
+    if plot is not None:
+        write_atomic(plot, svg(compared))
+        out.say(f"Wrote {plot}")
+    out.result(compared)
+    return EXIT_OK
+
+
+def _judged(out: Output, options: JudgeOptions, pairs: Sequence[Any]) -> dict[str, Any]:
+    identity = f"{options.url or 'local'} {options.model or ''}"
+    judge = Judge(_lazily(options), identity, cache_file(env.cache_dir(), identity))
+    calls = judge.would_call(pairs, options.rows)
+    out.note(f"the judge: {calls.text}")
+    if options.dry_run:
+        return {"dry_run": True, "calls": calls.calls, "cached": calls.cached, "asked": calls.asked}
+    with out.progress("judging") as on_progress:
+        return {**judge.judge(pairs, options.rows, on_progress), "model": options.model, "calls": calls.calls,
+                "cached": calls.cached}  # fmt: skip
+
+
+def _lazily(options: JudgeOptions) -> Ask:
+    """The model, opened at the first question: a comparison whose answers are all remembered needs none."""
+    opened: list[Ask] = []
+
+    def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
+        if not opened:
+            opened.append(_served(options.url, options.model) if options.url else _local(str(options.model)))
+        return opened[0](questions, on_progress)
+
+    return ask
+
+
+def _served(url: str, model: str | None) -> Ask:
+    from surefit.generate.engine import Decoding
+    from surefit.generate.server import ServedModel
+
+    served = ServedModel(url, model)
+    decoding = Decoding(MAX_NEW_TOKENS, JUDGE_BATCH)
+
+    def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
+        return [answer.text for answer in served.answer(questions, decoding, on_progress=on_progress)]
+
+    return ask
+
+
+def _local(name: str) -> Ask:
+    from surefit.config.resolve import decide_dtype
+    from surefit.config.schema import ModelSection
+    from surefit.data.tokenize import tokenize_prompt
+    from surefit.facts.hardware import hardware_facts
+    from surefit.generate.engine import Decoding, generate
+    from surefit.model.load import load_model, load_tokenizer
+    from surefit.task import Example
+
+    hardware = hardware_facts()
+    section = ModelSection.model_validate({"name_or_path": name, "dtype": decide_dtype(hardware)[0]})
+    tokenizer, model = load_tokenizer(section), load_model(section, hardware)
+    decoding = Decoding(MAX_NEW_TOKENS, JUDGE_BATCH)
+
+    def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
+        prompts = [tokenize_prompt(Example(messages=tuple(question)), tokenizer) for question in questions]
+        return [answer.text for answer in generate(model, tokenizer, prompts, decoding, on_progress)]
+
+    return ask
+
+
+def _say(out: Output, compared: dict[str, Any]) -> None:
+    out.say(f"A  {compared['a']}")
+    out.say(f"B  {compared['b']}")
+    rows = [_row(name, found) for name, found in compared["metrics"].items()]
+    columns = ["metric", "A", "B", "B - A, points", "won", "lost", "tied", "McNemar p", "could see"]
+    out.table(f"{compared['n']:,} rows, 95 % intervals", columns, rows)
+    found = compared["metrics"][compared["metric"]]
+    for title, key in (("won by B", "won"), ("lost by B", "lost")):
+        _say_examples(out, title, compared[key])
+    out.paragraph(_verdict(compared, found), {"better": "green", "worse": "red"}.get(compared["verdict"]))
+    if compared["judge"] and not compared["judge"].get("dry_run"):
+        _say_judge(out, compared["judge"])
+
+
+def _row(name: str, found: dict[str, Any]) -> list[str]:
+    low, high = found["ci95"]
+    p = found["mcnemar_p"]
+    return [
+        name,
+        interval_text(found["a"]),
+        interval_text(found["b"]),
+        f"{100 * found['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
+        *(str(found[key]) for key in ("wins", "losses", "ties")),
+        "-" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001",
+        f"{100 * found['detectable']:.1f}",
+    ]
+
+
+def _verdict(compared: dict[str, Any], found: dict[str, Any]) -> str:
+    rows = found["wins"] + found["losses"] + found["ties"]
+    text = {
+        "better": "B is better than A by more than chance",
+        "worse": "B is worse than A by more than chance",
+        "undecided": "No difference is shown: the interval holds zero",
+    }[compared["verdict"]]
+    return (
+        f"{text} ({compared['metric']}). With these {rows:,} rows a true difference of "
+        f"{100 * found['detectable']:.1f} points would be found four times in five."
+    )
+
+
+def _say_examples(out: Output, title: str, examples: Sequence[dict[str, Any]]) -> None:
+    for example in examples[:2]:
+        out.say(f"{title}: {example['where']}  (A {example['score_a']:.2f}, B {example['score_b']:.2f})")
+        for key in ("gold", "a", "b"):
+            if example[key] is not None:
+                text = shortened(" ".join(str(example[key]).split()), CONTEXT)
+                out.say(f"    {key if key == 'gold' else key.upper():4}  {text}")
+
+
+def _say_judge(out: Output, judged: dict[str, Any]) -> None:
+    low, high = judged["ci95"]
+    rows = [
+        ["rows for B / for A / tied", f"{judged['wins']} / {judged['losses']} / {judged['ties']}"],
+        ["B - A, points", f"{100 * judged['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"],
+        ["both orders agree", _percent(judged["orders_agree"])],
+        ["picks the first place (fair: 50 %)", _percent(judged["first_place"])],
+        ["picks the longer answer", _percent(judged["longer"])],
+        ["the gold answer picks the longer", _percent(judged["gold_longer"])],
+        ["agrees with the gold answer where it decides", _percent(judged["agrees_with_gold"])],
+        ["answers without a verdict", f"{judged['unreadable']} of {2 * judged['asked']}"],
+    ]
+    out.table("The judge, beside the gold answers", ["", "rows and shares, 95 % intervals"], rows)
+    if judged["biased"]:
+        out.paragraph("The judge favours a place: only verdicts that both orders share were counted.", "yellow")
+
+
+def _percent(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    low, high = found["ci95"]
+    return f"{100 * found['mean']:.0f} % [{100 * low:.0f}, {100 * high:.0f}] of {found['n']}"

@@ -1,0 +1,207 @@
+"""The verb `evaluate`: which variants answered how well, what was gained in words, and rows that were won and lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.noting import noted, trained
+from surefit.cli.prepare import Prepared
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from surefit.core.rundir import RunDir, read_json
+from surefit.core.sampling import evenly
+from surefit.core.units import plural, shortened
+from surefit.evaluate.answers import BASELINE, GRAMMAR, base_of, read_variant, shipped
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+    from surefit.data.formats import Examples
+
+SHOWN_TEXT = 300
+"""Characters of a prompt's end and of an answer that `--show` prints."""
+
+
+def evaluate(
+    out: Output, run: Prepared, variants: Sequence[str] | None, *, show: int = 0, dry_run: bool = False
+) -> int:
+    """Score the variants on the held-out rows and on the sets of `evaluate.also`; the gate becomes the exit code.
+
+    Args:
+        show: so many rows that the tuned model won against the base, and as many that it lost.
+        dry_run: only say what would be asked.
+    """
+    require_trained(run)
+    if dry_run:
+        return _dry_run(out, run, variants)
+    from surefit.evaluate.runner import evaluate as evaluate_run
+
+    config = run.resolved.config
+    with run.run.locked("evaluate", out.note), noted(run.run, "evaluate"), out.progress("evaluating") as on_progress:
+        summary = evaluate_run(config, run.recipe, run.hardware, run.run, _sets(run), variants or None, on_progress)
+    say_scores(out, summary, run.run)
+    for name in summary["sets"] if show else ():
+        _say_rows(out, run.run, name, summary, show)
+    out.result(summary)
+    gate = summary["gate"]
+    return EXIT_OK if gate is None or gate["passed"] else EXIT_FINDINGS
+
+
+def require_trained(run: Prepared) -> None:
+    """Raises:
+    ConfigError: nothing is trained yet.
+    """
+    if not trained(run.run):
+        raise ConfigError("nothing is trained yet in this run", path=run.run.path, help="`surefit train` comes first")
+
+
+def _sets(run: Prepared) -> dict[str, Examples]:
+    from surefit.data.formats import read_splits, to_examples
+    from surefit.data.load import load_rows
+
+    config = run.resolved.config
+    _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    sets = {"eval": held_out}
+    for name, source in config.evaluate.also.items():
+        sets[name] = to_examples(load_rows(source), run.recipe, config.data.format, config.data.bad_rows)
+    return sets
+
+
+def _dry_run(out: Output, run: Prepared, variants: Sequence[str] | None) -> int:
+    """Everything short of loading a model: settings, variants, rows that cannot be scored."""
+    from surefit.evaluate.rows import pick, require_scorable
+    from surefit.evaluate.variants import choose
+    from surefit.evaluate.ways import ways
+
+    config = run.resolved.config
+    section = config.evaluate
+    chosen = choose(config, run.run, variants or None)
+    asked = ways(config, run.recipe)
+    picked = {name: pick(name, examples, section.max_examples) for name, examples in _sets(run).items()}
+    for rows in picked.values():
+        require_scorable(rows, run.recipe, section.samples)
+    names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in chosen for w in asked)]
+    counts = {name: len(rows) for name, rows in picked.items()}
+    sets = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in counts.items())
+    out.say(f"Would score {', '.join(names)} on {sets}")
+    answers = len(chosen) * len(asked) * section.samples * sum(counts.values())
+    settings = ", ".join(f"{key} {value}" for key, value in (asked[0].settings | asked[0].costs).items())
+    out.say(f"{plural(answers, 'answer')} by {plural(len(chosen), 'model')}: {settings}")
+    out.result({"variants": names, "sets": counts, "answers": answers, "settings": asked[0].settings})
+    return EXIT_OK
+
+
+def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
+    """Per set a table of the variants, one of the other metrics, and what was gained on the primary one."""
+    primary = summary["primary_metric"]
+    for name, scored in summary["sets"].items():
+        variants = scored["variants"]
+        plain = list(dict.fromkeys(variant.removesuffix(GRAMMAR) for variant in variants))
+        grammar = any(variant.endswith(GRAMMAR) for variant in variants)
+        free = any(not v.endswith(GRAMMAR) and not v.startswith(BASELINE) for v in variants)
+        ways = [("", primary)] * (free or not grammar) + [(GRAMMAR, "with grammar" if free else primary)] * grammar
+        about = {variant: _about(run, name, variant) for variant in variants}
+        rows = [
+            [
+                variant,
+                *(_interval(variants.get(_asked(variant, suffix), {}).get(primary)) for suffix, _ in ways),
+                *(_both(about, variant, ways, key) for key in ("truncated", "unparsed", "tokens_per_second")),
+            ]
+            for variant in plain
+        ]
+        columns = ["model", *(title for _, title in ways), "cut off", "unparsed", "tokens/s"]
+        out.table(f"{name}: {plural(scored['n'], 'row')}, {primary} with 95 % intervals", columns, rows)
+        _say_other_metrics(out, name, variants, primary)
+        for pair in _told(scored["comparisons"], primary, variants):
+            out.say(in_words(pair))
+    for text in summary["left_out"]:
+        out.note(f"not comparable, so left out: {text}")
+    if summary["gate"]:
+        passed = summary["gate"]["passed"]
+        out.say(f"Gate {'passed' if passed else 'FAILED'}: {summary['gate']['reason']}", "green" if passed else "red")
+
+
+def _asked(variant: str, suffix: str) -> str:
+    return variant if variant.startswith(BASELINE) and suffix == "" else variant + suffix
+
+
+def _about(run: RunDir, name: str, variant: str) -> dict[str, Any]:
+    """What the variant's record says of its answers beside their scores."""
+    found: dict[str, Any] = read_json(run.eval / name / f"{variant}.json")
+    return found
+
+
+def _both(about: dict[str, dict[str, Any]], variant: str, ways: Sequence[tuple[str, str]], key: str) -> str:
+    """A figure without and with the grammar: 12 | 0."""
+    values = [about[variant + suffix].get(key) for suffix, _ in ways if variant + suffix in about]
+    return " | ".join("-" if value is None else f"{value:,.0f}" for value in values) or "-"
+
+
+def _say_other_metrics(out: Output, name: str, variants: dict[str, Any], primary: str) -> None:
+    metrics = dict.fromkeys(metric for values in variants.values() for metric in values if metric != primary)
+    if metrics:
+        rows = [[metric, *(_interval(values.get(metric)) for values in variants.values())] for metric in metrics]
+        out.table(f"{name}: the other metrics", ["metric", *variants], rows)
+
+
+def _told(comparisons: Sequence[dict[str, Any]], primary: str, variants: Sequence[str]) -> list[dict[str, Any]]:
+    """The comparisons that are worth a sentence: tuned models against the base, what ships against the baselines, and
+    every model under a grammar against itself without."""
+    tuned = shipped(variants)
+    told = []
+    for pair in comparisons:
+        a, b = pair["a"], pair["b"]
+        same_way = a.endswith(GRAMMAR) == b.endswith(GRAMMAR)
+        against_base = a.removesuffix(GRAMMAR) == "base" and same_way
+        if pair["metric"] == primary and (against_base or b == a + GRAMMAR or (a.startswith(BASELINE) and b == tuned)):
+            told.append(pair)
+    return told
+
+
+def in_words(pair: dict[str, Any]) -> str:
+    """A comparison as a sentence.
+
+    >>> pair = {"a": "base", "b": "merged", "metric": "exact_match", "difference": 0.25, "ci95": [0.1, 0.4],
+    ...         "wins": 30, "losses": 5, "ties": 65}
+    >>> in_words(pair)
+    'merged is better than base: +25.0 points exact_match [+10.0, +40.0]; rows: 30 won, 5 lost, 65 tied'
+    """
+    low, high = pair["ci95"]
+    verdict = "is better than" if low > 0 else "is worse than" if high < 0 else "cannot be told from"
+    return (
+        f"{pair['b']} {verdict} {pair['a']}: {100 * pair['difference']:+.1f} points {pair['metric']} "
+        f"[{100 * low:+.1f}, {100 * high:+.1f}]; rows: {pair['wins']} won, {pair['losses']} lost, {pair['ties']} tied"
+    )
+
+
+def _interval(value: dict[str, Any] | None) -> str:
+    if value is None:
+        return "-"
+    low, high = value["ci95"]
+    return f"{value['mean']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], count: int) -> None:
+    """Rows that the tuned model won and lost against the base, spread evenly over all of them."""
+    primary, variants = summary["primary_metric"], summary["sets"][name]["variants"]
+    tuned = shipped(variants)
+    base = base_of(tuned) if tuned else "base"
+    if tuned is None or base not in variants:
+        out.note(f"{name}: no rows to show, for want of scores of both the base and a tuned model")
+        return
+    pairs = zip(read_variant(run, name, base).lines, read_variant(run, name, tuned).lines, strict=True)
+    scored = [(a, b, b["scores"][primary] - a["scores"][primary]) for a, b in pairs if primary in a["scores"]]
+    for word, sign in (("won", 1), ("lost", -1)):
+        rows = [(a, b) for a, b, difference in scored if sign * difference > 0]
+        out.say(f"{name}: {plural(len(rows), 'row')} {word} by {tuned} against {base}", "bold")
+        for i in evenly(len(rows), count):
+            _say_row(out, primary, base, tuned, *rows[i])
+
+
+def _say_row(out: Output, primary: str, base: str, tuned: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    prompt = after["prompt"][-SHOWN_TEXT:].strip()
+    out.say(f"{after['where']}", "bold")
+    out.say(f"  prompt: {'… ' if len(after['prompt']) > SHOWN_TEXT else ''}{prompt}")
+    out.say(f"  gold: {shortened(str(after['gold']), SHOWN_TEXT)}")
+    for name, line in ((base, before), (tuned, after)):
+        cut = " (cut off)" if line["truncated"] else ""
+        out.say(f"  {name}, {line['scores'][primary]:g}{cut}: {shortened(line['text'], SHOWN_TEXT)}")

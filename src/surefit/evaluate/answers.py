@@ -1,0 +1,167 @@
+"""Answers that have been scored, wherever they lie: a run's variant, or a file of scored predictions. Torch-free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.core.rundir import RunDir, read_json, read_jsonl
+from surefit.core.units import shortened
+
+BASELINE = "baseline:"
+"""What the names of variants that need no model begin with."""
+GRAMMAR = "+grammar"
+"""What the names of variants that answered under a grammar end with."""
+PREDICTIONS = ".predictions.jsonl"
+MODELS = ("base", "adapter", "merged", "model", "served")
+"""Every model that a run can ask, in the order of training; what is served is the tuned model."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Scored answers to a set's rows.
+
+    Attributes:
+        name: as the user wrote it, with the variant where that was left open.
+        lines: one per row: index, where, gold, text, scores and, where known, prompt, parsed and truncated.
+        recipe: which judged them, by name; None where the file does not say.
+        version: of that recipe.
+        run: the run directory they belong to, if any.
+    """
+
+    name: str
+    lines: list[dict[str, Any]]
+    recipe: str | None
+    version: int | None
+    run: RunDir | None = None
+
+    @property
+    def judged_by(self) -> tuple[str | None, int | None]:
+        return self.recipe, self.version
+
+
+def shipped(variants: Iterable[str]) -> str | None:
+    """The tuned model among a set's variants, in the order of training: the last, without a grammar where it has
+    answered without; None where there are only the base and baselines."""
+    tuned = [name for name in variants if name.removesuffix(GRAMMAR) != "base" and not name.startswith(BASELINE)]
+    return next((name for name in reversed(tuned) if not name.endswith(GRAMMAR)), tuned[-1] if tuned else None)
+
+
+def base_of(tuned: str) -> str:
+    """The base, asked as the tuned model was."""
+    return "base" + GRAMMAR * tuned.endswith(GRAMMAR)
+
+
+def read_answers(text: str, set_name: str = "eval") -> Answers:
+    """What a command line names: a file of scored predictions, a run directory (its tuned model), or RUN:VARIANT.
+
+    Raises:
+        DataError: nothing has that name, or it has not been scored on the set.
+    """
+    path = Path(text).expanduser()
+    return _read_file(path) if path.is_file() else read_run(text, set_name)
+
+
+def read_run(text: str, set_name: str) -> Answers:
+    """The answers of RUN (its tuned model) or RUN:VARIANT to a set.
+
+    Raises:
+        DataError: there is no such directory, or no such score in it.
+    """
+    directory, variant = text, ""
+    if not Path(text).expanduser().is_dir():
+        directory, _, variant = text.partition(":")
+    run = RunDir(Path(directory).expanduser())
+    if not run.path.is_dir():
+        raise DataError(f"there is no run directory or predictions file {text}", help="`surefit runs` lists the runs")
+    there = scored_variants(run, set_name)
+    if not there:
+        sets = sorted(entry.name for entry in run.eval.glob("*/")) if run.eval.is_dir() else []
+        known = f"; scored: {', '.join(sets)}" if sets else ""
+        help_text = f"`surefit evaluate {directory}` comes first"
+        raise DataError(f"the set {set_name!r} has not been scored in this run{known}", path=run.path, help=help_text)
+    chosen = variant or shipped(there)
+    if chosen not in there:
+        problem = f"{variant!r} has not been scored" if variant else "the tuned model has not been scored"
+        hint = did_you_mean(variant, there) if variant else ""
+        raise DataError(f"{problem} on {set_name}{hint}", path=run.path, help=f"scored are {', '.join(there)}")
+    assert chosen is not None
+    found = read_variant(run, set_name, chosen)
+    return Answers(f"{directory}:{chosen}", found.lines, found.recipe, found.version, run)
+
+
+def scored_variants(run: RunDir, set_name: str) -> list[str]:
+    """The variants with scores on a set: baselines, base, adapter, merged or model, served, each free one first."""
+    return sorted((path.stem for path in (run.eval / set_name).glob("*.json")), key=training_order)
+
+
+def training_order(variant: str) -> tuple[int, str]:
+    """To sort variants by: baselines, base, tuned models, each without a grammar first."""
+    plain = variant.removesuffix(GRAMMAR)
+    if variant.startswith(BASELINE):
+        return -1, variant
+    return MODELS.index(plain) if plain in MODELS else len(MODELS), variant
+
+
+def read_variant(run: RunDir, set_name: str, variant: str) -> Answers:
+    """One variant's answers.
+
+    Raises:
+        DataError: they are not there, or damaged.
+    """
+    return _read_file(run.eval / set_name / f"{variant}{PREDICTIONS}", f"{run.path}:{variant}", run)
+
+
+def _read_file(path: Path, name: str | None = None, run: RunDir | None = None) -> Answers:
+    lines = read_jsonl(path)
+    if not lines:
+        raise DataError(
+            "no answers in it", path=path, help="`surefit evaluate` or `surefit score --output` writes them"
+        )
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, dict) or not isinstance(line.get("scores"), dict):
+            help_text = "give them scores first: surefit score --recipe … --predictions … --references … --output FILE"
+            raise DataError("this answer has no scores", path=path, line=number, help=help_text)
+    beside = path.with_name(path.name.removesuffix(PREDICTIONS) + ".json")
+    record: Mapping[str, Any] = read_json(beside) if path.name.endswith(PREDICTIONS) and beside.exists() else lines[0]
+    return Answers(name or str(path), lines, record.get("recipe"), record.get("recipe_version"), run)
+
+
+def same_rows(a: Answers, b: Answers) -> list[dict[str, Any]]:
+    """a's lines in the order of b's.
+
+    A row is known by where it was read; where the two name other files, by its number in the set. Either way the gold
+    answer must be the same.
+
+    Raises:
+        DataError: the rows are not the same, and why.
+    """
+    for key in ("where", "index"):
+        places, others = ([line.get(key) for line in found.lines] for found in (a, b))
+        if None not in places and len(set(places)) == len(places) and Counter(places) == Counter(others):
+            by_place = dict(zip(places, a.lines, strict=True))
+            matched = [by_place[place] for place in others]
+            _require_same_gold(a, b, matched)
+            return matched
+    raise _other_rows(a, b)
+
+
+def _require_same_gold(a: Answers, b: Answers, matched: Sequence[Mapping[str, Any]]) -> None:
+    for line, other in zip(matched, b.lines, strict=True):
+        if line.get("gold") != other.get("gold"):
+            golds = f"{shortened(repr(line.get('gold')))} in {a.name}, {shortened(repr(other.get('gold')))} in {b.name}"
+            row = other.get("where", f"row {other.get('index')}")
+            raise DataError(f"the gold answer of {row} differs: {golds}", help="compare answers to the same data")
+
+
+def _other_rows(a: Answers, b: Answers) -> DataError:
+    places, others = ({line.get("where", line.get("index")) for line in found.lines} for found in (a, b))
+    common = len(places & others)
+    return DataError(
+        f"they answered other rows: {a.name} {len(a.lines):,}, {b.name} {len(b.lines):,}, {common:,} of them the same",
+        help="evaluate both with the same data.eval, seed and evaluate.max_examples",
+    )

@@ -1,0 +1,196 @@
+"""Rows in, answers out: by a model in this process or by a server, in portions that are kept as they come."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from surefit.core.errors import DataError
+from surefit.core.progress import OnProgress, silent
+from surefit.data.tokenize import tokenize_prompt
+from surefit.evaluate.kept import Kept
+from surefit.evaluate.rows import Answer, Picked, errors_at
+from surefit.evaluate.ways import Way
+from surefit.generate.engine import Generation, generate
+from surefit.generate.verbalizer import rank_labels
+from surefit.task import Grammar, TaskRecipe
+
+if TYPE_CHECKING:
+    from surefit.generate.server import ServedModel
+
+PORTION = 8
+"""Batches whose answers are kept at once: what a kill costs at most."""
+
+
+class Respondent(Protocol):
+    """What can be asked: it makes a prompt of each row and answers prompts."""
+
+    def prompts(self, rows: Picked) -> list[Any]:
+        """Of each row what it is asked; JSON.
+
+        Raises:
+            DataError: a row asks for no answer, or the chat template refuses it.
+        """
+
+    def shown(self, prompt: Any) -> str:
+        """A prompt as text."""
+
+    def answer(self, rows: Picked, prompts: Sequence[Any], way: Way, on_progress: OnProgress) -> list[Answer]:
+        """One answer per row; `on_progress` counts rows."""
+
+
+class LocalModel:
+    """A model in this process; its prompts are token ids."""
+
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, recipe: TaskRecipe) -> None:
+        self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
+
+    def prompts(self, rows: Picked) -> list[list[int]]:
+        found = []
+        for example, where in zip(rows.examples, rows.where, strict=True):
+            with errors_at(where):
+                found.append(tokenize_prompt(example, self.tokenizer))
+        return found
+
+    def shown(self, prompt: list[int]) -> str:
+        return str(self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
+
+    def answer(self, rows: Picked, prompts: Sequence[list[int]], way: Way, on_progress: OnProgress) -> list[Answer]:
+        if way.ranked:
+            labels = [labels_of(self.recipe, rows, place) for place in range(len(rows))]
+            batch = way.decoding.batch_size
+            ranked = rank_labels(self.model, self.tokenizer, prompts, labels, batch, on_progress)
+            return [Answer(ranked=one) for one in ranked]
+        # A draw depends on the row's number in its set, whichever portion it is asked in.
+        numbers = [index * way.samples + draw for index in rows.indices for draw in range(way.samples)]
+        made = generate(
+            self.model,
+            self.tokenizer,
+            _repeated(prompts, way.samples),
+            way.decoding,
+            _rows_of(on_progress, way.samples),
+            grammars_of(self.recipe, rows, way),
+            numbers,
+        )
+        return _gathered(made, way.samples)
+
+
+class Server:
+    """A model behind an OpenAI-compatible server; its prompts are conversations, which the server's own chat template
+    renders."""
+
+    def __init__(self, served: ServedModel, recipe: TaskRecipe) -> None:
+        self.served, self.recipe = served, recipe
+
+    def prompts(self, rows: Picked) -> list[list[dict[str, Any]]]:
+        for example, where in zip(rows.examples, rows.where, strict=True):
+            if not example.prompt or example.tools:
+                problem = "plain text has no prompt" if not example.prompt else "tools of the chat template"
+                help_text = "score such rows without evaluate.server"
+                raise DataError(f"{problem}: a server cannot be asked this", path=where, help=help_text)
+        return [list(example.prompt) for example in rows.examples]
+
+    def shown(self, prompt: Sequence[dict[str, Any]]) -> str:
+        return "\n".join(f"{turn['role']}: {turn.get('content', '')}" for turn in prompt)
+
+    def answer(self, rows: Picked, prompts: Sequence[Any], way: Way, on_progress: OnProgress) -> list[Answer]:
+        made = self.served.answer(
+            _repeated(prompts, way.samples),
+            way.decoding,
+            grammars_of(self.recipe, rows, way),
+            _rows_of(on_progress, way.samples),
+        )
+        return _gathered(made, way.samples)
+
+
+def labels_of(recipe: TaskRecipe, rows: Picked, place: int) -> Sequence[str]:
+    """The labels that a row is ranked by."""
+    assert recipe.choices is not None
+    with errors_at(rows.where[place]):
+        return recipe.choices(rows.examples[place])
+
+
+def grammars_of(recipe: TaskRecipe, rows: Picked, way: Way) -> list[Grammar | None] | None:
+    """Per prompt what its answer may be, or None where answers are free."""
+    if not way.constrained:
+        return None
+    assert recipe.grammar is not None  # `require_settings` has looked
+    found: list[Grammar | None] = []
+    for example, where in zip(rows.examples, rows.where, strict=True):
+        with errors_at(where):
+            found += [recipe.grammar(example)] * way.samples
+    return found
+
+
+def _repeated(prompts: Sequence[Any], times: int) -> list[Any]:
+    return [prompt for prompt in prompts for _ in range(times)]
+
+
+def _gathered(made: Sequence[Generation], samples: int) -> list[Answer]:
+    return [Answer(tuple(made[start : start + samples])) for start in range(0, len(made), samples)]
+
+
+def _rows_of(on_progress: OnProgress, samples: int) -> OnProgress:
+    return lambda done, total, text: on_progress(done // samples, total // samples, text)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts and answers in the order of the rows; `seconds` is what the answers took, those of an earlier, killed
+    call included."""
+
+    prompts: list[Any]
+    answers: list[Answer]
+    seconds: float
+
+
+def ask(
+    respondent: Respondent, recipe: TaskRecipe, rows: Picked, way: Way, kept: Kept, on_progress: OnProgress = silent
+) -> Asked:
+    """Answer every row, but for those that `kept` has the answer of.
+
+    Long prompts come first, so that a batch which does not fit in memory fails at once and not after an hour.
+
+    Args:
+        recipe: gives grammars and labels.
+        kept: takes every portion of answers before the next one is asked for. It is left as it is: whoever has used the
+            answers forgets it.
+        on_progress: called with (rows answered, rows, speed).
+    """
+    prompts = respondent.prompts(rows)
+    keys = [_key(recipe, rows, place, prompts[place], way) for place in range(len(rows))]
+    before = kept.read()
+    found = {place: before[key] for place, key in enumerate(keys) if key in before}
+    missing = sorted((p for p in range(len(rows)) if p not in found), key=lambda place: -len(prompts[place]))
+    size = max(1, PORTION * way.decoding.batch_size // way.samples)
+    for start in range(0, len(missing), size):
+        portion = missing[start : start + size]
+        began = time.perf_counter()
+        answers = respondent.answer(
+            rows.subset(portion), [prompts[p] for p in portion], way, _behind(on_progress, len(found), len(rows))
+        )
+        each = (time.perf_counter() - began) / len(portion)
+        kept.add(((keys[p], answer) for p, answer in zip(portion, answers, strict=True)), each)
+        found.update((p, (answer, each)) for p, answer in zip(portion, answers, strict=True))
+    return Asked(prompts, [found[p][0] for p in range(len(rows))], sum(found[p][1] for p in range(len(rows))))
+
+
+def _behind(on_progress: OnProgress, before: int, total: int) -> OnProgress:
+    return lambda done, _, text: on_progress(before + done, total, text)
+
+
+def _key(recipe: TaskRecipe, rows: Picked, place: int, prompt: Any, way: Way) -> str:
+    """The row's number in its set, and a hash of all that its answer depends on beside model and settings."""
+    asked: list[Any] = [prompt]
+    if way.ranked:
+        asked.append(list(labels_of(recipe, rows, place)))
+    if way.constrained:
+        asked += [asdict(grammar) for grammar in (grammars_of(recipe, rows.subset([place]), way) or ())[:1] if grammar]
+    digest = hashlib.sha256(json.dumps(asked, ensure_ascii=False, default=str).encode()).hexdigest()
+    return f"{rows.indices[place]}:{digest[:32]}"

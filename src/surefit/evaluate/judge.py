@@ -1,0 +1,254 @@
+"""What a judge model thinks of two answers, and whether it can be believed.
+
+A judge that is asked once per row, with the candidate always in first place and without the gold answer, finds
+whatever its habits are. So every pair is asked in both orders and only a verdict that survives the exchange counts
+(Zheng et al. 2023, arXiv:2306.05685); the gold answer stands in the prompt; and the judge is itself judged: by how
+often the two orders agree, how much it favours the first place or the longer answer, and how often it agrees with the
+gold answer where that decides. Torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefit.core.progress import OnProgress, silent
+from surefit.core.rundir import append_jsonl, read_jsonl
+from surefit.core.sampling import evenly
+from surefit.core.units import plural
+from surefit.evaluate.stats import Interval, bootstrap_mean, paired_bootstrap
+from surefit.task import Message
+
+Ask = Callable[[Sequence[list[Message]], OnProgress], list[str]]
+"""Conversations in, answers out."""
+Vote = Literal["a", "b", "tie"]
+MAX_NEW_TOKENS = 1024
+PORTION = 64
+"""Calls whose answers are kept at once: what an interruption can lose."""
+
+_SYSTEM = (
+    "You compare two answers to the same task. Judge only which is more correct{by_gold}; length, tone and the order "
+    "of the answers do not matter. Think briefly if you must, then end with one line: "
+    "VERDICT: A, VERDICT: B or VERDICT: TIE."
+)
+_BY_GOLD = ", by the reference answer"
+_VERDICT = re.compile(r"VERDICT\W*(A|B|TIE)\b", re.IGNORECASE)
+_ONLY = re.compile(r"\W*(A|B|TIE)\W*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to a row, and what the gold answer makes of them.
+
+    Attributes:
+        gold_says: the side that scored more, "tie", or None where the row has no score.
+    """
+
+    prompt: str | None
+    gold: str | None
+    a: str
+    b: str
+    gold_says: Vote | None
+
+    def messages(self, swapped: bool) -> list[Message]:
+        """The question to the judge; swapped, b's answer is shown as "Answer A"."""
+        first, second = (self.b, self.a) if swapped else (self.a, self.b)
+        parts = [("Task", self.prompt), ("Reference answer", self.gold), ("Answer A", first), ("Answer B", second)]
+        text = "\n\n".join(f"[{name}]\n{value}" for name, value in parts if value is not None)
+        system = _SYSTEM.format(by_gold=_BY_GOLD if self.gold is not None else "")
+        return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a judgement costs: of `rows`, `asked` have different answers; `cached` of the `calls` are remembered."""
+
+    rows: int
+    asked: int
+    calls: int
+    cached: int
+    characters: int
+
+    @property
+    def text(self) -> str:
+        new = self.calls - self.cached
+        return (
+            f"{plural(self.asked, 'row')} of {self.rows:,} with different answers, both orders: "
+            f"{plural(self.calls, 'call')}, {self.cached:,} answered before, {new:,} to be made "
+            f"(about {self.characters / 4:,.0f} prompt tokens)"
+        )
+
+
+class Judge:
+    """A judge with a memory.
+
+    Args:
+        ask: the model.
+        identity: model and settings; answers are remembered under it.
+        cache: JSON Lines file of earlier answers.
+    """
+
+    def __init__(self, ask: Ask, identity: str, cache: Path) -> None:
+        self.ask, self.identity, self.cache = ask, identity, cache
+        self.known: dict[str, str] = {record["key"]: record["answer"] for record in read_jsonl(cache)}
+
+    def would_call(self, pairs: Sequence[Pair], limit: int | None = None) -> Calls:
+        """What `judge` would do, without doing it."""
+        chosen = _chosen(pairs, limit)
+        asked = [pair for pair in chosen if pair.a != pair.b]
+        questions = [pair.messages(swapped) for pair in asked for swapped in (False, True)]
+        new = [question for question in questions if self._key(question) not in self.known]
+        characters = sum(len(turn["content"]) for question in new for turn in question)
+        return Calls(len(chosen), len(asked), len(questions), len(questions) - len(new), characters)
+
+    def judge(
+        self, pairs: Sequence[Pair], limit: int | None = None, on_progress: OnProgress = silent
+    ) -> dict[str, Any]:
+        """Ask about every pair (or `limit` of them, taken evenly) in both orders.
+
+        Returns:
+            See `summary`.
+        """
+        chosen = _chosen(pairs, limit)
+        asked = [pair for pair in chosen if pair.a != pair.b]
+        self._learn([pair.messages(swapped) for pair in asked for swapped in (False, True)], on_progress)
+        votes = [tuple(self._vote(pair, swapped) for swapped in (False, True)) for pair in asked]
+        return summary(len(chosen), asked, votes)
+
+    def _vote(self, pair: Pair, swapped: bool) -> Vote | None:
+        vote = read_verdict(self.known[self._key(pair.messages(swapped))])
+        if swapped and vote in ("a", "b"):
+            return "b" if vote == "a" else "a"
+        return vote
+
+    def _learn(self, questions: Sequence[list[Message]], on_progress: OnProgress) -> None:
+        new = [question for question in questions if self._key(question) not in self.known]
+        for start in range(0, len(new), PORTION):
+            portion = new[start : start + PORTION]
+
+            def part(done: int, _: int, text: str, start: int = start) -> None:
+                on_progress(start + done, len(new), text)
+
+            for question, answer in zip(portion, self.ask(portion, part), strict=True):
+                key = self._key(question)
+                self.known[key] = answer
+                append_jsonl(self.cache, {"key": key, "answer": answer})
+
+    def _key(self, messages: Sequence[Message]) -> str:
+        return hashlib.sha256(json.dumps([self.identity, MAX_NEW_TOKENS, list(messages)]).encode()).hexdigest()
+
+
+def cache_file(directory: Path, identity: str) -> Path:
+    """Where a judge's answers are remembered."""
+    return directory / "judge" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsonl"
+
+
+def pairs_of(
+    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], values: Sequence[tuple[float, float] | None]
+) -> list[Pair]:
+    """The rows of a comparison; of several sampled answers the first."""
+    return [
+        Pair(new.get("prompt", old.get("prompt")), new.get("gold"), _text(old), _text(new), _gold_says(pair))
+        for old, new, pair in zip(a, b, values, strict=True)
+    ]
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    text = line["text"]
+    return str(text[0] if isinstance(text, list) else text)
+
+
+def _gold_says(pair: tuple[float, float] | None) -> Vote | None:
+    if pair is None:
+        return None
+    return "tie" if pair[0] == pair[1] else "b" if pair[1] > pair[0] else "a"
+
+
+def _chosen(pairs: Sequence[Pair], limit: int | None) -> list[Pair]:
+    return [pairs[i] for i in evenly(len(pairs), limit)]
+
+
+def read_verdict(answer: str) -> Vote | None:
+    """The last verdict in a judge's answer, or the answer itself where it is nothing else; None where there is none.
+
+    >>> read_verdict("Both add up, B has no unit.\\nVERDICT: A"), read_verdict("b."), read_verdict("Hard to say")
+    ('a', 'b', None)
+    """
+    found = _VERDICT.findall(answer)
+    word = found[-1] if found else (_ONLY.fullmatch(answer) or [None, None])[1]
+    votes: dict[str, Vote] = {"a": "a", "b": "b", "tie": "tie"}
+    return votes[word.lower()] if word else None
+
+
+def summary(rows: int, asked: Sequence[Pair], votes: Sequence[tuple[Vote | None, ...]]) -> dict[str, Any]:
+    """What the judge found, and whether it can be believed.
+
+    Args:
+        rows: all that were looked at; those with the same answer twice are ties and were not asked about.
+        asked: the others.
+        votes: of each, in terms of the sides and not of the places: (a shown first, b shown first).
+
+    Returns:
+        `wins`, `losses`, `ties` of b with the difference and its interval, by verdicts that both orders share;
+        `orders_agree`, `first_place` (share of decided verdicts for the answer shown first; 0.5 is fair),
+        `agrees_with_gold` and `longer` as {"mean", "ci95", "n"} or None where there is nothing to count; `biased`;
+        `unreadable` answers.
+    """
+    verdicts = [first if first == second and first is not None else "tie" for first, second in votes]
+    wins, losses = verdicts.count("b"), verdicts.count("a")
+    scores = [{"b": 1.0, "a": -1.0}.get(verdict, 0.0) for verdict in verdicts] + [0.0] * (rows - len(asked))
+    found = paired_bootstrap([0.0] * rows, scores)
+    first_place = _share([_first(first, second) for first, second in votes])
+    return {
+        "rows": rows,
+        "asked": len(asked),
+        "wins": wins,
+        "losses": losses,
+        "ties": rows - wins - losses,
+        "difference": found.difference,
+        "ci95": [found.low, found.high],
+        "orders_agree": _share([None if None in pair else float(pair[0] == pair[1]) for pair in votes]),
+        "first_place": first_place,
+        "biased": first_place is not None and not first_place["ci95"][0] <= 0.5 <= first_place["ci95"][1],
+        "agrees_with_gold": _share([_agrees(pair, v) for pair, v in zip(asked, verdicts, strict=True)]),
+        "longer": _share([_longer(pair, v) for pair, v in zip(asked, verdicts, strict=True)]),
+        "gold_longer": _share([_longer(pair, pair.gold_says) for pair in asked]),
+        "gold_tied": _where_gold_ties(asked, verdicts),
+        "unreadable": sum(vote is None for pair in votes for vote in pair),
+    }
+
+
+def _first(first: Vote | None, second: Vote | None) -> float | None:
+    """Of a row's decided verdicts the share for the answer shown first: a in the first order, b in the second."""
+    picks = [float(vote == place) for vote, place in ((first, "a"), (second, "b")) if vote in ("a", "b")]
+    return sum(picks) / len(picks) if picks else None
+
+
+def _agrees(pair: Pair, verdict: Vote) -> float | None:
+    """Only where the gold answer decides; a tie is no agreement."""
+    return None if pair.gold_says in (None, "tie") else float(verdict == pair.gold_says)
+
+
+def _longer(pair: Pair, verdict: Vote | None) -> float | None:
+    if verdict not in ("a", "b") or len(pair.a) == len(pair.b):
+        return None
+    return float((verdict == "b") == (len(pair.b) > len(pair.a)))
+
+
+def _where_gold_ties(asked: Sequence[Pair], verdicts: Sequence[Vote]) -> dict[str, int]:
+    """What the judge adds where the gold answer leaves a row open."""
+    left = [verdict for pair, verdict in zip(asked, verdicts, strict=True) if pair.gold_says in (None, "tie")]
+    return {"wins": left.count("b"), "losses": left.count("a"), "ties": left.count("tie")}
+
+
+def _share(values: Sequence[float | None]) -> dict[str, Any] | None:
+    counted = [value for value in values if value is not None]
+    if not counted:
+        return None
+    found: Interval = bootstrap_mean(counted)
+    return {"mean": found.mean, "ci95": [found.low, found.high], "n": found.n}

@@ -1,0 +1,83 @@
+"""Answers kept on disk as they come, so that an evaluation that is killed goes on where it was.
+
+The file lies beside the scores while a variant is being asked and is gone when they are written. Its first line says
+which model was asked and how; every other line is a row's answer under a key that says which row and which prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from surefit.core.rundir import machine_errors
+from surefit.evaluate.rows import Answer
+from surefit.generate.engine import Generation
+
+
+class Kept:
+    """The answers of one variant to one set.
+
+    Args:
+        path: the file; None keeps nothing.
+        asked: the model and the settings that answers depend on, as JSON. Answers of another model, or made in another
+            way, are forgotten as soon as there are new ones.
+    """
+
+    def __init__(self, path: Path | None, asked: Mapping[str, Any]) -> None:
+        self.path, self.header = path, _line({"asked": asked})
+        self._ours = False
+
+    def read(self) -> dict[str, tuple[Answer, float]]:
+        """Key → the answer and the seconds it took."""
+        if self.path is None or not self.path.exists():
+            return {}
+        header, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
+        whole = [line for line in lines if line.endswith(b"\n")]
+        self._ours = header == self.header
+        if not self._ours:
+            return {}
+        if whole != lines:  # the last line was cut short, and would damage the next
+            os.truncate(self.path, len(header) + sum(map(len, whole)))
+        return dict(_read(json.loads(line)) for line in whole)
+
+    def add(self, answers: Iterable[tuple[str, Answer]], seconds: float) -> None:
+        """Append answers, on the disk when this returns.
+
+        Args:
+            seconds: that each of them took.
+
+        Raises:
+            MachineError: the disk is full.
+        """
+        if self.path is None:
+            return
+        data = b"".join(_line(_written(key, answer, seconds)) for key, answer in answers)
+        with machine_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "ab" if self._ours else "wb") as file:
+                file.write(data if self._ours else self.header + data)
+                file.flush()
+                os.fsync(file.fileno())
+        self._ours = True
+
+    def forget(self) -> None:
+        """Remove the file: what is in it has been scored."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, sort_keys=False).encode() + b"\n"
+
+
+def _written(key: str, answer: Answer, seconds: float) -> dict[str, Any]:
+    made = [[one.text, one.truncated, one.tokens] for one in answer.generations]
+    return {"key": key, "seconds": seconds} | ({"made": made} if answer.ranked is None else {"ranked": answer.ranked})
+
+
+def _read(line: Mapping[str, Any]) -> tuple[str, tuple[Answer, float]]:
+    made = tuple(Generation(text, truncated, tokens) for text, truncated, tokens in line.get("made", ()))
+    return line["key"], (Answer(made, line.get("ranked")), line["seconds"])

@@ -1,0 +1,69 @@
+"""A comparison as a picture: every metric's difference with its interval, and the rows won and lost. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from surefit.core.units import shortened
+
+WIDTH, LEFT, RIGHT, ROW, TOP = 720, 190, 150, 30, 64
+BETTER, WORSE, OPEN, TIE = "#0072b2", "#d55e00", "#6b6b6b", "#d9d9d9"
+"""Okabe and Ito's blue and vermilion, told apart with any colour vision."""
+
+
+def svg(compared: dict[str, Any]) -> str:
+    """The picture.
+
+    Args:
+        compared: what `compare_answers` returned.
+    """
+    metrics = compared["metrics"]
+    bottom = TOP + len(metrics) * ROW
+    height = bottom + 112
+    title = escape(f"{shortened(compared['b'], 40)} against {shortened(compared['a'], 40)}: {compared['n']:,} rows")
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+            'font-family="sans-serif" font-size="13" role="img">',
+            f"<title>{title}</title>",
+            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+            f'<text x="12" y="26" font-size="16" font-weight="bold">{title}</text>',
+            '<text x="12" y="46" fill="#555555">difference with its 95 % interval; right of the line is better</text>',
+            *_forest(metrics, bottom),
+            *_counts(metrics[compared["metric"]], compared["metric"], bottom + 52),
+            "</svg>\n",
+        ]
+    )
+
+
+def _forest(metrics: dict[str, Any], bottom: int) -> Iterator[str]:
+    largest = max(abs(end) for found in metrics.values() for end in (*found["ci95"], found["difference"]))
+    scale = (WIDTH - LEFT - RIGHT) / 2 / (largest * 1.05 or 1.0)
+    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+    yield f'<line x1="{middle:.1f}" y1="{TOP - 8}" x2="{middle:.1f}" y2="{bottom}" stroke="#999999"/>'
+    for number, (name, found) in enumerate(metrics.items()):
+        y = TOP + number * ROW + ROW // 2
+        low, high = found["ci95"]
+        colour = BETTER if low > 0 else WORSE if high < 0 else OPEN
+        x, left, right = (middle + value * scale for value in (found["difference"], low, high))
+        yield f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(shortened(name, 26))}</text>'
+        yield f'<line x1="{left:.1f}" y1="{y}" x2="{right:.1f}" y2="{y}" stroke="{colour}" stroke-width="3"/>'
+        yield f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>'
+        text = f"{100 * found['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        yield f'<text x="{WIDTH - RIGHT + 12}" y="{y + 4}">{text}</text>'
+
+
+def _counts(found: dict[str, Any], metric: str, y: int) -> Iterator[str]:
+    rows = found["wins"] + found["ties"] + found["losses"]
+    yield f'<text x="12" y="{y - 12}" font-weight="bold">rows by {escape(metric)}</text>'
+    x, width = 12.0, WIDTH - 24
+    for name, colour, text in (("wins", BETTER, "#ffffff"), ("ties", TIE, "#000000"), ("losses", WORSE, "#ffffff")):
+        part = width * found[name] / max(1, rows)
+        yield f'<rect x="{x:.1f}" y="{y}" width="{part:.1f}" height="26" fill="{colour}"/>'
+        if part > 24:
+            yield f'<text x="{x + 6:.1f}" y="{y + 18}" fill="{text}">{found[name]:,}</text>'
+        x += part
+    legend = f"{found['wins']:,} won, {found['ties']:,} tied, {found['losses']:,} lost"
+    yield f'<text x="12" y="{y + 44}">{legend}</text>'

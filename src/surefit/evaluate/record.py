@@ -1,0 +1,180 @@
+"""The scores of a run on disk: what is written of a variant, and what of it can still be compared later."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surefit.config.schema import Config
+from surefit.core.errors import DataError
+from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
+from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS
+from surefit.evaluate.gate import gate_metric
+from surefit.evaluate.kept import Kept
+from surefit.evaluate.rows import Picked
+from surefit.evaluate.summary import estimates
+from surefit.evaluate.variants import SERVED, identity, known_variants, place
+from surefit.evaluate.ways import Way, ways
+from surefit.task import Scores, TaskRecipe
+
+ABOUT_ANSWERS = ("truncated", "unparsed")
+"""What summary.json says of a variant's answers beside its scores: the same whenever they are the same."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One variant on one set.
+
+    Attributes:
+        variant: as files and summaries call it.
+        lines: of the predictions file, in the order of the rows.
+        settings: what the answers depend on beside the model.
+        costs: what only their speed depends on.
+        answers: as many as there are rows, or draws.
+        truncated, unparsed: of these.
+        seconds, tokens: that answering took; None for what no model answered.
+    """
+
+    variant: str
+    lines: list[dict[str, Any]]
+    settings: dict[str, Any]
+    costs: dict[str, Any]
+    truncated: int
+    unparsed: int
+    seconds: float | None = None
+    tokens: int | None = None
+
+
+def baseline_settings(samples: int) -> dict[str, Any]:
+    return {"strategy": "baseline"} | ({"samples": samples} if samples > 1 else {})
+
+
+class Files:
+    """The scores of a run on disk."""
+
+    def __init__(self, config: Config, recipe: TaskRecipe, run: RunDir) -> None:
+        self.config, self.recipe, self.run = config, recipe, run
+        self.identity = functools.cache(functools.partial(identity, config, run))
+
+    def kept(self, name: str, variant: str, way: Way) -> Kept:
+        """Where a variant's answers are kept until they are scored."""
+        asked = {"model": self.identity(variant) or place(self.config, self.run, variant), **way.settings}
+        return Kept(self.run.eval / name / f"{way.of(variant)}.partial.jsonl", asked)
+
+    def write(self, name: str, scored: Scored) -> None:
+        """Write a variant's predictions and its record."""
+        variant = scored.variant
+        own = variant.startswith(BASELINE)
+        plain = variant.removesuffix(GRAMMAR)
+        metrics = estimates([line["scores"] for line in scored.lines], self.recipe)
+        record = {
+            "set": name,
+            "variant": variant,
+            "model": None if own else place(self.config, self.run, plain),
+            "model_sha256": None if own else self.identity(plain),
+            "recipe": self.recipe.name,
+            "recipe_version": self.recipe.version,
+            "n": len(scored.lines),
+            "primary_metric": self.recipe.primary_metric,
+            "metrics": metrics,
+            "truncated": scored.truncated,
+            "unparsed": scored.unparsed,
+            "seconds": None if scored.seconds is None else round(scored.seconds, 3),
+            "tokens_per_second": round(scored.tokens / scored.seconds, 1) if scored.tokens and scored.seconds else None,
+            "decoding": scored.settings | scored.costs,
+        }
+        if name == "eval" and self.config.evaluate.gate:
+            gate_metric(self.config.evaluate.gate, self.recipe.primary_metric, metrics)
+        path, predictions_file = _paths(self.run, name, variant)
+        path.unlink(missing_ok=True)  # what is written last says that the two belong together
+        text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in scored.lines)
+        write_atomic(predictions_file, text)
+        write_json(path, record)
+
+    def has(self, name: str, variant: str, rows: Picked) -> bool:
+        """Whether a variant's scores are there and comparable."""
+        path, _ = _paths(self.run, name, variant)
+        return path.exists() and isinstance(self._read(name, variant, self._expected()[variant], rows), tuple)
+
+    def comparable(
+        self, picked: Mapping[str, Picked]
+    ) -> tuple[dict[str, dict[str, list[Scores]]], dict[str, dict[str, Any]], list[str]]:
+        """Of everything on disk that is comparable, set → variant → rows and → what is known of the answers; and what
+        is not comparable, with the reason."""
+        found: dict[str, dict[str, list[Scores]]] = {}
+        about: dict[str, dict[str, Any]] = {}
+        left_out = []
+        for name, rows in picked.items():
+            for variant, settings in self._expected().items():
+                if not _paths(self.run, name, variant)[0].exists():
+                    continue
+                read = self._read(name, variant, settings, rows)
+                if isinstance(read, str):
+                    left_out.append(f"{name}/{variant}: {read}")
+                else:
+                    record, lines = read
+                    found.setdefault(name, {})[variant] = [line["scores"] for line in lines]
+                    about.setdefault(name, {})[variant] = {key: record.get(key) for key in ABOUT_ANSWERS}
+        return found, about, left_out
+
+    def _read(
+        self, name: str, variant: str, settings: Mapping[str, Any], rows: Picked
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]] | str:
+        """A variant's record and lines, or why they are not comparable."""
+        path, predictions = _paths(self.run, name, variant)
+        try:
+            record, lines = read_json(path), read_jsonl(predictions)
+            return self._fault(variant, settings, record, lines, rows) or (record, lines)
+        except (DataError, KeyError, TypeError) as error:
+            return f"damaged ({error.message if isinstance(error, DataError) else type(error).__name__})"
+
+    def _expected(self) -> dict[str, dict[str, Any]]:
+        """Every variant that can be on disk, in the order of training, and the settings that it would have now."""
+        free = replace(ways(self.config, self.recipe)[0], constrained=False)
+        both = (free, replace(free, constrained=True))
+        settings = baseline_settings(self.config.evaluate.samples)
+        found = {BASELINE + name: settings for name in self.recipe.baselines}
+        return found | {way.of(name): way.settings for name in known_variants(self.config) for way in both}
+
+    def _fault(
+        self,
+        variant: str,
+        settings: Mapping[str, Any],
+        record: Mapping[str, Any],
+        lines: Sequence[Mapping[str, Any]],
+        rows: Picked,
+    ) -> str | None:
+        judged = [record["recipe"], record["recipe_version"]]
+        if judged != [self.recipe.name, self.recipe.version]:
+            return f"judged by {judged[0]} version {judged[1]}"
+        if other := _differing(settings, record["decoding"]):
+            return f"generated with {other}"
+        asked = [(line["index"], line["where"], line["gold"]) for line in lines]
+        if asked != [(i, w, e.completion) for i, w, e in zip(rows.indices, rows.where, rows.examples, strict=True)]:
+            return "asked on other rows"
+        plain = variant.removesuffix(GRAMMAR)
+        if not variant.startswith(BASELINE) and not self._same_model(plain, record):
+            return "answered by another model than the run has now"
+        return None
+
+    def _same_model(self, variant: str, record: Mapping[str, Any]) -> bool:
+        if variant == SERVED:
+            return bool(record["model"] == place(self.config, self.run, variant))
+        return bool(record["model_sha256"] == self.identity(variant))
+
+
+def _differing(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> str | None:
+    """The first setting that answers depend on and that was another."""
+    known = ("strategy", "max_new_tokens", "num_beams", "temperature", "seed", "samples", "stop", "constrained")
+    for key in known:
+        if settings.get(key) != recorded.get(key):
+            return f"{key} {recorded[key]}" if key in recorded else f"no {key}"
+    return None
+
+
+def _paths(run: RunDir, name: str, variant: str) -> tuple[Path, Path]:
+    return run.eval / name / f"{variant}.json", run.eval / name / f"{variant}{PREDICTIONS}"

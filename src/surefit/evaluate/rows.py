@@ -1,0 +1,122 @@
+"""The rows of a set, and what becomes of their answers: parsed, scored, written as one line each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefit.core.errors import DataError
+from surefit.core.sampling import evenly
+from surefit.data.formats import Examples
+from surefit.generate.engine import Generation
+from surefit.task import Example, Prediction, Scores, TaskRecipe
+
+
+@dataclass(frozen=True)
+class Picked:
+    """The rows of a set that are scored: their numbers in the set, examples and places."""
+
+    indices: list[int]
+    examples: list[Example]
+    where: list[str]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def subset(self, places: Sequence[int]) -> Picked:
+        """Those at these places, with the numbers they have in the set."""
+        return Picked(*([values[i] for i in places] for values in (self.indices, self.examples, self.where)))  # type: ignore[arg-type]
+
+
+def pick(name: str, examples: Examples, limit: int | None) -> Picked:
+    """All rows, or `limit` of them taken evenly from the whole set.
+
+    Raises:
+        DataError: the set is empty.
+    """
+    if len(examples) == 0:
+        raise DataError(
+            f"the set {name!r} has no rows to score",
+            field="data.eval" if name == "eval" else f"evaluate.also.{name}",
+            help="hold out more rows, or name a file that has some",
+        )
+    indices = evenly(len(examples), limit)
+    return Picked(indices, [examples.examples[i] for i in indices], [examples.where[i] for i in indices])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said to one row.
+
+    Attributes:
+        generations: one, or as many as were drawn; empty where labels were ranked.
+        ranked: label → log-probability, most probable first.
+    """
+
+    generations: tuple[Generation, ...] = ()
+    ranked: dict[str, float] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens; a label counts as one."""
+        return sum(one.tokens for one in self.generations) if self.ranked is None else 1
+
+
+def read_answer(recipe: TaskRecipe, answer: Generation) -> Prediction:
+    """What the recipe makes of a generated text.
+
+    A truncated one is not parsed: half a list of calls is no answer, even where a repair would make it one.
+    """
+    return Prediction(answer.text, answer.truncated, None if answer.truncated else recipe.parse(answer.text))
+
+
+def predictions(recipe: TaskRecipe, answer: Answer) -> list[Prediction]:
+    """One per generation; of ranked labels one, whose text is the most probable label."""
+    if answer.ranked is not None:
+        return [Prediction(next(iter(answer.ranked)), parsed=answer.ranked)]
+    return [read_answer(recipe, one) for one in answer.generations]
+
+
+def judge(recipe: TaskRecipe, example: Example, found: Sequence[Prediction], samples: int) -> Scores:
+    """The scores of a row: of its one prediction, or of all that were drawn."""
+    if samples > 1:
+        assert recipe.score_samples is not None  # `require_settings` has looked
+        return recipe.score_samples(example, found)
+    return recipe.score(example, found[0])
+
+
+def require_scorable(rows: Picked, recipe: TaskRecipe, samples: int) -> None:
+    """Find a row without a gold answer now, not after an hour of generating.
+
+    Raises:
+        DataError: a row cannot be scored.
+    """
+    for example, where in zip(rows.examples, rows.where, strict=True):
+        with errors_at(where):
+            judge(recipe, example, [Prediction(text="")] * samples, samples)
+
+
+def scored_line(
+    recipe: TaskRecipe | None, index: int, where: str, example: Example, found: Sequence[Prediction], samples: int
+) -> dict[str, Any]:
+    """A row's line of the predictions file, without its prompt; without a recipe it is not judged."""
+    first = found[0]
+    line: dict[str, Any] = {"index": index, "where": where, "gold": example.completion, "text": first.text}
+    line |= {"truncated": first.truncated, "parsed": first.parsed}
+    if samples > 1:
+        line["samples"] = [{"text": p.text, "truncated": p.truncated, "parsed": p.parsed} for p in found]
+    if recipe is not None:
+        with errors_at(where):
+            line["scores"] = judge(recipe, example, found, samples)
+    return line
+
+
+@contextlib.contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Add a row's place to what is wrong with it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(error.message, path=where, field=error.field, help=error.help) from error

@@ -1,0 +1,290 @@
+"""Any predictions against any references, with a recipe's own scorer and no model. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.core.progress import OnProgress, silent
+from surefit.core.units import plural, shortened
+from surefit.data.formats import Examples, to_examples, to_prompts
+from surefit.data.load import Rows, load_rows
+from surefit.evaluate.answers import BASELINE
+from surefit.evaluate.summary import estimates
+from surefit.metrics.strict_json import json_kind
+from surefit.task import Example, Prediction, Scores, TaskRecipe
+
+TEXT_COLUMNS = ("text", "prediction", "completion", "output", "graph")
+"""Where an answer stands in a row of a predictions file; the first that is there counts."""
+ID_COLUMNS = ("id", "index")
+"""What answers and references are matched by, where both have it; otherwise by their order."""
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a predictions file says of one row.
+
+    Attributes:
+        texts: the answer, or several sampled ones.
+        row: the line's columns; empty where it is a bare text.
+        where: its place in the file.
+    """
+
+    texts: tuple[str, ...]
+    sampled: bool
+    row: Mapping[str, Any]
+    where: str
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores and where they come from.
+
+    Attributes:
+        lines: one per reference, laid out as those of eval/SET/VARIANT.predictions.jsonl.
+        record: n, metrics with intervals, unparsed, truncated, the recipe, how rows were matched.
+    """
+
+    lines: list[dict[str, Any]]
+    record: dict[str, Any]
+
+
+def score_files(recipe: TaskRecipe, predictions: str, references: str, on_progress: OnProgress = silent) -> Scored:
+    """Score the answers of one file against the gold answers of another.
+
+    Args:
+        recipe: judges the answers.
+        predictions: JSON Lines whose rows hold `TEXT_COLUMNS`, or are texts (or lists of sampled texts) themselves; the
+            same as a JSON array, CSV or Parquet; or plain text (.txt) with one answer per line.
+        references: rows laid out as the recipe's data, or with only the gold columns where the recipe has `to_gold`.
+        on_progress: called with rows done.
+
+    Raises:
+        DataError: a file cannot be read, rows cannot be matched, or a row cannot be scored.
+    """
+    rows = load_rows(references)
+    examples = _gold(rows, recipe)
+    answers = read_predictions(predictions)
+    pairs, matched_by = match(answers, rows, examples)
+    lines: list[dict[str, Any]] = []
+    for done, (answer, number) in enumerate(pairs):
+        on_progress(done, len(pairs), "")
+        example, where = examples.examples[number], examples.where[number]
+        line = _judged(recipe, answer, example, where)
+        lines.append({"index": number, "where": where, "prompt": _prompt(example), "gold": example.completion})
+        lines[-1] |= line | {"recipe": recipe.name, "recipe_version": recipe.version}
+    record = {
+        "recipe": recipe.name,
+        "recipe_version": recipe.version,
+        "n": len(lines),
+        "references": len(rows),
+        "matched_by": matched_by,
+        "primary_metric": recipe.primary_metric,
+        "metrics": estimates([line["scores"] for line in lines], recipe),
+        "unparsed": sum(line["parsed"] is None for line in lines),
+        "truncated": sum(line["truncated"] for line in lines),
+        "baselines": _baselines(recipe, [(examples.examples[n], examples.where[n]) for _, n in pairs]),
+    }
+    return Scored(lines, record)
+
+
+def _prompt(example: Example) -> str | None:
+    """The turns as text: what a reader or a judge needs to understand the answer."""
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in example.prompt) or example.text
+
+
+def _gold(rows: Rows, recipe: TaskRecipe) -> Examples:
+    """The rows as examples; with only the gold columns where they hold no more and the recipe can do with them."""
+    complete = bool(recipe.columns) and all(column in rows.columns for column in recipe.columns)
+    if recipe.to_gold is None or complete:
+        return to_examples(rows, recipe)
+    return to_prompts(rows, replace(recipe, columns=tuple(rows.columns), to_example=recipe.to_gold))
+
+
+def _judged(recipe: TaskRecipe, answer: Answer, example: Example, where: str) -> dict[str, Any]:
+    """One row's scores. A truncated answer is not parsed, as in `surefit evaluate`."""
+    predictions = [_prediction(recipe, text, answer.row) for text in answer.texts]
+    with errors_at(where):
+        if not answer.sampled:
+            scores = recipe.score(example, predictions[0])
+        elif recipe.score_samples is not None:
+            scores = recipe.score_samples(example, predictions)
+        else:
+            problem = f"{len(predictions)} answers to one row, and the recipe {recipe.name} judges one"
+            raise DataError(problem, path=answer.where, help="give one answer per row")
+    line: dict[str, Any] = asdict(predictions[0])
+    if answer.sampled:
+        line["samples"] = [asdict(prediction) for prediction in predictions]
+    return line | {"scores": scores}
+
+
+def _prediction(recipe: TaskRecipe, text: str, row: Mapping[str, Any]) -> Prediction:
+    truncated = row.get("truncated") is True
+    if recipe.choices is not None and isinstance(row.get("parsed"), dict):
+        return Prediction(text, truncated, row["parsed"])
+    return Prediction(text, truncated, None if truncated else recipe.parse(text))
+
+
+def _baselines(recipe: TaskRecipe, rows: Sequence[tuple[Example, str]]) -> dict[str, Any]:
+    """What answers without a model score on the same rows; none where the rows hold no prompt to answer."""
+    if not all(example.messages or example.text for example, _ in rows):
+        return {}
+    found = {}
+    for name, answer in recipe.baselines.items():
+        scores: list[Scores] = []
+        for example, where in rows:
+            with errors_at(where):
+                scores.append(recipe.score(example, answer(example)))
+        found[BASELINE + name] = estimates(scores, recipe)
+    return found
+
+
+@contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Add a row's place to what is wrong with it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(error.message, path=error.path or where, field=error.field, help=error.help) from error
+
+
+def match(answers: Sequence[Answer], rows: Rows, examples: Examples) -> tuple[list[tuple[Answer, int]], str]:
+    """(answer, number of its reference), in the order of the references; and what they were matched by.
+
+    Our own predictions say where their rows were read: such answers may be to a part of the references.
+
+    Raises:
+        DataError: an id that is twice or not there, a reference without an answer, or different counts.
+    """
+    for column in ID_COLUMNS:
+        if column in rows.columns and all(column in answer.row for answer in answers):
+            return _by_id(column, answers, rows), column
+    places = {where: number for number, where in enumerate(examples.where)}
+    if all(answer.row.get("where") in places for answer in answers):
+        numbers = [places[answer.row["where"]] for answer in answers]
+        if len(set(numbers)) == len(numbers):
+            return sorted(zip(answers, numbers, strict=True), key=lambda pair: pair[1]), "where"
+    if len(answers) != len(rows):
+        raise DataError(
+            f"{plural(len(answers), 'prediction')} for {plural(len(rows), 'reference')}",
+            path=answers[0].where.rpartition(":")[0] or None,
+            help="one answer per reference in the same order, an empty text where there is none; "
+            f"or give both files a column {ID_COLUMNS[0]!r}",
+        )
+    return list(zip(answers, range(len(rows)), strict=True)), "order"
+
+
+def _by_id(column: str, answers: Sequence[Answer], rows: Rows) -> list[tuple[Answer, int]]:
+    by_id: dict[str, Answer] = {}
+    for answer in answers:
+        key = str(answer.row[column])  # CSV knows only texts
+        if key in by_id:
+            problem = f"the {column} {key!r} has an answer already, at {by_id[key].where}"
+            help_text = f'several answers to one row are a list: {{"{column}": …, "text": ["…", "…"]}}'
+            raise DataError(problem, path=answer.where, field=column, help=help_text)
+        by_id[key] = answer
+    numbers: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        key = str(row.get(column))
+        if row.get(column) is None or key in numbers:
+            problem = f"the {column} {key!r} is in two references" if key in numbers else f"a reference has no {column}"
+            raise DataError(problem, path=rows.where(number), field=column, help="every reference needs its own")
+        numbers[key] = number
+    unknown = [key for key in by_id if key not in numbers]
+    if unknown:
+        problem = f"{plural(len(unknown), 'answer')} to a {column} that no reference has: {_some(unknown)}"
+        hint = did_you_mean(unknown[0], numbers)
+        raise DataError(f"{problem}{hint}", path=by_id[unknown[0]].where, field=column, help="remove or correct them")
+    missing = [key for key in numbers if key not in by_id]
+    if missing:
+        problem = f"{plural(len(missing), 'reference')} without an answer: {column} {_some(missing)}"
+        help_text = "every reference counts: where a model gave no answer, its text is empty"
+        raise DataError(problem, path=rows.where(numbers[missing[0]]), field=column, help=help_text)
+    return [(by_id[key], number) for key, number in numbers.items()]
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(map(repr, keys[:SHOWN])) + (" …" if len(keys) > SHOWN else "")
+
+
+def read_predictions(source: str) -> list[Answer]:
+    """The answers of a file, in its order.
+
+    Raises:
+        DataError: the file cannot be read, or a row holds no answer.
+    """
+    path = Path(source).expanduser()
+    bare = _bare_values(path) if path.suffix.lower() in (".txt", ".jsonl", ".json") and path.is_file() else None
+    if bare is not None:
+        return [Answer(_texts(value, where), isinstance(value, list), {}, where) for value, where in bare]
+    rows = load_rows(source)
+    found = []
+    for number, row in enumerate(rows):
+        where = rows.where(number)
+        if isinstance(row.get("samples"), list):  # our own
+            row = {**row, "text": [sample["text"] for sample in row["samples"]]}
+        column = next((name for name in TEXT_COLUMNS if name in row), None)
+        if column is None:
+            raise DataError(
+                f"no answer among the columns {', '.join(row)}",
+                path=where,
+                help=f"an answer stands in a column {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]}",
+            )
+        found.append(Answer(_texts(row[column], where, column), isinstance(row[column], list), row, where))
+    return found
+
+
+def _texts(value: Any, where: str, field: str | None = None) -> tuple[str, ...]:
+    texts = value if isinstance(value, list) else [value]
+    wrong = next((text for text in texts if not isinstance(text, str)), None) if texts else []
+    if not texts or not all(isinstance(text, str) for text in texts):
+        problem = "an empty list of answers" if not texts else f"an answer is {json_kind(wrong)}, not text"
+        raise DataError(problem, path=where, field=field, help='an answer that is missing is the empty text: ""')
+    return tuple(texts)
+
+
+def _bare_values(path: Path) -> list[tuple[Any, str]] | None:
+    """The values of a file that holds answers without columns; None where its rows are objects (or it is damaged:
+    `load_rows` says in what way)."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        if path.suffix.lower() == ".txt":
+            raise DataError(f"cannot be read as UTF-8 text: {error}", path=path, help="save it as UTF-8") from None
+        return None
+    lines = [(line.removesuffix("\r"), f"{path}:{number}") for number, line in enumerate(text.split("\n"), start=1)]
+    if path.suffix.lower() == ".txt":
+        return lines[:-1] if lines[-1][0] == "" else lines
+    if path.suffix.lower() == ".json":
+        return _bare_array(text, path)
+    lines = [(line, where) for line, where in lines if line.strip()]
+    if not lines or lines[0][0].lstrip()[:1] not in ('"', "["):
+        return None
+    return [(_bare(line, where), where) for line, where in lines]
+
+
+def _bare_array(text: str, path: Path) -> list[tuple[Any, str]] | None:
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(values, list) or not values or isinstance(values[0], dict):
+        return None
+    return [(value, f"{path} row {number}") for number, value in enumerate(values, start=1)]
+
+
+def _bare(line: str, where: str) -> Any:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"not valid JSON: {error}", path=where, help="a line is one JSON text or object") from None
+    if isinstance(value, dict):
+        problem = f"an object, and the first line is a bare text; the object holds {shortened(', '.join(value))}"
+        raise DataError(problem, path=where, help="give every line the same layout")
+    return value

@@ -1,0 +1,74 @@
+"""How answers are to be made, and which wishes exclude each other. Torch-free, so that `check` finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.config.schema import EvaluateSection
+from surefit.core.errors import ConfigError
+from surefit.task import TaskRecipe
+
+GENERATING = {"constrained": "none", "num_beams": 1, "samples": 1, "temperature": 0.0, "server": None}
+"""Settings that mean nothing to a task whose labels are ranked, with the value that says so."""
+
+
+def require_settings(section: EvaluateSection, recipe: TaskRecipe) -> None:
+    """Find what cannot be done before anything costly starts.
+
+    Raises:
+        ConfigError: settings of `evaluate` that exclude each other, or that the recipe cannot be scored with; the
+            first, the others behind it.
+    """
+    found = list(_contradictions(section, recipe))
+    if found:
+        found[0].also = tuple(found[1:])
+        raise found[0]
+
+
+def _contradictions(section: EvaluateSection, recipe: TaskRecipe) -> Iterator[ConfigError]:
+    if recipe.choices is not None:
+        yield from _of_ranking(section, recipe)
+        return
+    if section.constrained != "none" and recipe.grammar is None:
+        yield ConfigError(
+            f"the recipe {recipe.name} has no grammar, so there is nothing to constrain its answers with",
+            field="evaluate.constrained",
+            help="write constrained: none, or give the recipe a grammar",
+        )
+    if section.samples > 1 and recipe.score_samples is None:
+        yield ConfigError(
+            f"the recipe {recipe.name} judges one answer per prompt, not {section.samples}",
+            field="evaluate.samples",
+            help="write samples: 1, or give the recipe a score_samples",
+        )
+    if section.samples > 1 and section.temperature == 0:
+        yield ConfigError(
+            f"without a temperature the {section.samples} answers to a prompt are all the same",
+            field="evaluate.samples",
+            help="set evaluate.temperature, 0.2 to 0.8 for pass@k, or write samples: 1",
+        )
+    if section.num_beams > 1 and section.temperature > 0:
+        yield ConfigError(
+            f"{section.num_beams} beams look for the most probable answer, a temperature of {section.temperature:g} "
+            "draws one",
+            field="evaluate.num_beams",
+            help="drop either",
+        )
+    if section.num_beams > 1 and section.server is not None:
+        yield ConfigError(
+            "servers of the OpenAI kind know no beam search",
+            field="evaluate.num_beams",
+            help="write num_beams: 1, or answer without evaluate.server",
+        )
+
+
+def _of_ranking(section: EvaluateSection, recipe: TaskRecipe) -> Iterator[ConfigError]:
+    for name, neutral in GENERATING.items():
+        value = getattr(section, name)
+        if value != neutral:
+            yield ConfigError(
+                f"the recipe {recipe.name} ranks labels in one forward pass and generates nothing, so {name} {value} "
+                "has no meaning",
+                field=f"evaluate.{name}",
+                help=f"remove evaluate.{name}",
+            )

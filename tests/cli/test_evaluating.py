@@ -1,0 +1,81 @@
+"""What `surefit evaluate` says: free and constrained side by side, gains in words, rows that were won and lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefit.cli.evaluating import _say_rows, say_scores
+from surefit.cli.render import Output
+from surefit.core.rundir import RunDir, write_json
+from surefit.evaluate.summary import summarise
+from surefit.recipes.function_calling import RECIPE
+
+RIGHT = {
+    "baseline:nothing": [0, 0, 0, 0],
+    "base": [0, 1, 0, 0],
+    "base+grammar": [0, 1, 0, 1],
+    "merged": [1, 0, 1, 1],
+    "merged+grammar": [1, 1, 1, 1],
+}
+
+
+@pytest.fixture
+def scored(tmp_path: Path) -> tuple[RunDir, dict[str, Any]]:
+    run = RunDir(tmp_path)
+    rows = {v: [{"exact_match": float(x), "_count": 3.0, "ast": float(x)} for x in xs] for v, xs in RIGHT.items()}
+    for variant, scores in rows.items():
+        about = {"truncated": 1, "unparsed": 2, "tokens_per_second": None if "baseline" in variant else 81.4}
+        write_json(run.eval / "eval" / f"{variant}.json", about)
+        lines = [
+            {"index": i, "where": f"eval.jsonl:{i + 1}", "prompt": f"ask {i}", "gold": "[]", "text": f"say {variant}",
+             "truncated": False, "parsed": [], "scores": one}
+            for i, one in enumerate(scores)
+        ]  # fmt: skip
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (run.eval / "eval" / f"{variant}.predictions.jsonl").write_text(text)
+    return run, summarise(RECIPE, None, {"eval": rows}, [])
+
+
+def test_the_table_puts_the_grammar_beside(scored: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run, summary = scored
+    say_scores(Output(), summary, run)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "eval: 4 rows, exact_match with 95 % intervals"
+    assert lines[1] == "model exact_match with grammar cut off unparsed tokens/s"
+    assert lines[2].startswith("baseline:nothing 0.000 [")
+    assert lines[2].endswith("] - 1 2 -")
+    assert lines[3].startswith("base 0.250 [")
+    assert "0.500 [" in lines[3]
+    assert lines[3].endswith("1 | 1 2 | 2 81 | 81")
+    assert [line.split()[0] for line in lines[2:5]] == ["baseline:nothing", "base", "merged"]
+    assert not any("_count" in line for line in lines)
+
+
+def test_gains_are_said_in_words(scored: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run, summary = scored
+    say_scores(Output(), summary, run)
+    said = [line for line in capsys.readouterr().out.splitlines() if "; rows: " in line]
+    assert sorted(" ".join(line.split(":")[0].split()) for line in said) == [
+        "base+grammar cannot be told from base",
+        "merged cannot be told from base",
+        "merged cannot be told from baseline",
+        "merged+grammar cannot be told from base+grammar",
+        "merged+grammar cannot be told from merged",
+    ]
+    assert any(line.endswith("rows: 3 won, 1 lost, 0 tied") for line in said), said
+
+
+def test_rows_won_and_lost(scored: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run, summary = scored
+    _say_rows(Output(), run, "eval", summary, 2)
+    said = capsys.readouterr().out
+    assert "eval: 3 rows won by merged against base" in said
+    assert "eval: 1 row lost by merged against base" in said
+    assert [line for line in said.splitlines() if line.startswith("eval.jsonl")] == [
+        "eval.jsonl:1", "eval.jsonl:3", "eval.jsonl:2",
+    ]  # fmt: skip
+    assert "  merged, 1: say merged" in said
