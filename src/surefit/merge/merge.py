@@ -36,7 +36,7 @@ from surefit.model.adapter import adapted_modules
 from surefit.model.identity import RECORD, adapter_identity, base_directory, base_identity, read_record, weights_sha256
 from surefit.model.load import load_model, load_tokenizer
 from surefit.model.saved import load_adapted, load_saved
-from surefit.model.streamed import FromFiles, Weights
+from surefit.model.streamed import FromFiles, Weights, nudged
 
 PROMPTS = 32
 """Held-out rows, taken evenly, that the models are compared on."""
@@ -264,7 +264,7 @@ class _Certifying:
         saved = ModelSection(
             name_or_path=str(directory), dtype=self.base.dtype, trust_remote_code=self.base.trust_remote_code
         )
-        merged, size = self._read(saved, directory)
+        merged, moved, size = self._read(saved, directory)
         base, tuned = self._read_adapted(job, adapter)
         self.positions = sum(len(rows) for rows in tuned)
         advice = (
@@ -272,7 +272,7 @@ class _Certifying:
             if self.base.quantization != "none" and not job.dequantized
             else None
         )
-        self.require(*certify.agreement("reloaded", tuned, merged, self.dtype, size), help=advice)
+        self.require(*certify.agreement("reloaded", tuned, merged, moved, self.dtype, size), help=advice)
         self.require(certify.effect_kept(base, tuned, merged))
 
     def _check_weights(self, merging: Merge, directory: Path, written: dict[str, str] | None) -> None:
@@ -293,16 +293,23 @@ class _Certifying:
             ),
         )  # fmt: skip
 
-    def _read(self, section: ModelSection, directory: Path) -> tuple[Logits, certify.Size]:
-        """What a model of ordinary weights answers."""
+    def _read(self, section: ModelSection, directory: Path) -> tuple[Logits, Logits, certify.Size]:
+        """What a model of ordinary weights answers, and what it does once each of them is nudged."""
         try:
             streamed = FromFiles(section, directory, self.hardware.kind)
+            model: Any = streamed.model
+            size = certify.size_of(model)
+            share = certify.nudge(self.dtype, size)
             if streamed.why_not():
-                model: Any = load_saved(section, directory, self.hardware)
-                return certify.read_logits(model, self.sequences), certify.size_of(model)
-            with streamed.running(streamed.model):
-                logits = certify.read_logits(streamed.model, self.sequences, self.hardware.kind)
-            return logits, certify.size_of(streamed.model)
+                model = load_saved(section, directory, self.hardware)
+                logits = certify.read_logits(model, self.sequences)
+                for name, parameter in model.named_parameters():
+                    nudged(parameter.data, share, name)
+                return logits, certify.read_logits(model, self.sequences), size
+            with streamed.running(model):
+                logits = certify.read_logits(model, self.sequences, self.hardware.kind)
+            with streamed.running(model, share):
+                return logits, certify.read_logits(model, self.sequences, self.hardware.kind), size
         except ModelError as error:
             self.require(Check("loads_from_disk", error.message, "loads", "==", "what was written must load whole"))
             raise

@@ -87,10 +87,10 @@ def test_the_merged_model_answers_as_base_plus_adapter_loaded_without_surefit(tr
         theirs, ours = adapter(ids).logits.double(), saved(ids).logits.double()
         with adapter.disable_adapter():
             untrained = adapter(ids).logits.double()
-    limit = checks_of(certificate)["reloaded_logit_error_max"]
-    assert float((theirs - ours).abs().max()) == pytest.approx(limit["value"], rel=0.5)
-    assert float((theirs - ours).abs().max()) <= limit["threshold"]
-    assert float((theirs - untrained).abs().max()) > 3 * limit["threshold"], "the adapter does something"
+    limit = checks_of(certificate)["reloaded_logit_error_mean"]
+    assert float((theirs - ours).abs().mean()) == pytest.approx(limit["value"], rel=0.5)
+    assert float((theirs - ours).abs().mean()) <= limit["threshold"]
+    assert float((theirs - untrained).abs().mean()) > 3 * limit["threshold"], "the adapter does something"
 
 
 def test_everything_a_server_needs_is_carried_over(trained, tiny_tokenizer, merged):
@@ -220,7 +220,7 @@ def test_arithmetic_with_another_scaling_is_found_by_the_logits_alone(trained, m
     monkeypatch.setattr(stream, "rounding_error", lambda base, update, new: rounding_error(base, half(update), new))
     names = failed(refused(merged, run, "reloaded_logit_error_mean"))
     assert set(names) == {
-        f"reloaded_{name}" for name in ("logit_error_mean", "logit_error_max", "kl_mean", "top1_agreement")
+        f"reloaded_{name}" for name in ("logit_error_mean", "logit_error_worst", "kl_mean", "top1_agreement")
     }
 
 
