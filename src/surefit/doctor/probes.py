@@ -21,6 +21,7 @@ from surefit.core.units import GIB, bytes_text
 from surefit.doctor.devices import gpu
 from surefit.doctor.places import disks, file_system, limits, port
 from surefit.doctor.probe import Probe
+from surefit.doctor.sandbox import sandbox
 from surefit.facts.hardware import cpu_count, installed_version, processor_name, ram_bytes
 
 LOW_RAM = 4 * GIB
@@ -176,5 +177,6 @@ def _fits(version: str, wanted: str) -> bool:
 
 
 GROUPS: tuple[Group, ...] = (
-    python, packages, gpu, machine, disks, file_system, limits, port, hub, trackers, variables, clock, text_encoding,
+    python, packages, gpu, machine, disks, file_system, limits, sandbox, port, hub, trackers, variables, clock,
+    text_encoding,
 )  # fmt: skip

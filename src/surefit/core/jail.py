@@ -1,0 +1,262 @@
+"""Starts untrusted Python shut in: own namespaces, no file but Python's library, no rights, limits on everything.
+
+Two ways to shut in, tried once on this machine. `own`: `jail_inside` makes the namespaces itself; the interpreter is
+not even visible to the program, and as root the program is the real `nobody`. `bwrap`: bubblewrap makes them, for
+machines that let only a few known programs do so (Ubuntu's AppArmor). The rest (limits, capabilities, the filter of
+system calls) is the same code for both. Without either nothing is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from surefit.core import seccomp
+from surefit.core.errors import MachineError
+from surefit.core.units import MIB
+
+Way = Literal["own", "bwrap"]
+INSIDE = Path(__file__).with_name("jail_inside.py")
+OUTPUT_BYTES = 64 * 1024
+DISK_BYTES = 16 * MIB
+OPEN_FILES = 64
+THREADS = 64
+CLOCK = 3
+"""Seconds by the clock for each second of processor time: a busy machine must not change a score."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Untrusted code and how to judge it.
+
+    Attributes:
+        program: the untrusted source.
+        tests: trusted source that calls what the program defines; has to run to its end.
+        names: what `tests` uses of the program.
+        before: trusted source that is run before `tests`, without the program.
+        module: the program's `__name__`.
+    """
+
+    program: str
+    tests: str = ""
+    names: tuple[str, ...] = ()
+    before: str = ""
+    module: str = "program"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job: the judge's status, its reason, and the start of what was printed."""
+
+    status: str
+    detail: str
+    output: str
+
+
+def run_job(job: Job, timeout_s: float, memory_bytes: int, way: Way | None = None) -> Outcome:
+    """Run one job to its end, or end it.
+
+    Args:
+        timeout_s: seconds of processor time for each of program and tests, and `CLOCK` times as many by the clock.
+        memory_bytes: address space of each of the two.
+        way: how to shut in; what works here by default.
+
+    Raises:
+        MachineError: this machine cannot shut a program in.
+    """
+    way = way or working_way()
+    first = json.dumps(_shut_in(timeout_s, memory_bytes) | {"program": job.program, "name": job.module}).encode()
+    second = json.dumps({"tests": job.tests, "names": job.names, "before": job.before}).encode()
+    text = os.memfd_create("job")
+    verdict, said = os.pipe()
+    try:
+        with os.fdopen(text, "wb", closefd=False) as file:
+            file.write(first + second)
+        process = subprocess.Popen(
+            _command(way, said, len(first)),
+            stdin=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(said,),
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        os.close(said)
+        os.close(text)
+    try:
+        return _watch(process, verdict, time.monotonic() + CLOCK * timeout_s)
+    finally:
+        os.close(verdict)
+
+
+def _shut_in(timeout_s: float, memory_bytes: int) -> dict[str, object]:
+    visible, hidden, links = library_paths()
+    limits = {
+        "CPU": max(1, round(timeout_s)),
+        "AS": memory_bytes,
+        "FSIZE": DISK_BYTES,
+        "NOFILE": OPEN_FILES,
+        "NPROC": THREADS,
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+    }
+    return {
+        "visible": visible,
+        "hidden": hidden,
+        "links": links,
+        "limits": limits,
+        "disk_bytes": DISK_BYTES,
+        "filter": seccomp.denying_filter().hex(),
+    }
+
+
+@functools.cache
+def library_paths() -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+    """What a program may see: Python's own library without installed packages, the C libraries, three devices.
+
+    Returns:
+        The visible paths, folders in them that are hidden, and symbolic links of the root folder.
+    """
+    base = {
+        sysconfig.get_path(name, vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
+        for name in ("stdlib", "platstdlib")
+    }
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        mapped = {line.split(None, 5)[-1].strip() for line in maps if "/" in line}
+    known = ("/libc.so", "/libc-", "/ld-", "/libpython", "/libm.so")
+    shared = {os.path.dirname(path) for path in mapped if any(name in path for name in known)}
+    shared |= {os.path.realpath(folder) for folder in ("/lib64", "/lib") if list(Path(folder).glob("ld-linux*"))}
+    folders = sorted(path for path in base | shared if os.path.isdir(path))
+    visible = [p for p in folders if not any(p != other and p.startswith(other + "/") for other in folders)]
+    places = [os.path.join(path, name) for path in sorted(base) for name in ("site-packages", "dist-packages")]
+    links = {link: os.readlink(link) for link in ("/lib", "/lib64", "/lib32") if os.path.islink(link)}
+    return (*visible, *filter(os.path.exists, DEVICES)), tuple(filter(os.path.isdir, places)), links
+
+
+def _command(way: Way, verdict: int, first: int) -> list[str]:
+    arguments = [way, str(verdict), str(first)]
+    if way == "own":
+        return [sys.executable, "-I", "-S", str(INSIDE), *arguments]
+    visible, hidden, links = library_paths()
+    python = os.path.realpath(sys.executable)
+    command = [_bubblewrap() or "bwrap", "--unshare-all", "--die-with-parent", "--as-pid-1", "--clearenv"]
+    command += ["--cap-drop", "ALL", "--uid", "65534", "--gid", "65534"]
+    for path in (*visible, python):
+        command += ["--dev-bind" if path in DEVICES else "--ro-bind", path, path]
+    command += ["--ro-bind", str(INSIDE), f"/{INSIDE.name}"]
+    for path in hidden:
+        command += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
+    for link, target in links.items():
+        command += ["--symlink", target, link]
+    command += ["--size", str(DISK_BYTES), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+    return [*command, python, "-I", "-S", f"/{INSIDE.name}", *arguments]
+
+
+def _bubblewrap() -> str | None:
+    return shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+
+
+def _watch(process: subprocess.Popen[bytes], verdict: int, deadline: float) -> Outcome:
+    """Collect output and verdict; at the deadline, or at the verdict, end everything."""
+    assert process.stdout is not None
+    output, said = bytearray(), bytearray()
+    late = False
+    with selectors.DefaultSelector() as selector, process.stdout as stdout:
+        selector.register(stdout, selectors.EVENT_READ, output)
+        selector.register(verdict, selectors.EVENT_READ, said)
+        while verdict in selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            late = not ready or time.monotonic() > deadline
+            if late:
+                break
+            for key, _ in ready:
+                part = os.read(key.fd, 65536)
+                key.data.extend(part[: OUTPUT_BYTES - len(key.data)])
+                if not part:
+                    selector.unregister(key.fileobj)
+        _end(process)
+        _rest(stdout.fileno(), output)
+    text = output.decode("utf-8", errors="replace")
+    if late:
+        return Outcome("timeout", "the limit on time by the clock", text)
+    return _outcome(bytes(said), text)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The group holds the launcher and process 1 of the namespaces: with that one every process in them is gone."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _rest(stdout: int, output: bytearray) -> None:
+    """What was printed before the verdict and not read yet."""
+    os.set_blocking(stdout, False)
+    with suppress(BlockingIOError):
+        while len(output) < OUTPUT_BYTES and (part := os.read(stdout, OUTPUT_BYTES - len(output))):
+            output.extend(part)
+
+
+def _outcome(said: bytes, output: str) -> Outcome:
+    try:
+        verdict = json.loads(said)
+    except ValueError:
+        return Outcome("failed", "the tests were ended from outside (out of memory or processor time?)", output)
+    if verdict["status"] == "refused":
+        raise MachineError(f"this machine cannot shut untrusted code in: {verdict['detail']}", help=_HELP)
+    return Outcome(verdict["status"], verdict["detail"], output)
+
+
+_HELP = (
+    "answers that are programs are run only in a sandbox of Linux namespaces: install bubblewrap (apt install "
+    "bubblewrap), or allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone); in "
+    "Docker add --security-opt seccomp=unconfined --security-opt apparmor=unconfined, or evaluate outside the container"
+)
+
+
+def ways() -> Sequence[Way]:
+    """The ways to try here, the one that is preferred first.
+
+    Bubblewrap is no way for root: what it starts as another user is the real root to the kernel, outside every limit on
+    processes.
+    """
+    return ("own", "bwrap") if _bubblewrap() and os.geteuid() != 0 else ("own",)
+
+
+@functools.cache
+def working_way() -> Way:
+    """The first way that works on this machine, tried with a program of one line.
+
+    Raises:
+        MachineError: none does.
+    """
+    if sys.platform != "linux" or not seccomp.supported():
+        raise MachineError("untrusted code is shut in on Linux only, on x86_64 or aarch64", help=_HELP)
+    problems = []
+    for way in ways():
+        try:
+            outcome = run_job(Job("ready = True"), 20.0, 512 * MIB, way)
+        except MachineError as error:
+            problems.append(error.message)
+            continue
+        if outcome.status == "passed":
+            return way
+        problems.append(f"{way}: {outcome.detail} {outcome.output}".strip())
+    raise MachineError("; ".join(problems), help=_HELP)

@@ -1,0 +1,424 @@
+"""Runs as a program of its own, in a fresh interpreter: shut itself in, then run untrusted code and judge it.
+
+`core.jail` starts it as `python -I -S jail_inside.py own|bwrap VERDICT_FD FIRST_BYTES`. Standard input is the job,
+two JSON texts one after the other; the first one is FIRST_BYTES long. Three processes come of it:
+
+    launcher   unshares the namespaces, waits
+    judge      process 1 of the namespaces: builds the file system, gives up every right, runs the tests, judges
+    program    runs the untrusted code, answers the judge's calls
+
+The program never holds the tests nor the pipe that the verdict goes through: the judge reads the second text after it
+has forked the program, and what it gets back from a call is plain data or a numbered reference. So no exit status, no
+output, no patched builtin and no object with an obliging `__eq__` is a pass.
+
+Only the standard library, nothing of surefit: inside there is nothing else.
+"""
+
+import builtins
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+OTHER_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
+"""Mounts, control groups, host name, IPC, processes, network."""
+USER_NAMESPACE = 0x10000000
+NOBODY = 65534
+STAGE = "/proc"  # a folder that is there, and that holds nothing the program is to see
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+MOUNT_SETATTR, AT_RECURSIVE, READ_ONLY_NOSUID = 442, 0x8000, 1 | 2
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, FILTER_MODE = 4, 22, 38, 2
+CAPABILITY_VERSION = 0x20080522
+MAX_MESSAGE = 32 * 2**20
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Refused(Exception):
+    """The machine does not let us shut ourselves in."""
+
+
+# ---------------------------------------------------------------- shutting in
+
+
+def checked(result: int, what: str) -> None:
+    if result != 0:
+        raise Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def enter_namespaces() -> None:
+    """New namespaces. Real root needs no user namespace for the others and gets its own one in `give_up_rights`."""
+    if os.geteuid() == 0 and libc.unshare(OTHER_NAMESPACES) == 0:
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    checked(libc.unshare(USER_NAMESPACE | OTHER_NAMESPACES), "new namespaces")
+    write("/proc/self/setgroups", "deny")
+    write("/proc/self/gid_map", f"{NOBODY} {gid} 1")
+    write("/proc/self/uid_map", f"{NOBODY} {uid} 1")
+
+
+def write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    texts = [text.encode() if text is not None else None for text in (source, target, kind)]
+    data = options.encode() if options is not None else None
+    checked(libc.mount(*texts, ctypes.c_ulong(flags), data), f"mounting {target}")
+
+
+def read_only(path: str) -> None:
+    """Make a mount and every one below it read-only, without set-user-id programs."""
+    attributes = (ctypes.c_uint64 * 4)(READ_ONLY_NOSUID, 0, 0, 0)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    where = path.encode()
+    result = libc.syscall(ctypes.c_long(MOUNT_SETATTR), -100, where, AT_RECURSIVE, ctypes.byref(attributes), size)
+    checked(int(result), f"making {path} read-only (Linux 5.12 or newer)")
+
+
+def build_file_system(job: dict[str, Any]) -> None:
+    """An empty root with some paths read-only, folders in them hidden, and a small /tmp: everything else is gone."""
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("root", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    for path in job["visible"]:
+        target = STAGE + path
+        if os.path.isdir(path):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        mount(path, target, None, MS_BIND | MS_REC)
+    for path in job["hidden"]:
+        mount("hidden", STAGE + path, "tmpfs", MS_NOSUID | MS_NODEV, "size=4k,mode=755")
+    for link, target in job["links"].items():
+        os.symlink(target, STAGE + link)
+    os.mkdir(STAGE + "/tmp")
+    os.chdir(STAGE)
+    checked(int(libc.syscall(ctypes.c_long(PIVOT_ROOT[os.uname().machine]), b".", b".")), "changing the root")
+    checked(libc.umount2(b".", 2), "leaving the old root")
+    os.chdir("/")
+    read_only("/")
+    options = f"size={job['disk_bytes']},nr_inodes=1024,mode=1777"
+    mount("tmp", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+
+
+def give_up_rights(limits: dict[str, int]) -> None:
+    """No user, no capability, no way to gain one; limits on everything that can be counted."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        # Processes are counted by user and user namespace: not together with whatever else is nobody's.
+        checked(libc.unshare(USER_NAMESPACE), "a user namespace")
+    header, nothing = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    checked(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "giving up capabilities")
+    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "giving up new privileges")
+    checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "closing the process to tracers")
+    for name, value in limits.items():
+        last = value + 1 if name == "CPU" else value  # first a signal that says which limit it was, then the end
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, last))
+    os.chdir("/tmp")
+
+
+def deny_calls(filter_hex: str) -> None:
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+    code = bytes.fromhex(filter_hex)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    checked(libc.prctl(PR_SET_SECCOMP, FILTER_MODE, ctypes.byref(program), 0, 0), "filtering system calls")
+
+
+# ---------------------------------------------------------------- what judge and program say to each other
+
+
+class Gone(Exception):
+    """The other end is not there any more."""
+
+
+class Channel:
+    """Messages over two pipes: four bytes of length, then JSON."""
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        self.incoming, self.outgoing = incoming, outgoing
+
+    def send(self, message: Any) -> None:
+        body = json.dumps(message).encode()
+        rest = memoryview(len(body).to_bytes(4, "big") + body)
+        try:
+            while rest:
+                rest = rest[os.write(self.outgoing, rest) :]
+        except BrokenPipeError:
+            raise Gone from None
+
+    def receive(self) -> Any:
+        length = int.from_bytes(self._exactly(4), "big")
+        if length > MAX_MESSAGE:
+            raise ValueError(f"an answer of {length} bytes")
+        return json.loads(self._exactly(length))
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = os.read(self.incoming, min(count, 2**20))
+            if not part:
+                raise Gone
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+BUILT_IN = frozenset(thing for thing in vars(builtins).values() if isinstance(thing, type))
+CONTAINERS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def packed(value: Any, keep: Callable[[Any], Any]) -> Any:
+    """Plain data as JSON; of anything else the reference that `keep` gives it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, list):
+        return [packed(item, keep) for item in value]
+    if isinstance(value, dict):
+        return {"dict": [[packed(key, keep), packed(item, keep)] for key, item in value.items()]}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": bytes(value).hex()}
+    for name, container in CONTAINERS.items():
+        if isinstance(value, container):
+            return {name: [packed(item, keep) for item in value]}
+    if isinstance(value, type) and value in BUILT_IN:
+        return {"type": value.__name__}
+    return {"reference": keep(value)}
+
+
+def unpacked(value: Any, refer: Any) -> Any:
+    if isinstance(value, list):
+        return [unpacked(item, refer) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "reference":
+        return refer(inner)
+    if kind == "dict":
+        return {unpacked(key, refer): unpacked(item, refer) for key, item in inner}
+    if kind == "complex":
+        return complex(*inner)
+    if kind == "bytes":
+        return bytes.fromhex(inner)
+    if kind == "type" and isinstance(named := getattr(builtins, inner), type):
+        return named
+    return CONTAINERS[kind](unpacked(item, refer) for item in inner)
+
+
+# ---------------------------------------------------------------- the program
+
+
+def run_program(job: dict[str, Any], channel: Channel) -> NoReturn:
+    """Run the untrusted source, then answer calls of what it defines until the judge goes away."""
+    module = types.ModuleType(job["name"])
+    sys.modules[job["name"]] = module
+    sys.argv = [""]
+    objects: list[Any] = []
+
+    def keep(value: Any) -> int:
+        objects.append(value)
+        return len(objects) - 1
+
+    def find(key: Any) -> Any:
+        return getattr(module, key) if isinstance(key, str) else objects[key]
+
+    def load() -> None:
+        exec(compile(job["program"], "<program>", "exec"), module.__dict__)
+
+    def call(key: Any, args: Any, named: Any) -> Any:
+        return find(key)(*unpacked(args, find), **unpacked(named, find))
+
+    actions: dict[str, Callable[..., Any]] = {
+        "load": load,
+        "call": call,
+        "get": lambda key, name: getattr(find(key), name),
+        "set": lambda key, name, value: setattr(find(key), name, unpacked(value, find)),
+        "items": lambda key: list(find(key)),
+        "truth": lambda key: bool(find(key)),
+    }
+    while True:
+        try:
+            action, *details = channel.receive()
+        except Gone:
+            os._exit(0)
+        try:
+            answer = ["value", packed(actions[action](*details), keep)]
+        except BaseException as error:
+            answer = ["error", type(error).__name__, shortened(error)]
+        flush()
+        channel.send(answer)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            continue  # the program has put something else there
+
+
+def shortened(error: BaseException) -> str:
+    try:
+        return str(error)[:500]
+    except BaseException:
+        return ""
+
+
+# ---------------------------------------------------------------- the judge
+
+
+class ProgramError(Exception):
+    """An exception of the program that is not one of Python's own."""
+
+
+class Remote:
+    """What the judge holds of something that lives in the program: its name or its number.
+
+    Equal to nothing but itself, whatever the program's class says of equality.
+    """
+
+    def __init__(self, channel: Channel, key: int | str) -> None:
+        object.__setattr__(self, "_channel", channel)
+        object.__setattr__(self, "_key", key)
+
+    def _ask(self, action: str, *details: Any) -> Any:
+        channel: Channel = object.__getattribute__(self, "_channel")
+        channel.send([action, object.__getattribute__(self, "_key"), *(packed(part, key_of) for part in details)])
+        return answered(channel)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return Remote._ask(self, "call", list(args), named)
+
+    def __getattr__(self, name: str) -> Any:
+        return Remote._ask(self, "get", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        Remote._ask(self, "set", name, value)
+
+    def __iter__(self) -> Any:
+        return iter(Remote._ask(self, "items"))
+
+    def __bool__(self) -> bool:
+        return Remote._ask(self, "truth") is True
+
+    def __getitem__(self, key: Any) -> Any:
+        return Remote._ask(self, "get", "__getitem__")(key)
+
+    def __len__(self) -> int:
+        try:
+            return int(Remote._ask(self, "get", "__len__")())
+        except AttributeError as error:
+            raise TypeError(str(error)) from None
+
+    def __str__(self) -> str:
+        return str(Remote._ask(self, "get", "__str__")())
+
+
+def key_of(value: Any) -> Any:
+    if isinstance(value, Remote):
+        return object.__getattribute__(value, "_key")
+    raise TypeError(f"a {type(value).__name__} cannot be given to the program")
+
+
+def answered(channel: Channel) -> Any:
+    kind, *details = channel.receive()
+    if kind == "value":
+        return unpacked(details[0], lambda number: Remote(channel, int(number)))
+    name, message = map(str, details)
+    if name == "MemoryError":
+        raise MemoryError
+    known = getattr(builtins, name, None)
+    if isinstance(known, type) and issubclass(known, Exception):
+        raise known(message)
+    raise ProgramError(f"{name}: {message}")
+
+
+def judge(channel: Channel, tests: dict[str, Any], program: int, seconds: int) -> dict[str, str]:
+    """Load the program, run the tests against it. Only tests that have run to their end are a pass."""
+    try:
+        channel.send(["load"])
+        answered(channel)
+        names = {name: Remote(channel, name) for name in tests["names"]}
+        space: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+        exec(compile(tests["before"], "<before the tests>", "exec"), space)
+        space.update(names)
+        exec(compile(tests["tests"], "<tests>", "exec"), space)
+    except Gone:
+        return ended(program, seconds)
+    except MemoryError:
+        return {"status": "memory", "detail": "MemoryError"}
+    except BaseException as error:
+        return {"status": "failed", "detail": f"{type(error).__name__}: {shortened(error)}".removesuffix(": ")}
+    return {"status": "passed", "detail": ""}
+
+
+def ended(program: int, seconds: int) -> dict[str, str]:
+    """Why the program is gone."""
+    _, status, used = os.wait4(program, 0)
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number == signal.SIGXCPU or used.ru_utime + used.ru_stime >= seconds:
+        return {"status": "timeout", "detail": "the limit on processor time"}
+    if number:
+        return {"status": "failed", "detail": f"the program was ended by {signal.Signals(number).name}"}
+    return {"status": "failed", "detail": f"the program ended itself with exit status {os.WEXITSTATUS(status)}"}
+
+
+def judged(job: dict[str, Any], own: bool, first: int) -> dict[str, str]:
+    """In the judge's process: shut in, fork the program, read the tests, judge. The program does not return."""
+    if own:
+        build_file_system(job)
+    give_up_rights(job["limits"])
+    (program_in, judge_out), (judge_in, program_out) = os.pipe(), os.pipe()
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    program = os.fork()
+    if program == 0:
+        os.dup2(nothing, 0)
+        kept = sorted((program_in, program_out))
+        for start, stop in ((3, kept[0]), (kept[0] + 1, kept[1]), (kept[1] + 1, 4096)):
+            os.closerange(start, stop)
+        deny_calls(job["filter"])
+        run_program(job, Channel(program_in, program_out))
+    os.close(program_in)
+    os.close(program_out)
+    deny_calls(job["filter"])
+    tests = json.loads(os.pread(0, os.fstat(0).st_size, first))
+    return judge(Channel(judge_in, judge_out), tests, program, job["limits"]["CPU"])
+
+
+def say(verdict: int, message: dict[str, str]) -> None:
+    os.write(verdict, json.dumps(message).encode())
+
+
+def main() -> None:
+    own, verdict, first = sys.argv[1] == "own", int(sys.argv[2]), int(sys.argv[3])
+    job = json.loads(os.pread(0, first, 0))
+    sys.set_int_max_str_digits(0)
+    try:
+        if own:
+            enter_namespaces()
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+                os._exit(0)
+        message = judged(job, own, first)
+    except (Refused, OSError) as error:
+        message = {"status": "refused", "detail": str(error)}
+    say(verdict, message)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Whether programs that models write can be run here: the sandbox, tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.core.errors import MachineError
+from surefit.core.jail import working_way
+from surefit.doctor.probe import Probe
+
+_WAYS = {"own": "Linux namespaces", "bwrap": "bubblewrap"}
+
+
+def sandbox() -> Iterator[Probe]:
+    """A program of one line, shut in: which way that works, or why none does."""
+    try:
+        way = working_way()
+    except MachineError as error:
+        fact = f"none, so that the recipe code_generation cannot score: {error.message}"
+        yield Probe("sandbox", fact, "warn", error.help)
+    else:
+        yield Probe("sandbox", f"{_WAYS[way]}, tried: answers that are programs run without files, network or rights")

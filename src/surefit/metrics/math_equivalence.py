@@ -1,0 +1,384 @@
+"""Whether two answers to a mathematics problem are the same: the two judges that published scores are made with.
+
+- `is_equivalent`: string normalisation alone, as in the MATH paper (hendrycks/math, `is_equiv`): "1,000" is not "1000".
+- `same_value`: what PRM800K's `grade_answer` accepts beyond that: "1,000" is "1000", "50%" is "50", "(x+1)^2" is
+  "x^2+2x+1"; but an unreduced fraction is wrong, and where one answer is an integer the other must be the same one.
+
+Written anew from their behaviour; tests/parity/test_math.py has the recorded verdicts. Nothing is evaluated as Python:
+an expression is read by the parser below.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+# ---------------------------------------------------------------- string normalisation (hendrycks/math)
+
+_DROPPED = ("\n", "\\!")
+_REPLACED = (("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"))
+_MARKS = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$")
+
+
+def is_equivalent(given: str, gold: str) -> bool:
+    """Equal after `normalised`; where one of the two cannot be normalised, equal as they are."""
+    try:
+        return normalised(given) == normalised(gold)
+    except ValueError:
+        return given == gold
+
+
+def normalised(answer: str) -> str:
+    """The answer without spaces, units, degree and dollar signs, with fractions and roots written in one way.
+
+    Raises:
+        ValueError: two units, or a fraction or a root without an argument.
+    """
+    text = answer
+    for mark in _DROPPED:
+        text = text.replace(mark, "")
+    for old, new in _REPLACED:
+        text = text.replace(old, new)
+    for mark in _MARKS:
+        text = text.replace(mark, "")
+    text = _without_unit(text).replace("\\%", "")
+    text = text.replace(" .", " 0.").replace("{.", "{0.")
+    if text.startswith("."):
+        text = "0" + text
+    name, sign, value = text.partition("=")
+    if sign and "=" not in value and len(name) <= 2:
+        text = value
+    text = _braced_fractions(_braced_roots(text).replace(" ", ""))
+    return _slash_as_fraction("\\frac{1}{2}" if text == "0.5" else text)
+
+
+def _without_unit(text: str) -> str:
+    before, *after = text.split("\\text{ ")
+    if len(after) > 1:
+        raise ValueError("two units")
+    return before
+
+
+def _braced_roots(text: str) -> str:
+    first, *rest = text.split("\\sqrt")
+    if "" in rest:
+        raise ValueError("a root of nothing")
+    return first + "".join("\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in rest)
+
+
+def _braced_fractions(text: str) -> str:
+    first, *rest = text.split("\\frac")
+    result = first
+    for part in rest:
+        if not part:
+            raise ValueError("a fraction of nothing")
+        if part[0] == "{":
+            result += "\\frac" + part
+        elif len(part) < 2:
+            return text
+        else:
+            below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
+            result += f"\\frac{{{part[0]}}}{below}"
+    return result
+
+
+def _slash_as_fraction(text: str) -> str:
+    """7/4 as a fraction; not 07/4, not x/4."""
+    match = re.fullmatch(r"(-?[0-9]+)/(-?[0-9]+)", text)
+    if match is None or any(str(int(part)) != part for part in match.groups() if len(part) < 1000):
+        return text
+    return f"\\frac{{{match[1]}}}{{{match[2]}}}"
+
+
+# ---------------------------------------------------------------- equal values (openai/prm800k)
+
+_UNITS = (
+    "degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month",
+    "year", "foot", "feet", "inch", "yard",
+)  # fmt: skip
+_UNIT = re.compile("|".join(rf"{unit}(?:es)?s? *(?:\^[0-9]+)?" for unit in _UNITS))
+_WORDS = (("million", "*10^6"), ("billion", "*10^9"), ("trillion", "*10^12"))
+_BRACKETS = "()[]"
+_REDUCIBLE = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
+_TOO_HARD = re.compile(r"\^[{(]|\^[0-9]+\^|\^[0-9][0-9]+|\*\*")
+
+
+def same_value(given: str, gold: str) -> bool:
+    """Whether `given` is right by PRM800K's rules."""
+    if is_equivalent_mathd(given, gold):
+        return True
+    ours, theirs = _simplified(given), _simplified(gold)
+    if ours == theirs:
+        return True
+    if not ours or not theirs:
+        return False
+    left, right = _elements(ours), _elements(theirs)
+    if len(left) != len(right):
+        return False
+    if len(right) > 1 and (ours[0], ours[-1]) != (theirs[0], theirs[-1]):
+        return False
+    return all(_same_element(a, b) for a, b in zip(left, right, strict=True))
+
+
+def is_equivalent_mathd(given: str, gold: str) -> bool:
+    """`is_equivalent` with one enclosing \\text{…} removed first, and never an error."""
+
+    def form(text: str) -> str:
+        match = re.fullmatch(r"\\text\{(.+?)\}", text.strip())
+        inner = match[1].strip() if match else text.strip()
+        try:
+            return normalised(inner)
+        except ValueError:
+            return inner
+
+    return form(given) == form(gold)
+
+
+def _same_element(given: str, gold: str) -> bool:
+    if _REDUCIBLE.fullmatch(given) and _REDUCIBLE.fullmatch(gold):
+        return given == gold
+    if _is_integer(given) != _is_integer(gold):
+        return False
+    return _difference_is_zero(gold, given)
+
+
+def _simplified(answer: str) -> str:
+    match = re.search(r"^\\text\{(.+?)\}$", answer)
+    text = match[1] if match else answer
+    text = text.replace("\\%", "").replace("\\$", "").replace("$", "").replace("%", "")
+    text = text.replace(" or ", " , ").replace(" and ", " , ")
+    for word, power in _WORDS:
+        text = text.replace(word, power)
+    text = _UNIT.sub("", text)
+    text = re.sub(r"\^ *\\circ", "", text)
+    if text.startswith("{") and text.endswith("}"):
+        text = text[1:-1]
+    text = re.sub(r",\\! *", "", text)
+    if (number := _number(text)) is not None and _whole(number):
+        text = str(round(number))
+    if "\\" in text:
+        text = _plain(text)
+    text = re.sub("- *", "-", text)
+    text = re.sub(r"([0-9]) +([0-9])", r"\1+\2", text)  # 1 1/2
+    text = text.replace(" ", "").replace("{", "").replace("}", "").lower()
+    return str(round(float(text.replace(",", "")))) if _is_integer(text) else text
+
+
+_SYMBOLS = {
+    "pi": "pi",
+    "infty": "inf",
+    "cup": "U",
+    "cdot": "*",
+    "times": "*",
+    "in": "∈",
+    "le": "≤",
+    "leq": "≤",
+    "ge": "≥",
+    "geq": "≥",
+    "ne": "≠",
+    "neq": "≠",
+    "pm": "±",
+    "circ": "∘",
+}
+_STYLES = frozenset(
+    (
+        "left",
+        "right",
+        "text",
+        "mbox",
+        "textbf",
+        "textit",
+        "textrm",
+        "mathrm",
+        "mathbf",
+        "mathbb",
+        "mathcal",
+        "operatorname",
+        "boxed",
+        "fbox",
+        "displaystyle",
+        "quad",
+        "qquad",
+        "rm",
+        "bf",
+        "it",
+        "big",
+        "Big",
+        "bigg",
+        "Bigg",
+    )
+)
+_TOKEN = re.compile(r"\\([A-Za-z]+)|\\(.)|(\{)|(\})|(.)", re.DOTALL)
+
+
+def _plain(latex: str) -> str:
+    """LaTeX as the text it stands for: fractions as a/b, roots as sqrt(a), no styles."""
+    tokens = list(_TOKEN.finditer(re.sub(r"\\[dt]frac", r"\\frac", latex).replace("\\frac", " \\frac")))
+    place = 0
+
+    def group() -> str:
+        """The next argument: a group in braces, or one token."""
+        nonlocal place
+        while place < len(tokens) and tokens[place][0].isspace():
+            place += 1
+        if place >= len(tokens):
+            return ""
+        return one()
+
+    def one() -> str:
+        nonlocal place
+        token = tokens[place]
+        place += 1
+        if token[3]:
+            parts = []
+            while place < len(tokens) and not tokens[place][4]:
+                parts.append(one())
+            place += 1
+            return "".join(parts)
+        return _command(token, group)
+
+    parts = []
+    while place < len(tokens):
+        parts.append(one())
+    return "".join(parts).strip()
+
+
+def _command(token: re.Match[str], argument: Callable[[], str]) -> str:
+    if token[1] == "frac":
+        return f"{argument()}/{argument()}"
+    if token[1] == "sqrt":
+        return f"sqrt({argument()})"
+    if token[1] in ("begin", "end"):
+        argument()
+        return ""
+    if token[1] is not None:
+        return "" if token[1] in _STYLES else _SYMBOLS.get(token[1]) or _letter(token[1])
+    if token[2] is not None:
+        return token[2] if token[2] in "%$&#_" else "\n" if token[2] == "\\" else ""
+    return "" if token[4] else token[0]
+
+
+def _letter(command: str) -> str:
+    """\\theta as θ; what is no letter keeps its name, so that it is equal to itself alone."""
+    try:
+        return unicodedata.lookup(f"GREEK {'SMALL' if command.islower() else 'CAPITAL'} LETTER {command.upper()}")
+    except KeyError:
+        return command
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < 1e300 else None
+
+
+def _whole(value: float) -> bool:
+    return abs(value - round(value)) <= 1e-7
+
+
+def _without_separators(text: str) -> str:
+    while (joined := re.sub(r"(\d),(\d\d\d)($|\D)", r"\1\2\3", text)) != text:
+        text = joined
+    return text
+
+
+def _is_integer(text: str) -> bool:
+    value = _number(_without_separators(text))
+    return value is not None and _whole(value)
+
+
+def _elements(text: str) -> list[str]:
+    """The members of a tuple or an interval; anything else is one element."""
+    text = _without_separators(text)
+    inner = text[1:-1]
+    if len(text) > 2 and text[0] in _BRACKETS and text[-1] in _BRACKETS and not set(inner) & set(_BRACKETS):
+        return [element.strip() for element in inner.split(",")]
+    return [text]
+
+
+# ---------------------------------------------------------------- expressions
+
+MAX_EXPRESSION = 200
+"""Characters: longer ones are equal only as text. Simplifying has no bound of its own."""
+
+
+def _difference_is_zero(gold: str, given: str) -> bool:
+    both = f"({gold})-({given})"
+    letters = {letter for letter in both.replace("sqrt", "").replace("frac", "") if letter.isalpha()}
+    if len(letters) > 2 or _TOO_HARD.search(both) or len(both) > MAX_EXPRESSION:
+        return False
+    import sympy  # type: ignore[import-untyped,unused-ignore]  # half a second that most answers do not need
+
+    try:
+        return bool(sympy.simplify(_Expression(both, sympy).read()) == 0)
+    except (ValueError, TypeError, ArithmeticError, RecursionError, AttributeError):
+        return False
+
+
+class _Expression:
+    """A sum of products of powers, with multiplication left out as people do: 2x, 3(x+1), xy."""
+
+    def __init__(self, text: str, sympy: Any) -> None:
+        self.sympy = sympy
+        self.tokens: list[str] = re.findall(r"\d+\.?\d*|\.\d+|sqrt|pi|[^\W\d_]|[-+*/^()]|\S", text)
+        self.place = 0
+
+    def read(self) -> Any:
+        value = self.sum()
+        if self.place < len(self.tokens):
+            raise ValueError(f"unexpected {self.tokens[self.place]!r}")
+        return value
+
+    def next_is(self, *tokens: str) -> bool:
+        return self.place < len(self.tokens) and self.tokens[self.place] in tokens
+
+    def take(self) -> str:
+        if self.place >= len(self.tokens):
+            raise ValueError("the expression ends too early")
+        self.place += 1
+        return self.tokens[self.place - 1]
+
+    def sum(self) -> Any:
+        value = self.product()
+        while self.next_is("+", "-"):
+            value = value + self.product() if self.take() == "+" else value - self.product()
+        return value
+
+    def product(self) -> Any:
+        value = self.signed()
+        while self.place < len(self.tokens) and not self.next_is("+", "-", ")"):
+            if self.next_is("*", "/"):
+                value = value * self.signed() if self.take() == "*" else value / self.signed()
+            else:
+                value = value * self.power()
+        return value
+
+    def signed(self) -> Any:
+        if self.next_is("+", "-"):
+            return self.signed() if self.take() == "+" else -self.signed()
+        return self.power()
+
+    def power(self) -> Any:
+        base = self.atom()
+        return base ** self.signed() if self.next_is("^") and self.take() else base
+
+    def atom(self) -> Any:
+        token = self.take()
+        if token == "(":
+            value = self.sum()
+            if self.take() != ")":
+                raise ValueError("a bracket is not closed")
+            return value
+        if token == "sqrt":
+            return self.sympy.sqrt(self.atom())
+        if token == "pi":
+            return self.sympy.pi
+        if token[0].isdigit() or token[0] == ".":
+            return self.sympy.Float(token) if "." in token else self.sympy.Integer(token)
+        if token.isalpha():
+            return self.sympy.Symbol(token)
+        raise ValueError(f"unexpected {token!r}")

@@ -1,0 +1,193 @@
+"""Word problems: a worked solution out, judged by its final answer alone.
+
+Three names for one task. `math_reasoning` reads GSM8K's rows (question, answer) and takes the calculator notes
+<<48/2=24>> out of what is trained on; `math_reasoning_annotated` leaves them in. `math_boxed` reads problems whose
+solution ends in \\boxed{…} (problem, solution), as MATH's do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.core.units import shortened
+from surefit.metrics.exact_match import INVALID, final_answer, last_boxed, last_number, same_answer
+from surefit.metrics.math_equivalence import is_equivalent, same_value
+from surefit.metrics.strict_json import json_kind
+from surefit.task import Example, Grammar, Message, Prediction, Row, Scores, TaskRecipe
+
+NUMBER_INSTRUCTION = "Work the problem out, then write #### and the answer."
+BOXED_INSTRUCTION = "Work the problem out and put the final answer in \\boxed{}."
+_NUMBER_HELP = (
+    "a row has question (text) and answer: the steps, and a last line '#### 18'; without answer it is only predicted"
+)
+_BOXED_HELP = (
+    "a row has problem (text) and solution with its answer in \\boxed{…}; without solution it is only predicted"
+)
+_NOTE = re.compile(r"<<[^<>]*>>")
+
+
+@dataclass(frozen=True)
+class GoldAnswer:
+    """The right answer: a number as GSM8K extracts it, or what stands in the solution's last box."""
+
+    kind: Literal["number", "boxed"]
+    answer: str
+
+
+def without_annotations(solution: str) -> str:
+    """The steps without GSM8K's calculator notes.
+
+    >>> without_annotations("16 - 3 - 4 = <<16-3-4=9>>9 eggs")
+    '16 - 3 - 4 = 9 eggs'
+    """
+    return _NOTE.sub("", solution)
+
+
+def to_example(row: Row) -> Example:
+    """A row of GSM8K's shape, calculator notes taken out.
+
+    Raises:
+        DataError: question or answer is missing or empty, or the answer has no final line; `field` says which.
+    """
+    return _example(row, "question", "answer", _number, NUMBER_INSTRUCTION, _NUMBER_HELP, without_annotations)
+
+
+def to_annotated_example(row: Row) -> Example:
+    """The same, calculator notes kept."""
+    return _example(row, "question", "answer", _number, NUMBER_INSTRUCTION, _NUMBER_HELP, str)
+
+
+def to_boxed_example(row: Row) -> Example:
+    """A row with a problem and a solution that ends in a box.
+
+    Raises:
+        DataError: problem or solution is missing or empty, or the solution has no closed box; `field` says which.
+    """
+    return _example(row, "problem", "solution", _boxed, BOXED_INSTRUCTION, _BOXED_HELP, str)
+
+
+def to_gold(row: Row) -> Example:
+    """A row that holds a gold answer and perhaps nothing else: `solution` with a box, or `answer` in any of the shapes.
+
+    Raises:
+        DataError: neither is there, or no answer is in it.
+    """
+    if isinstance(solution := row.get("solution"), str):
+        return Example(reference=_boxed(solution))
+    answer = row.get("answer")
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        answer = format(answer, ".15g")
+    if not isinstance(answer, str) or not answer.strip():
+        raise DataError(_problem("answer", row), field="answer", help=f"{_NUMBER_HELP}; {_BOXED_HELP}")
+    if "####" in answer or "\n" in answer.strip():
+        return Example(reference=_number(answer))
+    if last_boxed(answer) is not None:
+        return Example(reference=_boxed(answer))
+    bare = final_answer(f"#### {answer.strip()}")
+    if bare == answer.strip().replace(",", "") and "problem" not in row:
+        return Example(reference=GoldAnswer("number", bare))
+    return Example(reference=GoldAnswer("boxed", answer.strip()))
+
+
+def _example(
+    row: Row,
+    question: str,
+    answer: str,
+    gold: Callable[[str], GoldAnswer],
+    instruction: str,
+    help: str,
+    cleaned: Callable[[str], str],
+) -> Example:
+    asked = row.get(question)
+    if not isinstance(asked, str) or not asked.strip():
+        raise DataError(_problem(question, row), field=question, help=help)
+    messages: list[Message] = [{"role": "system", "content": instruction}, {"role": "user", "content": asked.strip()}]
+    if answer not in row:
+        if hint := did_you_mean(answer, row):
+            raise DataError(f"the row has no column {answer!r}{hint}", field=answer, help=help)
+        return Example(messages=tuple(messages))
+    solution = row[answer]
+    if not isinstance(solution, str) or not solution.strip():
+        raise DataError(_problem(answer, row), field=answer, help=help)
+    reference = gold(solution)
+    completion = cleaned(solution.strip())
+    messages.append({"role": "assistant", "content": completion})
+    return Example(messages=tuple(messages), completion=completion, reference=reference)
+
+
+def _problem(column: str, row: Row) -> str:
+    if column not in row:
+        return (
+            f"the row has no column {column!r}, only {', '.join(map(repr, row)) or 'none'}{did_you_mean(column, row)}"
+        )
+    return f"{column} is {'empty' if isinstance(row[column], str) else json_kind(row[column])}"
+
+
+def _number(solution: str) -> GoldAnswer:
+    answer = final_answer(solution)
+    if answer == INVALID:
+        end = shortened(repr(solution.strip().splitlines()[-1]))
+        raise DataError(f"the answer has no final line '#### …'; it ends with {end}", field="answer", help=_NUMBER_HELP)
+    return GoldAnswer("number", answer)
+
+
+def _boxed(solution: str) -> GoldAnswer:
+    answer = last_boxed(solution)
+    if answer is None:
+        raise DataError("the solution has no closed \\boxed{…}", field="solution", help=_BOXED_HELP)
+    return GoldAnswer("boxed", answer)
+
+
+def parse(text: str) -> str | None:
+    """The final answer: after the first `#### `, or in the last box; None where the text has neither."""
+    answer = final_answer(text)
+    return last_boxed(text) if answer == INVALID else answer
+
+
+def _score(example: Example, prediction: Prediction) -> Scores:
+    gold = example.reference
+    if not isinstance(gold, GoldAnswer):
+        raise DataError("the row has no answer to score against", field="answer", help=_NUMBER_HELP)
+    text = prediction.text if not prediction.truncated else ""
+    if gold.kind == "number":
+        given = final_answer(text)
+        number = last_number(text)
+        return {
+            "exact_match": float(same_answer(given, gold.answer)),
+            "last_number": float(number is not None and number == last_number(gold.answer)),
+            "answered": float(given != INVALID),
+        }
+    boxed = last_boxed(text)
+    return {
+        "exact_match": float(boxed is not None and is_equivalent(boxed, gold.answer)),
+        "same_value": float(boxed is not None and same_value(boxed, gold.answer)),
+        "answered": float(boxed is not None),
+    }
+
+
+def _ends_with_a_number(example: Example) -> Grammar:
+    """Any steps, one final line: a model that knows the answer and not the format is scored on the answer."""
+    return Grammar("regex", r"[^#]{1,2000}#### -?[0-9]{1,12}(\.[0-9]{1,6})?")
+
+
+RECIPE = TaskRecipe(
+    name="math_reasoning",
+    version=1,
+    citation=(
+        "data and extraction: GSM8K, arXiv:2110.14168, openai/grade-school-math commit 3101c7d; equivalence: "
+        "hendrycks/math commit 985bdc1 and openai/prm800k commit 7ecc794"
+    ),
+    columns=("question", "answer"),
+    to_example=to_example,
+    parse=parse,
+    score=_score,
+    primary_metric="exact_match",
+    grammar=_ends_with_a_number,
+    to_gold=to_gold,
+)
+ANNOTATED = replace(RECIPE, name="math_reasoning_annotated", to_example=to_annotated_example)
+BOXED = replace(RECIPE, name="math_boxed", columns=("problem", "solution"), to_example=to_boxed_example, grammar=None)
