@@ -1,14 +1,11 @@
-"""The verbs of `surefit`, their options and the exit codes. What a verb does is in the other files.
+"""The verbs of `surefit` and their options. What a verb does is in the other files; how it ends, in `ending.py`.
 
 Nothing heavy is imported here: `surefit --help` must answer at once, `surefit check` without torch.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
-import traceback
-from collections.abc import Callable
+import gc
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,8 +13,22 @@ from typing import Annotated, Any, Literal
 import typer
 
 from surefit import __version__
+from surefit.cli.ending import finish
+from surefit.cli.options import (
+    Base,
+    ConfigFile,
+    Gpu,
+    Gpus,
+    Into,
+    Json,
+    Overrides,
+    Overwrite,
+    Prompts,
+    Resume,
+    Target,
+    TrainedOn,
+)
 from surefit.core import env
-from surefit.core.errors import EXIT_BUG, Interrupted, LostProcess, SureFitError
 
 EPILOG = (
     "Exit codes: 0 fine · 1 findings, or a gate not passed · 2 usage, config or data · 3 environment · "
@@ -32,17 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).")]
-Target = Annotated[Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.epochs=2.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in output_dir from where it stopped.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is already in output_dir first.")]
-Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="So many GPUs; with hardware.gpu: cpu, processes.")]
-Gpu = Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU (e.g. h100), or for cpu.")]
 
 
 def _version(wanted: bool) -> None:
@@ -68,7 +68,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented starter config."""
-    _finish(as_json, lambda out: _cli("about").init(out, recipe, output, list_recipes))
+    finish(as_json, lambda out: _cli("about").init(out, recipe, output, list_recipes))
 
 
 @app.command()
@@ -89,7 +89,7 @@ def check(
     if as_json and style not in ("text", "json"):
         raise typer.BadParameter(f"--json is not --format {style}")
     shown = "json" if as_json else style
-    _finish(
+    finish(
         shown != "text",
         lambda out: _cli("checking").check_file(
             out, config, overrides, show=show, select=select, ignore=ignore, fix=fix, dry_run=dry_run, style=shown
@@ -108,7 +108,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Look at every row: lengths, duplicates, leaks, damage; write the data set's passport."""
-    _finish(
+    finish(
         as_json,
         lambda out: _cli("auditing").audit(out, target, overrides, output=output, max_rows=max_rows, workers=workers),
     )
@@ -121,7 +121,7 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Make a SureFit config of another tool's, with a comment for every key that has no place in it."""
-    _finish(as_json, lambda out: _cli("foreign").import_config(out, source, output))
+    finish(as_json, lambda out: _cli("foreign").import_config(out, source, output))
 
 
 @app.command()
@@ -136,11 +136,12 @@ def plan(
     solve: Annotated[str | None, typer.Option(metavar="FIELD", help="max_length, batch, rank or model.")] = None,
     against: Annotated[Path | None, typer.Option(metavar="RUN", help="Beside what this run really took.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the memory as SVG.")] = None,
-    as_json: Json = False,
+    gpus: Gpus = None, as_json: Json = False,
 ) -> None:
     """Say what the run needs, and whether it fits: memory by phase, time, disk, with what is not counted."""
     changes = [*(overrides or ()), *([f"hardware.gpu={gpu}"] if gpu else [])]
-    _finish(
+    changes += [f"hardware.count={gpus}"] if gpus else []
+    finish(
         as_json,
         lambda out: _cli("planning").plan(
             out, config, changes, quick=quick, optimize=optimize, compare=compare, price=price, solve=solve,
@@ -159,7 +160,7 @@ def train(
     gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train the adapter (or the model), with checkpoints that survive a crash."""
-    _finish(
+    finish(
         as_json,
         lambda out: _cli("launching").train(
             out, config, overrides, gpus, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt
@@ -183,7 +184,7 @@ def slurm(
     """Check the run and print the batch script of a job that saves, requeues itself and resumes until it is done."""
     if submit and output:
         raise typer.BadParameter("--submit writes job.sbatch into the run directory; --output is without it")
-    _finish(
+    finish(
         as_json,
         lambda out: _cli("slurm").slurm(
             out, config, overrides or (), nodes=nodes, per_node=gpus, submit=submit, output=output, interface=interface
@@ -192,21 +193,72 @@ def slurm(
 
 
 @app.command()
-def merge(target: Target, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Merge the adapter into a freshly loaded base model, with a certificate that the result is the same model."""
-    _finish(as_json, lambda out: _cli("stages").merge(out, _cli("prepare").prepare(target, overrides)))
+def merge(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A config, a run, or any tool's adapter directory.")],
+    overrides: Overrides = None,
+    into: Into = "auto",
+    base: Base = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="For an adapter: where merged/ goes.")] = None,
+    others: Annotated[
+        list[str] | None, typer.Option("--with", metavar="ADAPTER[:WEIGHT]", help="Combine it with this one first.")
+    ] = None,
+    combine: Annotated[str, typer.Option(metavar="WAY", help="cat (sum), ties, dare_ties, …: PEFT's ways.")] = "cat",
+    trained_on: TrainedOn = "none",
+    prompts: Prompts = None,
+    as_json: Json = False,
+) -> None:
+    """Merge the adapter into its base, file by file, with a certificate that the result is the same model."""
+    finish(as_json, lambda out: _cli("merging").merge(
+        out, target, overrides, into, _cli("merging").AdapterOptions(
+            base, output, trained_on, prompts, others or (), combine
+        ),
+    ))  # fmt: skip
+
+
+@app.command()
+def certify(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The adapter's directory.")],
+    merged: Annotated[Path, typer.Argument(metavar="MERGED", help="The merged model's, whoever merged it.")],
+    base: Base = None,
+    into: Into = "auto",
+    trained_on: TrainedOn = "none",
+    prompts: Prompts = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether a merged model is base + adapter: weight by weight, and by what it answers."""
+    finish(as_json, lambda out: _cli("merging").certify(
+        out, adapter, merged, into, _cli("merging").AdapterOptions(base, None, trained_on, prompts)
+    ))  # fmt: skip
 
 
 @app.command()
 def evaluate(
     target: Target, overrides: Overrides = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help="Score only this one: base, adapter, merged or model (repeatable).")
+        list[str] | None, typer.Option(help="Score only this one: base, adapter, merged, model or served (repeatable).")
     ] = None,
+    constrained: Annotated[
+        bool, typer.Option("--constrained", help="Answer under the recipe's grammar too, side by side.")
+    ] = False,
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="Only so many rows of each set, taken evenly from all.")
+    ] = None,
+    show: Annotated[int, typer.Option(min=0, help="Print so many rows that were won, and as many lost.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be asked; load no model.")] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Score base, adapter and merged model on the held-out rows, with confidence intervals."""
-    _finish(as_json, lambda out: _cli("stages").evaluate(out, _cli("prepare").prepare(target, overrides), variant))
+    changes = [
+        *(overrides or ()),
+        *(["evaluate.constrained=both"] if constrained else []),
+        *([f"evaluate.max_examples={max_examples}"] if max_examples else []),
+    ]
+    finish(
+        as_json,
+        lambda out: _cli("evaluating").evaluate(
+            out, _cli("prepare").prepare(target, changes), variant, show=show, dry_run=dry_run
+        ),
+    )
 
 
 @app.command()
@@ -214,15 +266,94 @@ def predict(
     target: Target,
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="Rows to answer, laid out as trained.")] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this one user message instead.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSONL here, not to stdout.")] = None,
-    variant: Annotated[str | None, typer.Option(help="base, adapter, merged or model; default: the best.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write JSONL here; killed, the same command goes on.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="base, adapter, merged, model or served; default: the best.")
+    ] = None,
+    base: Annotated[bool, typer.Option("--base", help="The same as --variant base.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The same as --variant adapter.")] = False,
+    merged: Annotated[bool, typer.Option("--merged", help="The same as --variant merged.")] = False,
+    constrained: Annotated[
+        bool, typer.Option("--constrained", help="Answer under the recipe's grammar.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output.")] = False,
     overrides: Overrides = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Answer new rows, or one prompt, with a trained model."""
-    _finish(
+    named = [name for name, given in (("base", base), ("adapter", adapter), ("merged", merged)) if given]
+    named += [variant] if variant else []
+    if len(named) > 1:
+        raise typer.BadParameter(f"one model answers, not {' and '.join(named)}")
+    changes = [*(overrides or ()), *(["evaluate.constrained=only"] if constrained else [])]
+    finish(
         as_json,
-        lambda out: _cli("stages").predict(
-            out, _cli("prepare").prepare(target, overrides), data, prompt, output, variant
+        lambda out: _cli("predict").predict(
+            out,
+            _cli("prepare").prepare(target, changes),
+            data,
+            prompt,
+            output,
+            named[0] if named else None,
+            overwrite=overwrite,
+        ),
+    )
+
+
+@app.command()
+def score(
+    predictions: Annotated[str, typer.Option(metavar="FILE", help="Answers: JSONL, JSON, CSV, Parquet or text lines.")],
+    references: Annotated[str, typer.Option(metavar="FILE", help="Gold rows, laid out as the recipe's data.")],
+    recipe: Annotated[str, typer.Option(metavar="NAME", help="Whose scorer, e.g. function_calling.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the scores of every row here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score any predictions with a recipe's scorer: no model, no run."""
+    finish(as_json, lambda out: _cli("scoring").score(out, recipe, predictions, references, output))
+
+
+@app.command("compare")
+def compare_(
+    a: Annotated[str, typer.Argument(metavar="A", help="RUN, RUN:VARIANT, scored predictions, or a baseline of B.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same: what is asked is whether B is better.")],
+    set_name: Annotated[str, typer.Option("--set", metavar="NAME", help="The set that both answered.")] = "eval",
+    variant: Annotated[str | None, typer.Option(help="Of runs without one; default: the tuned model.")] = None,
+    metric: Annotated[str | None, typer.Option(help="That decides; default: the recipe's primary metric.")] = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="For files that do not name theirs.")] = None,
+    judge: Annotated[str | None, typer.Option(metavar="URL", help="Ask a model on this server (OpenAI's API).")] = None,
+    judge_model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; without URL a local one.")] = None,
+    judge_rows: Annotated[int | None, typer.Option(min=1, help="Ask about so many rows, taken evenly.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many calls the judge would take.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the differences as SVG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether B's answers are better than A's, on the same rows, and how sure that is."""
+    finish(
+        as_json,
+        lambda out: _cli("comparing").compare(
+            out, a, b, set_name=set_name, variant=variant, metric=metric, recipe_name=recipe, plot=plot,
+            judge=_cli("comparing").JudgeOptions(judge, judge_model, judge_rows, dry_run),
+        ),
+    )  # fmt: skip
+
+
+@app.command()
+def retrieve(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="MovieLens or reviews: the file, or its directory.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The directory for rows, candidates and manifest.")],
+    retriever: Annotated[str, typer.Option(help="blend, lrurec, popularity, markov or window5.")] = "blend",
+    seed: Annotated[int, typer.Option(min=0, help="Of the training, and of the wrong candidates.")] = 0,
+    train_rows: Annotated[int, typer.Option(min=1, help="Rows for the ranker to learn from, at most.")] = 10_000,
+    candidates: Annotated[int, typer.Option(min=2, max=26, help="Titles to choose from in each row.")] = 20,
+    core: Annotated[int, typer.Option(min=3, help="Events that each user and each item must have.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Make rows for recipe rec_ranking: find candidates for every user, with a retriever that is trained here."""
+    finish(
+        as_json,
+        lambda out: _cli("retrieving").retrieve(
+            out, data, output, retriever=retriever, seed=seed, train_rows=train_rows, candidates=candidates, core=core
         ),
     )
 
@@ -230,7 +361,7 @@ def predict(
 @app.command()
 def report(target: Target, as_json: Json = False) -> None:
     """Write the page that explains the run: one file, readable offline."""
-    _finish(as_json, lambda out: _cli("stages").report(out, _cli("prepare").run_directory(target)))
+    finish(as_json, lambda out: _cli("stages").report(out, _cli("prepare").run_directory(target)))
 
 
 @app.command()
@@ -239,7 +370,7 @@ def run(
     gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """All stages in order: check, plan, train, merge, evaluate, report; stops at the first that fails."""
-    _finish(
+    finish(
         as_json,
         lambda out: _cli("launching").run(out, config, overrides, gpus, resume=resume, overwrite=overwrite),
     )
@@ -251,7 +382,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Teach the built-in model six new tools: the whole pipeline, offline, in a few minutes on a CPU."""
-    _finish(as_json, lambda out: _cli("demo").demo(out, output_dir))
+    finish(as_json, lambda out: _cli("demo").demo(out, output_dir))
 
 
 @app.command()
@@ -261,7 +392,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Look at this machine: what is there, what is wrong, how to mend it."""
-    _finish(as_json, lambda out: _cli("about").doctor(out, fix_script, file))
+    finish(as_json, lambda out: _cli("about").doctor(out, fix_script, file))
 
 
 @app.command()
@@ -270,7 +401,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure how fast this machine's GPU (or CPU) is, so that `plan` need not believe the data sheet."""
-    _finish(as_json, lambda out: _cli("calibrating").calibrate(out, output))
+    finish(as_json, lambda out: _cli("calibrating").calibrate(out, output))
 
 
 @app.command()
@@ -280,7 +411,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain a rule: what it looks for, why that is bad, how to fix it, where it was seen."""
-    _finish(as_json, lambda out: _cli("about").explain(out, code, every))
+    finish(as_json, lambda out: _cli("about").explain(out, code, every))
 
 
 @app.command()
@@ -289,7 +420,19 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the runs below a directory: state, steps, scores."""
-    _finish(as_json, lambda out: _cli("about").runs(out, directory))
+    finish(as_json, lambda out: _cli("about").runs(out, directory))
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8365,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine a token is asked for.")] = "127.0.0.1",
+    workspace: Annotated[Path, typer.Option(metavar="DIR", help="All that the pages read and write.")] = Path("."),
+    token: Annotated[bool, typer.Option("--token", help="Ask for a token on this machine too.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+) -> None:
+    """Serve a local page: write configs, plan by sliders, watch and compare runs, read what they answered."""
+    finish(False, lambda out: _cli("serving").serve(out, host, port, workspace, token, not no_open))
 
 
 def _cli(module: str) -> Any:
@@ -297,55 +440,12 @@ def _cli(module: str) -> Any:
     return import_module(f"surefit.cli.{module}")
 
 
-def _finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
-    """Run a verb; every way it can end becomes a message and an exit code."""
-    from surefit.cli.render import Output
-
-    out = Output(as_json, with_result, rank=env.process_place()[0])
-    try:
-        env.load_dotenv()
-        code = verb(out)
-    except (Interrupted, LostProcess) as error:
-        # Of several processes the first speaks for all that were asked to stop, the launcher of those that are lost.
-        if not (out.rank if isinstance(error, Interrupted) else env.launched_here()):
-            out.error(error)
-        code = error.exit_code
-    except SureFitError as error:
-        out.error(error)
-        code = error.exit_code
-    except KeyboardInterrupt:
-        out.note("interrupted")
-        code = 130
-    except BrokenPipeError:
-        # The reader went away (`| head`): not our error, and there is no one left to tell.
-        sys.stderr.close()
-        code = 0
-    except MemoryError:
-        out.error(
-            SureFitError("out of memory (RAM)", help="lower train.per_device_train_batch_size or data.max_length")
-        )
-        code = 3
-    except Exception:
-        code = _report_bug(out)
-    raise typer.Exit(code)
-
-
-def _report_bug(out: Any) -> int:
-    with tempfile.NamedTemporaryFile("w", prefix="surefit-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
-        file.write(env.redact(traceback.format_exc()))
-    problem = traceback.format_exc(limit=0).strip().splitlines()[-1]
-    error = SureFitError(
-        f"SureFit did not expect this: {problem}",
-        help=f"this is a bug in SureFit, please report it with {file.name}; what was saved before is still good",
-    )
-    error.exit_code = EXIT_BUG
-    out.error(error)
-    return EXIT_BUG
-
-
 def main() -> None:
     """The console script."""
-    app()
+    try:
+        app()
+    finally:
+        gc.disable()  # all is given back anyway: with torch loaded, looking for garbage once more takes half a second
 
 
 if __name__ == "__main__":

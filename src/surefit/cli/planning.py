@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli.prepare import Prepared, prepare
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_json, write_atomic
-from surefit.core.units import bytes_text, count_text, duration_text
+from surefit.core.units import bytes_text, count_text, duration_text, plural
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -83,12 +83,14 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
     memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
     out.paragraph(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
     out.paragraph(_steps(planned["steps"], estimate))
+    _say_ranks(out, planned["ranks"])
     if estimate and estimate["phases"]:
         _say_memory(out, estimate, device["memory_bytes"])
     elif planned["memory"]:
         _say_terms(out, planned, device["memory_bytes"])
     if estimate:
         _say_verdict(out, estimate, device)
+    _say_host(out, planned["host"])
     _say_time(out, planned["time"])
     _say_disk(out, planned)
     out.say("Not counted:")
@@ -98,6 +100,25 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
         out.paragraph(f"Does not fit: {text}", "bold red", indent=2)
     out.result(planned)
     return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
+
+
+def _say_ranks(out: Output, ranks: dict[str, Any] | None) -> None:
+    """Whose numbers follow, and what the processes exchange."""
+    if ranks is None:
+        return
+    many = plural(ranks["processes"], "GPU")
+    out.paragraph(
+        f"Per GPU of {many}, {ranks['mode']} ({ranks['share']}): memory is that of {ranks['which']}", "bold", indent=2
+    )
+    if ranks["exchanged"] is None:
+        return
+    seconds = ranks["exchange_seconds_per_step"]
+    takes = f"{seconds:.2g} s if nothing hides it, {ranks['link']}" if seconds is not None else ranks["link"]
+    out.paragraph(
+        f"Each sends and receives {bytes_text(ranks['exchanged_bytes_per_step'])} per step: {ranks['exchanged']}; "
+        f"{takes}",
+        indent=2,
+    )
 
 
 def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
@@ -176,6 +197,19 @@ def _say_time(out: Output, time: dict[str, Any] | None) -> None:
 
 def _between(low: float, middle: float, high: float) -> str:
     return f"{duration_text(middle)} ({duration_text(low)} to {duration_text(high)})"
+
+
+def _say_host(out: Output, host: dict[str, Any] | None) -> None:
+    """RAM and PCIe, where a run asks anything of them."""
+    if host is None or not host["memory"]:
+        return
+    parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in host["memory"])
+    ram = f" of {bytes_text(host['ram_bytes'])}" if host["ram_bytes"] else ""
+    out.paragraph(
+        f"Host: {bytes_text(host['memory_total_bytes'])}{ram} of RAM beside the process ({parts}); "
+        f"{bytes_text(host['pcie_total_bytes_per_step'])} over PCIe per step",
+        indent=2,
+    )
 
 
 def _say_disk(out: Output, planned: dict[str, Any]) -> None:

@@ -47,13 +47,19 @@ def optimize(out: Output, run: Prepared, gpus: str | None = None, prices: str | 
     return EXIT_OK
 
 
+def _where(one: Candidate) -> str:
+    if one.processes == 1:
+        return one.place.hardware.name
+    return f"{one.processes} × {one.place.hardware.name} ({one.sharing['mode']}; per GPU, the one with most)"
+
+
 def _say_nothing_fits(out: Output, chosen: Choice) -> None:
     least = min((chosen.given, *chosen.simulated), key=lambda one: one.need.high)
     memory = least.place.hardware.memory_bytes
     out.paragraph(
         f"Nothing fits for certain: the least that was found needs {bytes_text(least.need.low)} to "
         f"{bytes_text(least.need.high)} of {bytes_text(memory) if memory else 'an unknown amount'} on "
-        f"{least.place.hardware.name}",
+        f"{_where(least)}",
         "bold red",
         indent=2,
     )
@@ -64,7 +70,7 @@ def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
     hardware, needed = best.place.hardware, best.need
     assert hardware.memory_bytes is not None
     out.paragraph(
-        f"Fits {hardware.name}: {bytes_text(needed.low)} to {bytes_text(needed.high)} needed (simulation ± "
+        f"Fits {_where(best)}: {bytes_text(needed.low)} to {bytes_text(needed.high)} needed ({needed.how} ± "
         f"{needed.margin:.0%}) of {bytes_text(hardware.memory_bytes)}; "
         f"{bytes_text(hardware.memory_bytes - needed.high)} to spare",
         "bold green",
@@ -81,6 +87,9 @@ def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
         out.say(f"data:\n  packing: {str(best.packed).lower()}")
     if best.tiled != chosen.given.tiled:
         out.say(f"speed:\n  tiled_mlp: {str(best.tiled).lower()}")
+    if best.sharing != chosen.given.sharing:
+        lines = "".join(f"\n  {name}: {value}" for name, value in best.sharing.items())
+        out.say(f"parallel:{lines}")
     if best.place.hardware.name != chosen.given.place.hardware.name:
         out.say(f"hardware:\n  gpu: {best.place.resolved.config.hardware.gpu}")
 
@@ -88,7 +97,7 @@ def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
 def _reason(chosen: Choice, best: Candidate) -> str:
     """Why this one, beside the config as it is."""
     given = chosen.given
-    ways = [(one.micro_batch, one.checkpointing, one.tiled, one.packed) for one in (best, given)]
+    ways = [(one.micro_batch, one.checkpointing, one.tiled, one.packed, one.sharing) for one in (best, given)]
     if ways[0] == ways[1] and best.place.hardware.name == given.place.hardware.name:
         return "it is the config as it is: no faster one fits"
     if best.step and given.step and given.verdict == "fits":
@@ -112,7 +121,7 @@ def compare(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
     found = [_as_dict(one, costs, planner, run) for one in on_each(planner, places)]
     rows = [
         [
-            one["gpu"], one["verdict"], f"{one['high_bytes'] / GIB:.1f}",
+            _which(one), one["verdict"], f"{one['high_bytes'] / GIB:.1f}",
             f"{one['memory_bytes'] / GIB:.1f}" if one["memory_bytes"] else "n/a",
             f"{one['micro_batch']} × {one['accumulation']}{_letter(one)}",
             duration_text(one["seconds"]) if one["seconds"] is not None else "–",
@@ -132,6 +141,10 @@ def compare(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
         out.paragraph("For the cost give what an hour costs you: --price h100=2.5,a100-80=1.6", indent=2)
     out.result({"gpus": found})
     return EXIT_OK if any(one["verdict"] == "fits" for one in found) else EXIT_FINDINGS
+
+
+def _which(one: dict[str, Any]) -> str:
+    return f"{one['processes']} × {one['gpu']} {one['mode']}" if one["processes"] > 1 else str(one["gpu"])
 
 
 def _letter(one: dict[str, Any]) -> str:
@@ -267,5 +280,8 @@ def _as_dict(one: Candidate, prices: dict[str, float], planner: Planner, run: Pr
         "packing": one.packed,
         "seconds_per_step": one.step.seconds if one.step else None,
         "seconds": whole.seconds if whole else None,
-        "cost": whole.cost(price)[0] if whole and price is not None else None,
+        "cost": whole.cost(price, one.processes)[0] if whole and price is not None else None,
+        "processes": one.processes,
+        **{"mode": None, "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1},
+        **one.sharing,
     }

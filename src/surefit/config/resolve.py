@@ -21,7 +21,6 @@ from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED,
 from surefit.config.schema import Config
 from surefit.config.spread import (
     COUNT,
-    MODE,
     Started,
     accumulation,
     decide_devices,
@@ -133,7 +132,7 @@ def resolve(
     steps = total_steps(config, rows, mixed)
     packing, _ = _decide_packing(config, model)
     decisions: dict[str, Callable[[], tuple[Any, str]]] = {
-        "model.dtype": lambda: _decide_dtype(hardware),
+        "model.dtype": lambda: decide_dtype(hardware),
         "data.packing": lambda: _decide_packing(config, model),
         "speed.attention": lambda: _decide_attention(packing, model),
         "speed.fused_lora": lambda: _decide_fused_lora(config, hardware),
@@ -146,18 +145,15 @@ def resolve(
             changes[dotted], reason = decide()
             provenance[dotted] = Origin("auto", reason)
     decided = with_changes(config, changes)
+    if config.parallel.mode == "auto":
+        capacity = hardware.memory_bytes if hardware.kind == "cuda" else None
+        way, reason = decide_mode(decided, capacity, lambda shared: _least(shared, model, hardware, needed))
+        decided = with_changes(decided, way)
+        provenance |= dict.fromkeys(way, Origin("auto", reason))
     memory = _decide_by_memory(decided, model, hardware, needed)
     chosen = {dotted: found for dotted, found in memory.items() if lookup(config, dotted) == "auto"}
     provenance |= {dotted: Origin("auto", reason) for dotted, (_, reason) in chosen.items()}
     decided = with_changes(decided, {dotted: value for dotted, (value, _) in chosen.items()})
-    if config.parallel.mode == "auto":
-        mode, reason = decide_mode(
-            decided,
-            hardware.memory_bytes if hardware.kind == "cuda" else None,
-            lambda: needed(decided, accumulation(decided)) if needed else None,
-        )
-        decided = with_changes(decided, {MODE: mode})
-        provenance[MODE] = Origin("auto", reason)
     require_possible(decided)
     micro = decided.train.per_device_train_batch_size
     assert isinstance(micro, int)
@@ -223,7 +219,7 @@ def warmup_steps(total_steps: int, warmup: float) -> int:
     return math.ceil(total_steps * warmup if warmup < 1 else warmup)
 
 
-def _decide_dtype(hardware: HardwareLike) -> tuple[str, str]:
+def decide_dtype(hardware: HardwareLike) -> tuple[str, str]:
     if hardware.kind == "cpu":
         return "float32", "on a CPU float32 is exact and no slower for small models"
     if hardware.bf16:
@@ -244,6 +240,19 @@ def _decide_by_memory(
         CHECKPOINTING: _decide_checkpointing(model, hardware),
         TILED: _decide_tiled_mlp(config, hardware),
     }
+
+
+def _least(config: Config, model: ModelLike, hardware: HardwareLike, needed: Needed | None) -> int | None:
+    """What a step takes with everything that depends on memory decided for this way of sharing it."""
+    if needed is None:
+        return None
+    chosen = {
+        dotted: value
+        for dotted, (value, _) in _decide_by_memory(config, model, hardware, needed).items()
+        if lookup(config, dotted) == "auto"
+    }
+    decided = with_changes(config, chosen)
+    return needed(decided, accumulation(decided))
 
 
 def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike) -> tuple[int, str]:

@@ -73,10 +73,16 @@ class DataSection(Section):
     """Tokens per example, prompt and answer together."""
     packing: Auto | bool = "auto"
     """Lay the examples of a micro batch one after the other in place of padding them; nothing learnt changes."""
-    too_long: Literal["drop", "error"] = "drop"
-    """What to do with an example over max_length: leave it out (counted and reported) or stop."""
+    too_long: Literal["drop", "error", "truncate", "truncate_middle"] = "drop"
+    """What to do with an example over max_length: leave it out (counted) or stop; or keep the beginning of its document
+    (truncate), or its beginning and end (truncate_middle), for recipes that have documents. No answer is ever cut."""
     bad_rows: Literal["error", "skip"] = "error"
     """What to do with a row that cannot be used: stop and name it, or leave it out (counted and reported)."""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether documents that are too long are cut."""
+        return self.too_long.startswith("truncate")
 
 
 class TrainSection(Section):

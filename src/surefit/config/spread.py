@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
@@ -57,30 +58,66 @@ def decide_devices(config: Config, started: Started | None) -> dict[str, tuple[i
     }
 
 
-def decide_mode(config: Config, capacity: int | None, needed: Callable[[], int | None]) -> tuple[str, str]:
-    """`parallel.mode` with its reason.
+def decide_mode(
+    config: Config, capacity: int | None, needed: Callable[[Config], int | None]
+) -> tuple[dict[str, Any], str]:
+    """`parallel.mode`, and `parallel.cp` where it is that, with the reason.
+
+    The first that fits: a whole model on each device, which exchanges least; shards of it; then the tokens of each
+    example shared by as few processes as hold them. Where nothing fits it is the one that takes least.
 
     Args:
+        config: what does not depend on memory decided.
         capacity: bytes that a device has.
-        needed: what a step takes of it with a whole model on each; asked only where that decides.
+        needed: what a step takes of it, the rest decided for that mode; asked only where it decides.
+
+    Returns:
+        Dotted key → value, and the reason.
     """
     for name in SHARING:
         if getattr(config.parallel, name) > 1:
-            return name, f"parallel.{name} is {getattr(config.parallel, name)}"
+            return {MODE: name}, f"parallel.{name} is {getattr(config.parallel, name)}"
     count = processes(config)
     if count == 1:
-        return "single", "one process"
+        return {MODE: "single"}, "one process"
     if config.parallel.offload or config.parallel.dp_replicate > 1:
-        return "fsdp", "it alone has what parallel.offload and parallel.dp_replicate ask for"
-    size = needed() if capacity else None
-    if size is None or capacity is None:
-        return "ddp", f"a whole model in each of {count} processes: the least to exchange"
-    if size > capacity:
-        return (
-            "fsdp",
-            f"a step would take {bytes_text(size)} of each device's {bytes_text(capacity)} with a whole model",
-        )
-    return "ddp", f"a whole model fits each device: {bytes_text(size)} of {bytes_text(capacity)}"
+        return {MODE: "fsdp"}, "it alone has what parallel.offload and parallel.dp_replicate ask for"
+    whole = f"a whole model in each of {count} processes: the least to exchange"
+    if capacity is None:
+        return {MODE: "ddp"}, whole
+    tried: list[tuple[int, dict[str, Any]]] = []
+    for way in _ways_to_share(config, count):
+        size = needed(sharing_by(config, way))
+        if size is None:
+            return {MODE: "ddp"}, whole
+        tried.append((size, way))
+        if size <= capacity:
+            return way, _mode_reason(tried, capacity)
+    return min(tried, key=lambda one: one[0])[1], _mode_reason(sorted(tried, key=lambda one: -one[0]), capacity)
+
+
+def _ways_to_share(config: Config, count: int) -> Iterator[dict[str, Any]]:
+    """What several processes can do with this config, the least to exchange first."""
+    yield {MODE: "ddp"}
+    if config.model.quantization == "none" and config.train.optimizer == "adamw":
+        yield {MODE: "fsdp"}
+    if config.data.packing is True and config.train.neftune_noise_alpha is None:
+        yield from ({MODE: "cp", "parallel.cp": size} for size in range(2, count + 1) if count % size == 0)
+
+
+def sharing_by(config: Config, way: Mapping[str, Any]) -> Config:
+    """The config with other values of its section `parallel`, by dotted key."""
+    values = {dotted.removeprefix("parallel."): value for dotted, value in way.items()}
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update=values)})
+
+
+def _mode_reason(tried: list[tuple[int, dict[str, Any]]], capacity: int) -> str:
+    """Why the last of these, beside those before it."""
+    what = {"ddp": "a whole model on each device", "fsdp": "a share of it", "cp": "a share of each example's tokens"}
+    *before, (size, way) = tried
+    fits = "up to" if size <= capacity else "nothing fits; the least is up to"
+    others = "".join(f"; {what[other[MODE]]} would take {bytes_text(large)}" for large, other in before[:2])
+    return f"{what[way[MODE]]}: {fits} {bytes_text(size)} of {bytes_text(capacity)}{others}"
 
 
 def require_possible(config: Config) -> None:

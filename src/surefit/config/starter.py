@@ -12,6 +12,43 @@ from surefit.config.resolve import one_line_yaml
 from surefit.config.schema import Config
 
 STARTERS: dict[str, dict[str, Any]] = {
+    "amr_parsing": {
+        "model.name_or_path": "surefit/nano",
+        "adapter.kind": "full",  # the model has never seen a Vietnamese letter
+        "data.train": "surefit/amr-tiny-train",
+        "data.eval": "surefit/amr-tiny-eval",
+        "data.max_length": 256,
+        "train.epochs": 8.0,
+        "train.max_steps": 300,
+        "train.learning_rate": 2e-3,
+        "train.global_batch_size": 16,
+        "evaluate.max_new_tokens": 128,
+        "output_dir": "runs/amr-parsing",
+    },
+    "code_generation": {
+        "model.name_or_path": "surefit/nano",
+        "data.train": "surefit/code-generation-train",
+        "data.eval": "surefit/code-generation-eval",
+        "data.max_length": 512,
+        "train.epochs": 10.0,
+        "train.max_steps": 120,
+        "train.learning_rate": 1e-2,
+        "train.global_batch_size": 16,
+        "evaluate.max_new_tokens": 64,
+        "output_dir": "runs/code-generation",
+    },
+    "math_reasoning": {
+        "model.name_or_path": "surefit/nano",
+        "data.train": "surefit/math-reasoning-train",
+        "data.eval": "surefit/math-reasoning-eval",
+        "data.max_length": 256,
+        "train.epochs": 10.0,
+        "train.max_steps": 200,
+        "train.learning_rate": 5e-3,
+        "train.global_batch_size": 32,
+        "evaluate.max_new_tokens": 32,
+        "output_dir": "runs/math-reasoning",
+    },
     "function_calling": {
         "model.name_or_path": "surefit/nano",
         "data.train": "surefit/function-calling-train",
@@ -23,6 +60,17 @@ STARTERS: dict[str, dict[str, Any]] = {
         "train.global_batch_size": 32,
         "evaluate.max_new_tokens": 96,
         "output_dir": "runs/function-calling",
+    },
+    "rec_ranking": {
+        "model.name_or_path": "surefit/nano",
+        "data.train": "surefit/rec-tiny-train",
+        "data.eval": "surefit/rec-tiny-eval",
+        "data.max_length": 512,
+        "train.epochs": 6.0,
+        "train.max_steps": 200,
+        "train.learning_rate": 1e-2,
+        "train.global_batch_size": 32,
+        "output_dir": "runs/rec-ranking",
     },
 }
 """Per recipe, the values of a config that runs as written; a recipe that is not here gets `GENERAL`."""

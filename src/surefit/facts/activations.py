@@ -41,7 +41,7 @@ How it differs:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from surefit.core.units import MIB
@@ -89,6 +89,7 @@ class MicroBatch:
         chunked, fused, tiled: `speed.chunked_loss`, `speed.fused_lora` and `speed.tiled_mlp`.
         quantization: of the frozen weights.
         capability: of the GPU.
+        reach: keys that attention reads for each of these tokens; above 1 where other processes have some of them.
     """
 
     model: ModelFacts
@@ -106,6 +107,7 @@ class MicroBatch:
     tiled: bool = False
     quantization: str = "none"
     capability: tuple[int, int] | None = (8, 0)
+    reach: float = 1.0
 
     @property
     def full(self) -> bool:
@@ -151,6 +153,19 @@ class MicroBatch:
 def covered(model: ModelFacts) -> bool:
     """Whether there is a closed form for this model's activations."""
     return model.architecture in LLAMA_LIKE and model.intermediate_size is not None and not model.quantization
+
+
+def shared_tokens(batch: MicroBatch, parts: int) -> MicroBatch:
+    """The part of a micro batch that one of several processes has, `parallel/context.py`: T / n tokens and one of
+    filling; it reads the keys of its front piece's and of its last piece's documents up to their ends.
+
+    Of n processes and a document of T tokens the first has the pieces 1 and 2n of 2n, so it reads T / 2n and T keys.
+    """
+    if parts == 1:
+        return batch
+    tokens = -(-batch.tokens // parts) + 1
+    reach = batch.tokens * (1 + 1 / (2 * parts)) / tokens
+    return replace(batch, rows=1, length=tokens, padded=False, packed=True, reach=reach)
 
 
 def layer_bytes(batch: MicroBatch) -> int:
@@ -211,11 +226,11 @@ def _attention_backward(batch: MicroBatch) -> int:
     heads, width = model.num_attention_heads, model.head_dim
     inside = [FLOAT32 * heads]
     if batch.flash:
-        inside += [FLOAT32 * heads * -(-width // 32) * 32, *(2 * [number * query] if key != query else [])]
+        inside += [FLOAT32 * heads * -(-width // 32) * 32, *(2 * [_read(batch, query)] if key != query else [])]
     elif number < FLOAT32:
         inside.append(3 * FLOAT32 * heads * -(-width // 64) * 64)
     kept = [*_norm(batch, hidden), *_inputs(batch, hidden, *ATTENTION_INPUTS), *_attention(batch), number * hidden]
-    return _bytes(batch, [*kept, *inside, *2 * [number * query], *2 * [number * (key if batch.flash else query)]])
+    return _bytes(batch, [*kept, *inside, *2 * [number * query], *2 * [_read(batch, key if batch.flash else query)]])
 
 
 def _mlp_backward(batch: MicroBatch) -> int:
@@ -287,16 +302,16 @@ def norm_backward_bytes(batch: MicroBatch) -> int:
     return kept_bytes(batch) + (NORM_TEMPORARIES * FLOAT32 * hidden - done) * batch.tokens
 
 
-def eval_bytes(batch: MicroBatch) -> int:
-    """The fullest moment of a forward pass that keeps nothing: the loss, or an MLP."""
+def eval_bytes(batch: MicroBatch, loss: bool = True) -> int:
+    """The fullest moment of a forward pass that keeps nothing: the loss, or an MLP; without the loss the MLP's."""
     hidden, number = batch.model.hidden_size, batch.number
     copy = 0 if number == FLOAT32 else FLOAT32
     vocabulary = batch.model.vocab_size
     if batch.chunked:
         states = number * hidden * batch.targets
-        loss = states + (number + copy + FLOAT32) * vocabulary * chunk_rows(batch.targets, vocabulary)
+        needed = states + (number + copy + FLOAT32) * vocabulary * chunk_rows(batch.targets, vocabulary)
     else:
-        loss = vocabulary * max(
+        needed = vocabulary * max(
             number * (batch.tokens + batch.targets),
             (number + copy) * batch.targets,
             (copy or FLOAT32 + copy) * batch.targets,
@@ -304,7 +319,7 @@ def eval_bytes(batch: MicroBatch) -> int:
     mask = batch.rows * batch.length**2 if batch.padded else 0
     # silu(gate), up and their product; LoRA's part of up beside the base's.
     widths = 3 if batch.full else 4
-    return max(loss, number * (4 * hidden + widths * batch.mlp_width) * batch.tokens + mask)
+    return max(needed if loss else 0, number * (4 * hidden + widths * batch.mlp_width) * batch.tokens + mask)
 
 
 def workspace_bytes(capability: tuple[int, int] | None) -> int:
@@ -376,10 +391,15 @@ def _attention(batch: MicroBatch) -> list[int]:
     """Queries, keys, values, output and logsumexp; what norms on queries and keys, and a mask, add."""
     model, query, key = batch.model, batch.query_width, batch.key_width
     heads = (model.num_attention_heads, model.num_key_value_heads)
-    kept = [*2 * [batch.number * query], *2 * [batch.number * (key if batch.flash else query)], FLOAT32 * heads[0]]
+    kept = [*2 * [batch.number * query], *2 * [_read(batch, key if batch.flash else query)], FLOAT32 * heads[0]]
     if batch.padded:
         kept.append(batch.number * batch.mask_length)
     if LLAMA_LIKE[model.architecture]:
         kept += [*_norm(batch, query, heads[0]), *_norm(batch, key, heads[1])]
     # Without one kernel for all, packed examples are joined after each was attended to alone.
     return kept + _inputs(batch, query, "o_proj", kept=not batch.packed or batch.flash)
+
+
+def _read(batch: MicroBatch, width: int) -> int:
+    """Keys or values of this width, of all that are read, in bytes per token of this process."""
+    return round(batch.number * width * batch.reach)

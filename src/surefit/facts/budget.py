@@ -12,12 +12,14 @@ Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, bfloat16, one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from surefit.config.resolve import LOSS_BYTES, Resolved
 from surefit.config.schema import AdapterSection
+from surefit.config.spread import data_ranks
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.activations import (
     TOKEN_BYTES,
@@ -33,6 +35,7 @@ from surefit.facts.activations import (
     logits_bytes,
     norm_backward_bytes,
     segment_rest,
+    shared_tokens,
     workspace_bytes,
 )
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
@@ -58,7 +61,7 @@ ACTIVATIONS_LEFT_OUT = (
 )
 """Left out as well where the architecture is not covered."""
 
-Moment = Literal["always", "loss", "backward", "step"]
+Moment = Literal["always", "gather", "loss", "backward", "step"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,8 @@ class Term:
         term: what it is.
         bytes: how much.
         why: the assumption it follows from.
-        moment: when the memory is held: through the whole step, while the loss is computed, or while the optimizer
-            updates. Disk terms are always held.
+        moment: when the memory is held: through the whole step, while shards are gathered for the first layer, while
+            the loss is computed, in the backward pass, or while the optimizer updates. Disk terms are always held.
     """
 
     term: str
@@ -80,8 +83,8 @@ class Term:
 
 
 def at_least(terms: Iterable[Term]) -> int:
-    """The memory of the fullest moment: what is always held, and the larger of the loss and the update."""
-    held: dict[Moment, int] = {"always": 0, "loss": 0, "backward": 0, "step": 0}
+    """The memory of the fullest moment: what is always held, and the largest of what the others hold."""
+    held: dict[Moment, int] = dict.fromkeys(get_args(Moment), 0)
     for term in terms:
         held[term.moment] += term.bytes
     return held.pop("always") + max(held.values())
@@ -150,8 +153,11 @@ def peak_bytes(
     length: int | None = None,
     padded: bool | None = None,
     capability: tuple[int, int] | None = AMPERE,
+    *,
+    in_buckets: bool = False,
+    parts: int = 1,
 ) -> Budget | None:
-    """The closed form; None for a model whose activations it does not know.
+    """The closed form of one process; None for a model whose activations it does not know.
 
     Args:
         resolved: the config without "auto".
@@ -159,11 +165,13 @@ def peak_bytes(
         length: tokens of the longest row; `data.max_length` if not given.
         padded: whether rows of one micro batch differ in length; if not given, whether it has more than one.
         capability: of the GPU, which decides cuBLAS's workspace; None for none.
+        in_buckets: gradients are put where others are waiting for them as soon as they are made.
+        parts: processes that share the tokens of the micro batch.
     """
     part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
     if part is None or model.parameters is None or not covered(model):
         return None
-    batch = micro_batch(resolved, model, length, padded, capability)
+    batch = shared_tokens(micro_batch(resolved, model, length, padded, capability), parts)
     accumulation = micro_batch_shape(resolved, length).micro_batches
     held = _held(resolved, model, part)
     tokens = TOKEN_BYTES * batch.tokens
@@ -173,7 +181,7 @@ def peak_bytes(
         Term("batch", tokens, f"ids, masks or positions, and targets of {batch.tokens:,} tokens"),
         Term("workspace", workspace, "cuBLAS's, of the forward and of the backward thread"),
         *_loss_terms(batch),
-        _backward_term(batch, part, accumulation > 1),
+        _backward_term(batch, part, in_buckets or accumulation > 1),
     )
     loaded = sum(term.bytes for term in held if term.term in ("weights", "adapter", "masters"))
     resting = sum(term.bytes for term in held if term.moment == "always" and term.term != "gradients")
@@ -213,7 +221,7 @@ def micro_batch_shape(resolved: Resolved, length: int | None = None) -> Shape:
         return Shape(rows, length, resolved.gradient_accumulation_steps)
     capacity = rows * allowed
     examples = min(train.global_batch_size, -(-capacity // length))
-    micro_batches = max(1, -(-train.global_batch_size * length // capacity))
+    micro_batches = max(1, math.ceil(math.ceil(train.global_batch_size * length / capacity) / data_ranks(config)))
     return Shape(examples, min(length, capacity // examples), micro_batches)
 
 

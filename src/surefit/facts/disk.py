@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
 from surefit.config.resolve import Resolved
 from surefit.core.units import count_text
-from surefit.facts.activations import LLAMA_LIKE
-from surefit.facts.budget import EIGHT_BIT_BLOCK, FLOAT32, MIN_8BIT, Term, Trained, target_modules, trained
+from surefit.facts.budget import EIGHT_BIT_BLOCK, FLOAT32, MIN_8BIT, Term, Trained, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.tensors import Shape, factors, parameters
 
-Shape = tuple[int, ...]
 CHECKPOINT_FILES = 1515
 """manifest.json and trainer.json, measured; a few bytes more or less with the config."""
 ADAPTER_FILES, MODEL_FILES = 1840, 1200
@@ -48,7 +47,7 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     if model.parameters is None or part is None:
         return []
     number, lora = DTYPE_BYTES[config.model.dtype], config.adapter.kind == "lora"
-    shapes = list(_factors(resolved, model) if lora else _parameters(model))
+    shapes = list(factors(model, config.adapter) if lora else parameters(model))
     weights = _file_bytes(shapes, number, part.parameters)
     optimizer = _optimizer_bytes(resolved, shapes, part)
     copies = copies_at_once(resolved)
@@ -66,7 +65,7 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
         saved = [(name.replace(".default.", "."), shape) for name, shape in shapes]
         adapter = _file_bytes(saved, number, part.parameters, _METADATA) + ADAPTER_FILES
         terms.append(Term("adapter", adapter, f"the result of training, in {config.model.dtype}"))
-    whole = _file_bytes(_parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
+    whole = _file_bytes(parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
     result = "the base with the adapter folded in" if lora else "the result of training"
     terms.append(Term("merged" if lora else "model", whole, f"{result}, in {config.model.dtype}"))
     terms.append(_tokenizer_term(model, 2 if lora else 1))
@@ -143,32 +142,3 @@ def _tokenizer_term(model: ModelFacts, copies: int) -> Term:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
-
-
-def _factors(resolved: Resolved, model: ModelFacts) -> Iterator[tuple[str, Shape]]:
-    """The LoRA factors by their names in the model that trains."""
-    adapter = resolved.config.adapter
-    for name, (outputs, inputs) in target_modules(model, adapter).items():
-        yield f"base_model.model.{name}.lora_A.default.weight", (adapter.r, inputs)
-        yield f"base_model.model.{name}.lora_B.default.weight", (outputs, adapter.r)
-
-
-def _parameters(model: ModelFacts) -> list[tuple[str, Shape]]:
-    """The parameters of a model by their names; matrices alone where the architecture is not one of `LLAMA_LIKE`."""
-    found: list[tuple[str, Shape]] = [(f"{name}.weight", shape) for name, shape in model.linear_modules.items()]
-    found.append(("model.embed_tokens.weight", (model.vocab_size, model.hidden_size)))
-    if model.architecture not in LLAMA_LIKE:
-        return found
-    norms: dict[str, int] = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), model.hidden_size)
-    if LLAMA_LIKE[model.architecture]:
-        norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), model.head_dim)
-    layers = [f"model.layers.{layer}." for layer in range(model.num_layers)]
-    found += [(f"{layer}{name}.weight", (width,)) for layer in layers for name, width in norms.items()]
-    found.append(("model.norm.weight", (model.hidden_size,)))
-    biases = {
-        f"self_attn.{name}.bias": (model.linear_modules[f"model.layers.0.self_attn.{name}"][0],)
-        for name in ("q_proj", "k_proj", "v_proj")
-    }
-    if sum(math.prod(shape) for _, shape in found) != model.parameters:
-        found += [(f"{layer}{name}", shape) for layer in layers for name, shape in biases.items()]
-    return found

@@ -49,6 +49,10 @@ class FullySharded(Engine):
         self.shard_group = self.mesh.get_group("shard")
         self.root: Any = None
 
+    def loading_device(self, kind: str) -> str:
+        """The host: `fully_shard` moves one layer at a time to the device, and keeps this process's part of it."""
+        return "cpu"
+
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """Shard the model in place, each decoder layer by itself, and return it.
 

@@ -12,7 +12,6 @@ the loss are the single process's own code.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -21,6 +20,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from surefit.core.errors import ConfigError, ModelError
 from surefit.data.collate import LOSS_KEYS
+from surefit.facts.shares import split_layers
 from surefit.model.compat import wrap_forward
 from surefit.model.prepare import base_of
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
@@ -361,33 +361,6 @@ class _Parts:
             freed |= _free(part, device)
         _move(self.model, freed, device)
         return freed
-
-
-def split_layers(costs: Sequence[int], stages: int) -> list[range]:
-    """Neighbouring layers for each stage, so that the most expensive stage is as cheap as can be.
-
-    >>> split_layers([5, 1, 1, 1, 1, 3], 2)
-    [range(0, 2), range(2, 6)]
-
-    Raises:
-        ConfigError: fewer layers than stages.
-    """
-    if len(costs) < stages:
-        raise ConfigError(
-            f"the model has {len(costs)} layers, which cannot be split into {stages} stages",
-            field=FIELD,
-            help=f"set parallel.pp to {len(costs)} or less",
-        )
-    # best[n]: (the most expensive stage, where the stages begin) of the first n layers, in as many stages as so far.
-    best: dict[int, tuple[int, tuple[int, ...]]] = {n: (sum(costs[:n]), (0,)) for n in range(1, len(costs) + 1)}
-    for stage in range(2, stages + 1):
-        best = {
-            n: min(
-                (max(best[cut][0], sum(costs[cut:n])), (*best[cut][1], cut)) for cut in range(stage - 1, n)
-            )
-            for n in range(stage, len(costs) + 1)
-        }  # fmt: skip
-    return [range(a, b) for a, b in pairwise((*best[len(costs)][1], len(costs)))]
 
 
 def _size(module: torch.nn.Module) -> int:

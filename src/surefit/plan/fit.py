@@ -14,9 +14,10 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import MIB, bytes_text
-from surefit.facts.budget import peak_bytes
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
+from surefit.facts.ranks import peak_bytes
+from surefit.facts.shares import Sharing, sharing_of
 
 How = Literal["simulation", "closed form"]
 Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
@@ -32,6 +33,16 @@ the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/10766
 PROCESS = (350 * MIB, 1200 * MIB)
 """What the process takes of a machine's RAM beside the tensors: 352 MiB with torch and transformers imported, on Linux;
 the tokenised rows, which are mapped from the disk, and the threads make up the rest."""
+
+
+COMMUNICATOR = (256 * MIB, 1126 * MIB)
+"""What NCCL takes on the card for the communicator of all processes, its first connection included: 544 MB between two
+and 688 MB among four A100 over NVLink (github.com/NVIDIA/nccl/issues/964), 1.06 GB on eight H100 (issues/1685), less
+over PCIe, whose channels are fewer (issues/986). Not yet measured here."""
+FURTHER_COMMUNICATOR = (0, 688 * MIB)
+"""For each further group that exchanges anything (issues/864: 1.6 GB with one, 6 GB with several)."""
+GROUPS = {"ddp": 1, "fsdp": 1, "zero2": 1, "zero3": 1, "tp": 1, "cp": 2, "pp": 2}
+"""Groups of processes that exchange tensors on the card: all, and those that share an example or a weight."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +65,18 @@ class Need:
     beside: str
 
 
-def need(estimate: int, kind: str, how: How) -> Need:
-    """The interval around an estimate, on a "cuda" or a "cpu" device."""
+def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None) -> Need:
+    """The interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them."""
     cpu = kind == "cpu"
     margin, (least, most) = (CPU_MARGIN, PROCESS) if cpu else (MARGIN[how], CONTEXT)
+    what = "the process itself" if cpu else "the CUDA context"
+    if sharing is not None and sharing.processes > 1 and not cpu:
+        further = GROUPS[sharing.mode] - 1
+        least += COMMUNICATOR[0] + further * FURTHER_COMMUNICATOR[0]
+        most += COMMUNICATOR[1] + further * FURTHER_COMMUNICATOR[1]
+        what += " and NCCL"
     low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + margin)) + most
-    beside = f"{least // MIB} to {most // MIB} MiB for {'the process itself' if cpu else 'the CUDA context'}"
-    return Need(estimate, low, high, how, margin, beside)
+    return Need(estimate, low, high, how, margin, f"{least // MIB} to {most // MIB} MiB for {what}")
 
 
 def verdict(needed: Need, capacity: int | None) -> Verdict:
@@ -80,7 +96,7 @@ def upper_end(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, i
 
     def needed(config: Config, micro_batches: int) -> int | None:
         budget = peak_bytes(Resolved(config, {}, micro_batches, None), model, capability=hardware.compute_capability)
-        return need(budget.allocated, hardware.kind, "closed form").high if budget else None
+        return need(budget.allocated, hardware.kind, "closed form", sharing_of(config)).high if budget else None
 
     return needed
 

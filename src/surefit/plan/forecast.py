@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.memory import WORDS
 from surefit.config.resolve import Resolved
-from surefit.config.spread import processes
 from surefit.core.units import bytes_text, plural
-from surefit.facts.activations import TILE, chunk_rows, covered
-from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, micro_batch_shape, peak_bytes
+from surefit.facts.activations import TILE, covered
+from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, micro_batch_shape
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
+from surefit.facts.ranks import fullest_stage, peak_bytes
+from surefit.facts.shares import sharing_of
+from surefit.plan.among import alone, not_simulated, of_ranks
+from surefit.plan.exchange import shared_step
 from surefit.plan.fit import Need, need, require_possible, verdict
-from surefit.plan.loading import uncollected
+from surefit.plan.host import host_plan
+from surefit.plan.loading import import_bitsandbytes, uncollected
 from surefit.plan.pace import Pace
 from surefit.plan.static import static_plan
 
@@ -28,8 +32,8 @@ if TYPE_CHECKING:
     from surefit.plan.simulate import Memory
     from surefit.plan.time import RunTime, StepTime
 
-MOST_CHUNKS, MOST_TILES = 128, 16
-"""Chunks of the loss and tiles of a micro batch up to which a step is simulated."""
+MOST_TILES = 16
+"""Of a micro batch, up to which a step is simulated."""
 NOT_COUNTED = (
     "the memory of generating answers when the model is scored",
     "other processes on the device",
@@ -72,16 +76,19 @@ class Planner:
     def closed_form(self, resolved: Resolved, hardware: HardwareFacts) -> Need | None:
         """The need by arithmetic, in a fraction of a millisecond; None where the model's layers are not known."""
         budget = peak_bytes(resolved, self.model, length=self.length(resolved), capability=hardware.compute_capability)
-        return need(budget.allocated, hardware.kind, "closed form") if budget else None
+        return need(budget.allocated, hardware.kind, "closed form", sharing_of(resolved.config)) if budget else None
 
     def too_long(self, resolved: Resolved) -> str | None:
-        """Why a step is calculated and not simulated: every chunk of its loss and every tile would be, for minutes."""
-        tokens = micro_batch_shape(resolved, self.length(resolved)).tokens
-        chunks = -(-tokens // chunk_rows(tokens, self.model.vocab_size)) if resolved.config.speed.chunked_loss else 1
+        """Why a step is calculated and not simulated: every tile would be, for minutes, DeepSpeed reads
+        the values of tensors, and a deep pipeline's stages are not alike."""
+        sharing = sharing_of(resolved.config)
+        if sharing is not None and (why := not_simulated(sharing, self.model)):
+            return why
+        tokens = micro_batch_shape(resolved, self.length(resolved)).tokens // resolved.config.parallel.cp
         tiles = -(-tokens // TILE) if resolved.config.speed.tiled_mlp is True else 1
-        if not covered(self.model) or (chunks <= MOST_CHUNKS and tiles <= MOST_TILES):
+        if not covered(self.model) or tiles <= MOST_TILES:
             return None
-        return f"{tokens:,} tokens, {chunks} chunks of the loss and {plural(tiles, 'tile')}, would take minutes"
+        return f"{tokens:,} tokens in {tiles} tiles would take minutes"
 
     def memory(self, resolved: Resolved, hardware: HardwareFacts) -> Memory:
         """The memory by simulation, in seconds.
@@ -90,22 +97,27 @@ class Planner:
             Exception: whatever the model's own code raises on tensors without data.
         """
         with uncollected():
+            import_bitsandbytes()
             from surefit.plan.setting import setting_of
             from surefit.plan.simulate import simulate
 
-        setting = setting_of(resolved, self.model, hardware, length=self.length(resolved))
-        # The third micro batch of a step needs what the second did: the gradients are there already.
-        setting = replace(setting, micro_batches=min(2, setting.micro_batches))
-        key = (self.model.name, *(repr(value) for name, value in vars(setting).items() if name != "config"))
-        if key not in self._seen:
-            self._seen[key] = simulate(setting)
-        return self._seen[key]
+            setting = setting_of(resolved, self.model, hardware, length=self.length(resolved))
+            # The third micro batch of a step needs what the second did: the gradients are there already.
+            setting = replace(setting, micro_batches=min(2, setting.micro_batches))
+            if setting.sharing is not None and setting.sharing.mode == "pp":
+                rank = fullest_stage(resolved, self.model, self.length(resolved))
+                setting = replace(setting, sharing=replace(setting.sharing, rank=rank))
+            key = (self.model.name, *(repr(value) for name, value in vars(setting).items() if name != "config"))
+            if key not in self._seen:
+                self._seen[key] = simulate(setting)
+            return self._seen[key]
 
     def simulated(self, resolved: Resolved, hardware: HardwareFacts) -> Need:
         """The need by simulation, or where that would take minutes by arithmetic."""
         if self.too_long(resolved) and (closed := self.closed_form(resolved, hardware)):
             return closed
-        return need(held(self.memory(resolved, hardware), hardware.kind), hardware.kind, "simulation")
+        memory = self.memory(resolved, hardware)
+        return need(held(memory, hardware.kind), hardware.kind, "simulation", sharing_of(resolved.config))
 
     def typical(self, resolved: Resolved) -> int:
         """Tokens of the rows that time is planned for: the mean, as if rows were padded to nothing longer."""
@@ -113,8 +125,10 @@ class Planner:
         return min(longest, math.ceil(self.lengths.mean or longest))
 
     def step(self, resolved: Resolved, hardware: HardwareFacts, *, near: bool = False) -> StepTime | None:
-        """The time of an optimizer step; see `Pace.step`."""
-        return self._pace.step(resolved, hardware, self.typical(resolved), self.lengths.supervised, near=near)
+        """The time of an optimizer step; see `Pace.step` and, for several processes, `exchange.shared_step`."""
+        length = self.typical(resolved)
+        step = self._pace.step(alone(resolved), hardware, length, self.lengths.supervised, near=near)
+        return shared_step(step, resolved, self.model, hardware, length) if step else None
 
     def run(self, resolved: Resolved, step: StepTime, rows: int | None) -> RunTime | None:
         """The time of the whole run; None where the number of steps is not known.
@@ -181,6 +195,7 @@ def planned(
     estimate = _estimate(planner, resolved, hardware, quick)
     time = None if quick else _time(planner, resolved, hardware, rows)
     document["estimate"], document["time"] = estimate, time
+    document["host"] = host_plan(resolved, model, hardware, planner.length(resolved))
     if estimate:
         document["does_not_fit"] = _does_not_fit(document["does_not_fit"], estimate, hardware)
     document["left_out"] = _left_out(document["left_out"], estimate, time, quick)
@@ -188,11 +203,9 @@ def planned(
         document["left_out"].append("the memory of merging, which needs the base in 16 bits")
     if resolved.config.speed.compile:
         document["left_out"].append("what compiling changes: the plan is that of the same layers uncompiled")
-    if (count := processes(resolved.config)) > 1:
-        mode = resolved.config.parallel.mode
-        document["left_out"].append(
-            f"what {count} processes save and exchange ({mode}): memory and time are those of one with the whole model"
-        )
+    if sharing_of(resolved.config) is not None:
+        document["left_out"].append("the memory of merging: one process does that, alone")
+    document["ranks"] = of_ranks(resolved, model, hardware, planner.typical(resolved))
     return document
 
 
@@ -203,7 +216,7 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
         try:
             memory = planner.memory(resolved, hardware)
             found = _simulated(memory, hardware.kind)
-            needed = need(held(memory, hardware.kind), hardware.kind, "simulation")
+            needed = need(held(memory, hardware.kind), hardware.kind, "simulation", sharing_of(resolved.config))
             found["disagreement"] = _disagreement(planner, resolved, hardware, memory)
         except Exception as error:  # a model's own code may do anything with tensors that hold no data
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -62,10 +63,15 @@ class Tally:
         self.phases = frozenset(phases)
         self.operations: Operations = Counter()
 
-    def note(self, phase: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Count one call, if it is of these phases and launches anything."""
-        if phase in self.phases and (operation := operation_of(func, args, kwargs, out)) is not None:
-            self.operations[operation] += 1
+    def note(self, phase: str, func: Any, args: Any, kwargs: Any, out: Any) -> Callable[[], None] | None:
+        """Count one call, if it is of these phases and launches anything; what comes back counts it once more."""
+        if phase not in self.phases or (operation := operation_of(func, args, kwargs, out)) is None:
+            return None
+        self._count(operation)
+        return partial(self._count, operation)
+
+    def _count(self, operation: Operation) -> None:
+        self.operations[operation] += 1
 
 
 def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Operation | None:

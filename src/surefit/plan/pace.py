@@ -14,7 +14,7 @@ from surefit.core.errors import MachineError
 from surefit.facts.flops import work_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.plan.loading import uncollected
+from surefit.plan.loading import import_bitsandbytes, uncollected
 
 if TYPE_CHECKING:
     from surefit.plan.operations import Operations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from surefit.plan.time import StepTime
 
 FEW, MANY = 2, 16
-"""Rows of the two micro batches through which the time of others is interpolated; one row alone needs no mask."""
+"""Rows of the two padded micro batches through which the time of others is interpolated: one row alone needs no mask.
+Packed ones have none, so there it is one row and many."""
 TILED = 1.15
 """What tiles cost, about: their MLPs compute forward once more. For sorting alone."""
-MANY_TARGETS = 32_768
-"""Supervised tokens of a micro batch from which on the loss is no longer run chunk by chunk: the head's products with
-the rest are taken at the device's peak. And tokens from which on tiles are not run."""
+MANY_TOKENS = 32_768
+"""Of a micro batch, from which on its tiles are not run."""
 UPDATE_LENGTH = 16
 """Tokens of the micro batch from which the update is told apart: it costs the same whatever the length."""
 
@@ -52,30 +52,33 @@ class Pace:
             supervised: the share of them that the loss counts.
             near: interpolate between micro batches of `FEW` and `MANY` rows: enough to sort candidates by.
         """
-        with uncollected():
-            from surefit.plan.setting import setting_of
-            from surefit.plan.time import StepTime, roofline
-
         rates = _rates(hardware)
         if rates is None:
             return None
+        with uncollected():
+            return self._step(resolved, hardware, rates, length, supervised, near)
+
+    def _step(
+        self, resolved: Resolved, hardware: HardwareFacts, rates: Rates, length: int, supervised: float, near: bool
+    ) -> StepTime:
+        import_bitsandbytes()
+        from surefit.plan.setting import setting_of
+        from surefit.plan.time import StepTime, roofline
+
         setting = setting_of(resolved, self.model, hardware, length=length, supervised=supervised)
         # Many GPUs run the same operators, so they share what was simulated.
         setting = replace(setting, micro_batches=1, capability=_like(setting))
         # Packed, a step has no whole number of equal micro batches; what is left over is as good as its share.
         parts = resolved.config.train.global_batch_size / setting.rows
-        extra, beyond = 1.0, max(0, setting.targets - MANY_TARGETS)
-        if setting.tiled_mlp and (near or setting.tokens > MANY_TARGETS):
+        extra = 1.0
+        if setting.tiled_mlp and (near or setting.tokens > MANY_TOKENS):
             setting, extra = replace(setting, tiled_mlp=False), TILED
-        if beyond:
-            setting = replace(setting, supervised=setting.supervised * MANY_TARGETS / setting.targets)
         if near and setting.checkpointing == "offload":
             setting = replace(setting, checkpointing=True)
         seconds = extra * parts * self._near(setting, rates, near) - max(0.0, parts - 1) * self._update(setting, rates)
         peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
-        products = 6 if setting.adapter.kind == "full" else 4
-        seconds += parts * beyond * products * self.model.hidden_size * self.model.vocab_size / peak
-        like = replace(setting, rows=FEW) if near and setting.rows > FEW else setting
+        few = _few(setting)
+        like = replace(setting, rows=few) if near and setting.rows > few else setting
         counted, evaluation = self._operations(like)
         times = parts * setting.rows / like.rows
         return StepTime(
@@ -94,10 +97,11 @@ class Pace:
 
     def _near(self, setting: Setting, rates: Rates, near: bool) -> float:
         """Seconds of a step of one micro batch, interpolated or not."""
-        if not near or setting.rows <= FEW:
+        least = _few(setting)
+        if not near or setting.rows <= least:
             return self._micro(setting, rates)
-        few, many = (self._micro(replace(setting, rows=rows), rates) for rows in (FEW, MANY))
-        return few + (many - few) * (setting.rows - FEW) / (MANY - FEW)
+        few, many = (self._micro(replace(setting, rows=rows), rates) for rows in (least, MANY))
+        return few + (many - few) * (setting.rows - least) / (MANY - least)
 
     def _micro(self, setting: Setting, rates: Rates) -> float:
         """Seconds of a step of one micro batch, its update included."""
@@ -127,6 +131,10 @@ class Pace:
         if key not in self._counted:
             self._counted[key] = operations(setting)
         return self._counted[key]
+
+
+def _few(setting: Setting) -> int:
+    return 1 if setting.packed else FEW
 
 
 def _sum(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> float:

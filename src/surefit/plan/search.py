@@ -6,16 +6,20 @@ form judges all of them in milliseconds; the few that matter are simulated befor
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation
+from surefit.config.spread import accumulation, own_batch, processes
+from surefit.config.spread import require_possible as require_shareable
 from surefit.core.errors import ConfigError, ModelError
+from surefit.facts.activations import covered
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, catalogue, model_facts
 from surefit.plan.fit import Need, Verdict, need, require_possible, verdict
@@ -82,6 +86,17 @@ class Candidate:
         return self.place.resolved.config.data.packing is True
 
     @property
+    def sharing(self) -> dict[str, Any]:
+        """What of the section `parallel` says how the processes share it."""
+        parallel = self.place.resolved.config.parallel
+        named = {name: getattr(parallel, name) for name in ("tp", "cp", "pp", "dp_replicate")}
+        return {"mode": parallel.mode} | {name: value for name, value in named.items() if value > 1}
+
+    @property
+    def processes(self) -> int:
+        return processes(self.place.resolved.config)
+
+    @property
     def speed(self) -> tuple[float, int, bool, int]:
         """What candidates are sorted by, fastest first; those without a known time come last, in a likely order."""
         seconds = self.step.seconds if self.step else math.inf
@@ -108,8 +123,8 @@ class Choice:
 
 
 def candidates(planner: Planner, places: Sequence[Place], allowed: Sequence[str] = ()) -> list[Candidate]:
-    """Every device × micro batch that divides the global batch × what is recomputed × tiles × packing, and what is
-    allowed, judged by the closed form.
+    """Every device × way in which several processes share the run × micro batch that divides the global batch × what is
+    recomputed × tiles × packing, and what is allowed, judged by the closed form.
 
     Examples that a config packs are not padded for a candidate: that is never faster.
 
@@ -126,6 +141,7 @@ def candidates(planner: Planner, places: Sequence[Place], allowed: Sequence[str]
         for place in places
         for changed in _variants(place.resolved, planner.model, allowed)
         for micro in _divisors(place.resolved.config.train.global_batch_size)
+        if micro <= own_batch(changed.config)
         for checkpointing in KINDS
         for tiled in (False, True)
     ]
@@ -133,6 +149,67 @@ def candidates(planner: Planner, places: Sequence[Place], allowed: Sequence[str]
 
 def _variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
     """The config in ways that have nothing to do with how its batch is cut."""
+    for changed in _unshared_variants(resolved, model, allowed):
+        yield from shared_variants(changed, model)
+
+
+def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]:
+    """The config with each way in which its processes can share it; as it is where there is one."""
+    config, count = resolved.config, processes(resolved.config)
+    if count == 1:
+        yield resolved
+        return
+    nodes = config.hardware.nodes
+    none = {"mode": "ddp", "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "offload": False}
+    ways = [none, none | {"mode": "fsdp"}]
+    ways += [none | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
+    ways += [none | {"mode": "zero2"}, none | {"mode": "zero3"}] if find_spec("deepspeed") else []
+    ways += [none | {"mode": "cp", "cp": size} for size in _divisors(count)[1:]]
+    ways += [none | {"mode": "tp", "tp": count}]
+    given = config.parallel.model_dump()
+    mine = {name: given[name] for name in none}
+    if mine not in ways:
+        ways.insert(0, mine)
+    for way in ways:
+        changed = _set(resolved, parallel=way, **_needs_of(str(way["mode"]), config))
+        if _possible(changed, model):
+            yield changed
+
+
+def _needs_of(mode: str, config: Config) -> dict[str, dict[str, Any]]:
+    """What else a mode changes, and nothing that is learnt by it."""
+    if mode in ("tp", "zero3"):
+        return {"speed": {"fused_lora": False}}
+    if mode == "cp":
+        return {"speed": {"attention": "torch_varlen"}}
+    return {}
+
+
+def _possible(resolved: Resolved, model: ModelFacts) -> bool:
+    """Whether `train` takes this way of sharing."""
+    config = resolved.config
+    mode, quantized = config.parallel.mode, config.model.quantization != "none"
+    count = config.parallel.tp
+    with contextlib.suppress(ConfigError):
+        require_shareable(config)
+        match mode:
+            case "fsdp":
+                return not quantized and config.train.optimizer == "adamw"
+            case "zero2":
+                return config.train.optimizer == "adamw"
+            case "zero3":
+                return not quantized and config.train.optimizer == "adamw" and not config.speed.compile
+            case "tp":
+                widths = (model.num_attention_heads, model.num_key_value_heads, model.intermediate_size or 1)
+                return not quantized and covered(model) and all(width % count == 0 for width in widths)
+            case "cp":
+                return model.packing_obstacle is None and config.train.neftune_noise_alpha is None
+            case _:
+                return True
+    return False
+
+
+def _unshared_variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
     config = resolved.config
     packings = [config.data.packing]
     if config.data.packing is False and model.packing_obstacle is None:

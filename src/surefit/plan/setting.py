@@ -17,6 +17,7 @@ from surefit.facts.budget import micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
 from surefit.facts.model import ModelFacts, catalogue, read_config
+from surefit.facts.shares import Sharing, sharing_of
 
 FIELD = "model.name_or_path"
 AMPERE = (8, 0)
@@ -45,6 +46,7 @@ class Setting:
         cuda: the operators a GPU would run; else those of a CPU.
         attention: transformers' attn_implementation; None for its own choice, as in training.
         capability: the GPU's compute capability.
+        sharing: which of several processes is meant, and how they share the run; None for one.
     """
 
     config: PretrainedConfig
@@ -66,6 +68,7 @@ class Setting:
     cuda: bool = True
     attention: str | None = None
     capability: tuple[int, int] = AMPERE
+    sharing: Sharing | None = None
 
     @property
     def tokens(self) -> int:
@@ -145,6 +148,7 @@ def setting_of(
         # Every flash attention takes what torch's own does.
         attention="eager" if config.speed.attention == "eager" else None,
         capability=hardware.compute_capability or AMPERE,
+        sharing=sharing_of(config),
     )
     require_possible(setting)
     return setting

@@ -8,28 +8,33 @@ Nothing is downloaded, no weight is read, and a 70B model needs no more memory h
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from peft import PeftModel
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from surefit.config.schema import TrainSection
+from surefit.merge.adapter_file import Update
 from surefit.merge.certify import read_logits
-from surefit.merge.merge import fold
+from surefit.merge.fold import fold
 from surefit.model.adapter import PREFIX, lora_modules
 from surefit.model.compat import reads_masks_of_fake_tensors
 from surefit.model.quantize import hidden_tensors
+from surefit.parallel.engine import SINGLE, Engine
 from surefit.plan.allocator import CachingAllocator
 from surefit.plan.building import build, materialise, micro_batch, switch
 from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, page_states, workspace_bytes
 from surefit.plan.deepen import SHALLOW, deepen
+from surefit.plan.ranks import RankRecorder, among_others, pretended, wrapped
 from surefit.plan.setting import Setting, require_possible
 from surefit.plan.trace import HOST, Allocation, Recorder, Trace, Watch
+from surefit.train import loss
 from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.scaling import LossScale
 from surefit.train.step import mean_loss, train_step
@@ -105,7 +110,8 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     require_possible(setting)
     training, layers = _trace(setting, record, extrapolate)
     phases = [phase for phase in _replay(training, expandable) if phase.name != "end"]
-    if setting.quantization == "none":
+    # Several processes do not merge together: whoever merges is a process of its own, alone.
+    if setting.quantization == "none" and setting.sharing is None:
         merging, _ = _trace(setting, record_merge, extrapolate)
         phases += [phase for phase in _replay(merging, expandable) if phase.name == "merge"]
     starts = dict(training.phases)
@@ -138,23 +144,33 @@ def record(setting: Setting, watch: Watch | None = None) -> Trace:
     of the second are the same.
     """
 
-    def run(model: torch.nn.Module, recorder: Recorder) -> None:
+    def run(model: torch.nn.Module, recorder: Recorder, engine: Engine = SINGLE) -> None:
         recorder.watch = watch
-        run_training(model, setting, recorder, whole=watch is None)
+        run_training(model, setting, recorder, whole=watch is None, engine=engine)
 
-    return _record(setting, run)
+    if setting.sharing is None:
+        return _record(setting, run)
+
+    def run_shared(model: torch.nn.Module, recorder: Recorder) -> None:
+        with among_others(recorder, engine):
+            run(model, recorder, engine)
+
+    # Outside of the tensors without data: who is who is read from real ones.
+    with pretended(setting.sharing) as engine:
+        return _record(setting, run_shared)
 
 
 def record_merge(setting: Setting) -> Trace:
     """The allocations of merge.merge: the base is merged, looked through for NaN, and reads a row."""
-    setting = replace(setting, packed=False)
+    setting = replace(setting, packed=False, sharing=None)
     return _record(setting, lambda model, recorder: run_merge(model, setting, recorder))
 
 
 def _record(setting: Setting, run: Callable[[torch.nn.Module, Recorder], None]) -> Trace:
     return record_run(
-        build(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability
-    )
+        build(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability,
+        kind=Recorder if setting.sharing is None else RankRecorder,
+    )  # fmt: skip
 
 
 def record_run(
@@ -164,6 +180,7 @@ def record_run(
     padded: bool,
     cuda: bool,
     capability: tuple[int, int] = (8, 0),
+    kind: type[Recorder] = Recorder,
 ) -> Trace:
     """The allocations of any code that trains a model on the meta device; its parameters are made in phase "load".
 
@@ -172,15 +189,15 @@ def record_run(
         run: gets the model with fake parameters, and the recorder to name phases with.
         padded: what a look at the attention mask says.
         cuda: with the operators of a GPU, of this compute capability.
+        kind: of recorder.
     """
-    recorder = (
-        Recorder(_Scalar(padded), HIDDEN, MATMULS, workspace_bytes(capability)) if cuda else Recorder(_Scalar(padded))
-    )
+    recorder = kind(_Scalar(padded), HIDDEN, MATMULS, workspace_bytes(capability)) if cuda else kind(_Scalar(padded))
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(reads_masks_of_fake_tensors())
         if cuda:
             stack.enter_context(cuda_operators(capability))
+        stack.enter_context(_repeated_chunks(recorder))
         stack.enter_context(recorder)
         recorder.start("load")
         materialise(model, recorder)
@@ -193,14 +210,33 @@ def record_run(
     return replace(recorder.trace, events=list(recorder.trace.events)).without(HOST)
 
 
-def run_training(model: torch.nn.Module, setting: Setting, recorder: Recorder, whole: bool = True) -> None:
+def _repeated_chunks(recorder: Recorder) -> AbstractContextManager[Any]:
+    """Of the many chunks of a loss those that do what one before them did are not run: that takes a third of the time
+    of a simulation, and is the same event for event."""
+    add_chunk = loss.add_chunk
+
+    def add(
+        head: Any, targets: torch.Tensor, hidden: torch.Tensor, out: Any, trained: Any, total: Any, sums: list[Any]
+    ) -> None:
+        key = (hidden.shape, hidden.dtype, out is None, [new is None for new in sums])
+        run = partial(add_chunk, head, targets, hidden, out, trained, total, sums)
+        recorder.repeating(repr(key), "", run)
+
+    return patch.object(loss, "add_chunk", add)
+
+
+def run_training(
+    model: torch.nn.Module, setting: Setting, recorder: Recorder, whole: bool = True, engine: Engine = SINGLE
+) -> None:
     """What `train.loop` does with a model on its device, real or fake; the caller records. `whole`: also in the first
     step."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    recorder.tag(trained, "weights" if setting.adapter.kind == "full" else "adapter")
     model.train()
     switch(model, setting)
-    optimizer = make_optimizer(model, TrainSection(optimizer=setting.optimizer))  # type: ignore[arg-type]
+    model = wrapped(engine, model, recorder)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    recorder.tag(trained, "weights" if setting.adapter.kind == "full" else "adapter")
+    recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
+    optimizer = engine.optimizer(model, partial(make_optimizer, train=TrainSection(optimizer=setting.optimizer)))  # type: ignore[arg-type]
     if setting.cuda:
         page_states(optimizer, recorder)
     recorder.tag(optimizer.tensors().values(), "optimizer")
@@ -215,7 +251,7 @@ def run_training(model: torch.nn.Module, setting: Setting, recorder: Recorder, w
         for phase in ("first step", "step") if whole else ("step",):
             recorder.start(phase)
             batches = [micro_batch(setting, recorder) for _ in range(setting.micro_batches)]
-            train_step(model, batches, optimizer, 1.0, chunked=setting.chunked, scaling=scaling)
+            train_step(model, batches, optimizer, 1.0, chunked=setting.chunked, scaling=scaling, engine=engine)
             recorder.tag(optimizer.tensors().values(), "optimizer")
             del batches
         recorder.start("save")
@@ -223,7 +259,7 @@ def run_training(model: torch.nn.Module, setting: Setting, recorder: Recorder, w
         held = [tensor.detach().contiguous() for tensor in (*trained, *optimizer.tensors().values())]
         del held
         recorder.start("eval")
-        mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked)
+        mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked, engine=engine)
 
 
 def _first_update(trained: list[torch.nn.Parameter], optimizer: MasterOptimizer) -> None:
@@ -247,7 +283,7 @@ def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> N
             base = f"{PREFIX}{name}.base_layer"
             layer: Any = model.get_submodule(base)
             key = (type(layer), layer.weight.shape, layer.weight.dtype)
-            recorder.repeating(key, base, partial(fold, layer, a, b, 1.0))
+            recorder.repeating(key, base, partial(fold, layer.weight.data, Update(a, b, 1.0)))
         for tensor in model.state_dict().values():
             bool(torch.isfinite(tensor).all())
         read_logits(model, [[0] * setting.length])

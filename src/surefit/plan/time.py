@@ -17,6 +17,7 @@ from surefit.plan.operations import Operation, Operations, Tally, extended
 from surefit.plan.profile import Profile, Rates, rates_of, speed_at, stored_profile
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import DEEP, record
+from surefit.plan.trace import Again
 
 SHALLOW = (2, 3)
 """Layers of the two models whose operators are counted, to continue the line through them."""
@@ -27,7 +28,7 @@ DISK_BYTES_PER_SECOND = 500e6
 LOADING_TOKENS_PER_SECOND = 2e6
 """Tokenised rows put together into batches in the training process (measured: docs/plan.md)."""
 
-Limit = Literal["arithmetic", "memory bandwidth", "kernel launches", "data loading"]
+Limit = Literal["arithmetic", "memory bandwidth", "kernel launches", "data loading", "exchange between GPUs"]
 
 
 @dataclass(frozen=True)
@@ -245,8 +246,8 @@ def _all_layers(setting: Setting) -> tuple[Operations, Operations]:
 def _count(setting: Setting) -> tuple[Operations, Operations]:
     step, evaluation = Tally({"step"}), Tally({"eval"})
 
-    def watch(phase: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        (evaluation if phase == "eval" else step).note(phase, func, args, kwargs, out)
+    def watch(phase: str, *call: Any) -> Again | None:
+        return (evaluation if phase == "eval" else step).note(phase, *call)
 
     record(setting, watch)
     return step.operations, evaluation.operations

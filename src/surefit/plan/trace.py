@@ -26,8 +26,10 @@ HOST = "meta"
 
 Hidden = Callable[[tuple[Any, ...], dict[str, Any]], list[int]]
 """(args, kwargs) of an operator → bytes of the temporaries that its CUDA kernel allocates inside."""
-Watch = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""(phase, operator, args, kwargs, result): called after every operator."""
+Again = Callable[[], object]
+Watch = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], Again | None]
+"""(phase, operator, args, kwargs, result): called after every operator; what it gives is called wherever that operator
+is repeated (`Recorder.repeating`)."""
 
 TEMPORARY = "temporaries"
 """The tag of what an operator outside of the model makes of weights and gradients, or a kernel inside itself."""
@@ -43,6 +45,17 @@ class Allocation:
     module: str
     shape: tuple[int, ...]
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a piece of code did: its events, the number of allocations before them, the module it worked on, and what
+    tells the watch of it again."""
+
+    module: str
+    first: int
+    events: list[int]
+    again: list[Again]
 
 
 @dataclass
@@ -136,7 +149,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._workspaces: set[bool] = set()
         self._live: dict[int, int] = {}
         self._watched: dict[int, weakref.ref[Any]] = {}
-        self._repeated: dict[Hashable, tuple[str, int, list[int]]] = {}
+        self._repeated: dict[Hashable, _Part] = {}
+        self._again: list[Again] = []
 
     def start(self, phase: str) -> None:
         """From here on allocations belong to this phase."""
@@ -176,28 +190,33 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 handle.remove()
 
     def repeating(self, key: Hashable, module: str, run: Callable[[], object]) -> None:
-        """Record what `run` does to a module; where one of an equal key left nothing behind, repeat its events instead.
+        """Record what `run` does to a module; where one of an equal key left nothing behind in the same phase, repeat
+        what that did instead.
 
         Args:
-            key: whatever decides which allocations are made.
+            key: whatever decides which operators run and which allocations are made.
             module: whose tensors it works on.
         """
-        if key not in self._repeated:
-            first, start = len(self.trace.allocations), len(self.trace.events)
-            run()
-            events = self.trace.events[start:]
-            if set(events) == {-event for event in events}:  # nothing outlives it, as a first workspace does
-                self._repeated[key] = module, first, events
-            return
-        original, first, events = self._repeated[key]
-        shift = len(self.trace.allocations) - first
-        for event in events:
+        key = self.phase, key
+        if key in self._repeated:
+            return self._repeat(self._repeated[key], module)
+        first, start, told = len(self.trace.allocations), len(self.trace.events), len(self._again)
+        run()
+        events = self.trace.events[start:]
+        if set(events) == {-event for event in events}:  # nothing outlives it, as a first workspace does
+            self._repeated[key] = _Part(module, first, events, self._again[told:])
+
+    def _repeat(self, part: _Part, module: str) -> None:
+        shift = len(self.trace.allocations) - part.first
+        for event in part.events:
             if event > 0:
                 made = self.trace.allocations[event - 1]
-                self.trace.allocations.append(replace(made, module=module) if made.module == original else made)
+                self.trace.allocations.append(replace(made, module=module) if made.module == part.module else made)
                 if event in self.trace.tags:
                     self.trace.tags[event + shift] = self.trace.tags[event]
             self.trace.events.append(event + shift if event > 0 else event - shift)
+        for again in part.again:
+            again()
 
     def _leave(self) -> None:
         self._module.pop()
@@ -226,7 +245,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(leaf, name, module) if module else self._note_outside(leaf, name, args, position)
         self.trace.events.extend(-number for number in temporaries)
         if self.watch is not None:
-            self.watch(self.phase, func, args, kwargs, out)
+            self._again += filter(None, [self.watch(self.phase, func, args, kwargs, out)])
         return out
 
     def _made_by(self, tensor: torch.Tensor) -> str:

@@ -207,14 +207,27 @@ def _through_chunks(
     size = max(1, chunk_rows(len(hidden), head.vocabulary))
     parts = (hidden, targets, hidden if grad_hidden is None else grad_hidden)
     for states, words, out in zip(*(torch.split(part, size) for part in parts), strict=True):
-        part, gradients = _chunk(head, words, states.detach().requires_grad_(differentiate_hidden), trained)
-        loss += part
-        if differentiate_hidden:
-            out.copy_(gradients.pop(0))
-        # Many chunks' gradients are summed: in 16 bits the later ones would be rounded away.
-        sums = [new.float() if old is None else old.add_(new) for old, new in zip(sums, gradients, strict=True)]
-        del gradients  # else they would be there beside the next chunk's
+        add_chunk(head, words, states, None if grad_hidden is None else out, trained, loss, sums)
     return loss, [grad_hidden, *sums]
+
+
+def add_chunk(
+    head: _Head,
+    targets: torch.Tensor,
+    hidden: torch.Tensor,
+    out: torch.Tensor | None,
+    trained: Sequence[torch.Tensor],
+    loss: torch.Tensor,
+    sums: list[torch.Tensor | None],
+) -> None:
+    """Add one chunk's part to the loss and to the sums, and write the gradient of `hidden` to `out`; nothing else of it
+    lives on, so that the next chunk finds all the memory that this one had."""
+    part, gradients = _chunk(head, targets, hidden.detach().requires_grad_(out is not None), trained)
+    loss += part
+    if out is not None:
+        out.copy_(gradients.pop(0))
+    # Many chunks' gradients are summed: in 16 bits the later ones would be rounded away.
+    sums[:] = [new.float() if old is None else old.add_(new) for old, new in zip(sums, gradients, strict=True)]
 
 
 def _chunk(

@@ -13,8 +13,8 @@ from surefit.config.schema import Config
 from surefit.config.spread import accumulation
 from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text, plural
-from surefit.facts.budget import memory_terms, peak_bytes
 from surefit.facts.model import ModelFacts
+from surefit.facts.ranks import memory_terms, peak_bytes
 
 CPU_TEXTS = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
 """What torch's CPU allocator, its libraries and the operating system say in errors that have no class of their own."""

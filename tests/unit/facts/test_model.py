@@ -18,6 +18,7 @@ from surefit.facts.safetensors import Tensor
 
 PUBLISHED = {
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
+    "meta-llama/Llama-2-7b-chat-hf": 6_738_415_616,
     "meta-llama/Llama-3.1-8B": 8_030_261_248,
     "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
     "meta-llama/Llama-3.2-1B": 1_235_814_400,

@@ -70,7 +70,7 @@ def test_what_is_left_out_is_said(plan) -> None:
     assert "activations" not in [term["term"] for term in other["memory"]]
     assert "download" not in " ".join(plan(model="surefit/nano", gpu="cpu")["left_out"])
     two = plan(change_hardware=lambda facts: replace(facts, gpu_count=2))
-    assert "the other 1 GPUs" in " ".join(two["left_out"])
+    assert "1 other GPU of this machine: --gpus 2" in " ".join(two["left_out"])
 
 
 def test_only_what_certainly_exceeds_the_device_does_not_fit(plan) -> None:

@@ -93,9 +93,10 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     check, from a sample, which speaks up from one in twenty.
 
     ## Why it is bad
-    SureFit never cuts a row, because the cut would take away the end of its answer: it leaves the row out
-    (`too_long: drop`) or stops (`too_long: error`). What is left out are the longest rows, which are not a random part
-    of the data: often the hardest, or all of one kind.
+    SureFit never cuts the end of a row, because that is its answer: it leaves the row out (`too_long: drop`), stops
+    (`too_long: error`) or, in recipes that have documents, cuts the document (`too_long: truncate`). What is left out
+    are the longest rows, which are not a random part of the data: often the hardest, or all of one kind. What a summary
+    says of a part that was cut off cannot be read anywhere: such rows teach to make things up.
 
     ## Example
     `max_length: 512` for rows whose 95th percentile is 600 tokens.
@@ -110,7 +111,8 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     seen = audit.seen("over_max_length")
     if not seen or audit.max_length is None or (seen.share <= LONG_SHARE and not _stops(context)):
         return
-    fate = "training stops at them" if _stops(context) else "they are left out"
+    cuts = context.config is not None and context.config.data.cuts
+    fate = "training stops at them" if _stops(context) else "their documents are cut" if cuts else "they are left out"
     yield Finding(
         field="data.max_length",
         message=f"{seen.rows:,} of {seen.of:,} rows ({seen.share:.1%}) are longer than {audit.max_length:,} tokens: "

@@ -83,7 +83,8 @@ def length_limit_loses_rows(context: LintContext, setup: Setup, examples: Exampl
 
     ## What it does
     Counts, in a sample, the examples with more tokens than `max_length`, and speaks up from one in twenty on. The chat
-    template's own tokens are not counted, so there are at least that many. Where all are too long, LAB010 speaks.
+    template's own tokens are not counted, so there are at least that many. Where all are too long, LAB010 speaks; where
+    documents are cut to fit (`data.too_long: truncate`), neither does: no row is lost.
 
     ## Why it is bad
     SureFit leaves such rows out, other tools cut them. The rows that go are not any rows: they are the long ones, and
@@ -98,7 +99,7 @@ def length_limit_loses_rows(context: LintContext, setup: Setup, examples: Exampl
     ## Evidence
     huggingface/trl#6668 and #3927: the answers were cut off by `max_length` and the run went on with a loss of 0.
     """
-    if not examples.max_length or examples.measured < FEW or examples.too_long == examples.measured:
+    if not examples.max_length or examples.measured < FEW or examples.too_long == examples.measured or _cuts(context):
         return
     if examples.too_long >= LOST_SHARE * examples.measured:
         yield Finding(
@@ -109,13 +110,17 @@ def length_limit_loses_rows(context: LintContext, setup: Setup, examples: Exampl
         )
 
 
+def _cuts(context: LintContext) -> bool:
+    return context.config is not None and context.config.data.cuts
+
+
 @rule("LAB004", "truncation-cuts-the-answer", severity="warning", needs=(Setup,))
 def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """Rows over the limit are cut at the right, where the answer is.
 
     ## What it does
     Looks at the side on which the tool cuts, where the loss falls on the answers only. Where the rows are at hand and
-    none of them is too long, nothing is said. SureFit never cuts.
+    none of them is too long, nothing is said. SureFit never cuts there: where it is asked to, it cuts the document.
 
     ## Why it is bad
     The prompt stays and the answer goes: the end-of-turn token first, then the answer. Such a row teaches to stop
@@ -125,7 +130,7 @@ def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[F
     `truncation=True` on a document of 200,000 tokens followed by its summary.
 
     ## Fix
-    Leave rows over the limit out, or shorten the prompt before the template is applied.
+    Leave rows over the limit out, or shorten the prompt before the template is applied (`data.too_long: truncate`).
 
     ## Evidence
     A published report on summarising legal documents lost its summaries to right truncation; huggingface/trl#6668.
@@ -316,7 +321,7 @@ def length_limit_loses_everything(context: LintContext, setup: Setup, examples: 
     measured: TRL 1.16 dropped every row of a set whose answers lay behind `max_length`, without an error, and trained
     "fine" on nothing. huggingface/trl#6320 made it drop them.
     """
-    if examples.measured and examples.too_long == examples.measured:
+    if examples.measured and examples.too_long == examples.measured and not _cuts(context):
         yield Finding(
             field="max_length",
             message=f"all {plural(examples.measured, 'sampled row')} are longer than {setup.name('max_length')} "

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from surefit.config.resolve import Resolved
 from surefit.core.units import bytes_text
-from surefit.facts.budget import MOMENTS, Term, at_least, memory_terms
+from surefit.facts.budget import MOMENTS, Term, at_least
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.ranks import memory_terms
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
-PER_ROW = ("loss", "backward")
+PER_ROW = ("gather", "loss", "backward")
 """The moments whose memory grows with the length of the rows."""
 SMALL_SHARE = 0.05
 """Of the weights' memory: what an optimizer's moments may take before it is worth making them smaller."""

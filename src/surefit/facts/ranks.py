@@ -1,0 +1,357 @@
+"""What one of several processes needs: the closed form of `facts/budget.py` for each way of sharing a run.
+
+A process is one GPU. Every mode is described by what it changes of the single process: which tokens, matrices or layers
+are seen (then the arithmetic of `budget` applies to those), what of weights and optimizer is held in shares, and which
+buffers the engine adds. Where the processes are not alike, the numbers are those of the one that needs most.
+
+    ddp     everything whole; the gradients lie in buckets, b n, from the start. Accumulated ones are tensors beside them
+    fsdp    ⌈d₀ / N⌉ rows of every tensor; embedding, last norm and head gathered while a micro batch runs; at the loss
+            the last layer's buffer, in the backward pass two layers and the buffer that fetches the next; gradients of a
+            layer are added up in float32
+    zero2   weights whole; of what is trained 4 (masters) + 8 (moments) + 4 (gradients) bytes for ⌈n / N⌉ numbers, each
+            parameter group filled up to a multiple of 2 N; a bucket of 5e8 numbers in the backward pass
+    zero3   ⌈numel / N⌉ of every tensor, the same 16 bytes of what is trained, up to 1e9 numbers gathered at a time, and
+            a bucket of 5e8 numbers always
+    tp      1 / N of the matrices that the model's plan cuts, of their LoRA factors one, of heads and MLP widths
+    cp      T / N tokens and one of filling; keys and values of the whole document where attention runs
+    pp      some layers; the first of p stages keeps what min(p, m) micro batches kept, the s-th min(p − s, m); a hidden
+            state per micro batch is received from each side, all m buffers from the start of the step
+
+Worked example, Llama-3.2-3B in bfloat16, LoRA r 16, on eight A100 under fsdp: 3,212,749,824 parameters × 2 bytes / 8
+are 0.75 GiB in each; 24.3 million factors × (2 + 8 + 4) bytes / 8 are 0.04 GiB; the embedding, which is the head too,
+gathered: 128,256 × 3,072 × 2 bytes, 0.73 GiB; a layer has 100.7 million parameters, 0.19 GiB gathered, three times in
+the backward pass. ddp holds 5.98 GiB of weights instead.
+
+Sources: torch 2.13 (nn/parallel/distributed.py, distributed/fsdp/_fully_shard, distributed/pipelining), DeepSpeed
+0.19.8 (runtime/zero/stage_1_and_2.py, stage3.py, config.py), `parallel/*.py`. `plan/ranks.py` runs the engines of torch
+themselves on tensors without data, and docs/plan.md compares.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surefit.config.resolve import Resolved
+from surefit.core.units import MIB, count_text, plural
+from surefit.facts import budget
+from surefit.facts.activations import MicroBatch, eval_bytes, final_bytes, kept_bytes
+from surefit.facts.budget import AMPERE, FLOAT32, Budget, Term, at_least, micro_batch, micro_batch_shape
+from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.shares import BY_INPUTS, BY_OUTPUTS, Sharing, held, is_here, share_of, sharing_of, stages
+from surefit.facts.tensors import tensors
+
+CONTEXT_BUCKET = 64 * MIB
+"""`parallel/context.py` sums gradients in tensors of about this size."""
+DEEPSPEED = {"reduce_bucket_size": 5e8, "stage3_max_live_parameters": 1e9, "stage3_prefetch_bucket_size": 5e7}
+"""DeepSpeed's defaults (runtime/zero/config.py), in numbers."""
+
+
+def peak_bytes(
+    resolved: Resolved,
+    model: ModelFacts,
+    length: int | None = None,
+    padded: bool | None = None,
+    capability: tuple[int, int] | None = AMPERE,
+) -> Budget | None:
+    """The closed form of the process that needs most; the arguments and None as for `budget.peak_bytes`."""
+    sharing = sharing_of(resolved.config)
+    if sharing is not None and sharing.mode == "zero3":
+        resolved = _with_whole_logits(resolved)
+    whole = budget.peak_bytes(resolved, model, length, padded, capability)
+    if sharing is None or whole is None:
+        return whole
+    return _FORMS[sharing.mode](_Run(resolved, model, sharing, length, padded, capability), whole)
+
+
+def _with_whole_logits(resolved: Resolved) -> Resolved:
+    """ZeRO-3 gathers the output head once, while the model runs: `train/loss.py` computes no chunks then."""
+    speed = resolved.config.speed.model_copy(update={"chunked_loss": False})
+    return replace(resolved, config=resolved.config.model_copy(update={"speed": speed}))
+
+
+def memory_terms(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None = AMPERE) -> list[Term]:
+    """`budget.memory_terms` of the process that needs most."""
+    shared = peak_bytes(resolved, model, capability=capability)
+    return list(shared.terms) if shared is not None else _without_activations(resolved, model, capability)
+
+
+def _without_activations(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None) -> list[Term]:
+    """Where activations are not known: what one process needs at least, divided where a mode divides it."""
+    terms = budget.memory_terms(resolved, model, capability)
+    sharing = sharing_of(resolved.config)
+    if sharing is None:
+        return terms
+    shared = {"fsdp": ALL_HELD, "zero3": ALL_HELD, "pp": ALL_HELD, "tp": ALL_HELD, "zero2": UPDATED}
+    names = shared.get(sharing.mode, ())
+    return [
+        replace(term, bytes=term.bytes // sharing.size, why=f"{term.why}; of {sharing.size} processes one's part")
+        if term.term in names
+        else term
+        for term in terms
+    ]
+
+
+UPDATED = ("optimizer", "masters", "float32 gradients")
+ALL_HELD = ("weights", "adapter", "gradients", *UPDATED)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What `peak_bytes` was asked about."""
+
+    resolved: Resolved
+    model: ModelFacts
+    sharing: Sharing
+    length: int | None
+    padded: bool | None
+    capability: tuple[int, int] | None
+
+    @property
+    def number(self) -> int:
+        return DTYPE_BYTES[self.resolved.config.model.dtype]
+
+    @property
+    def micro_batches(self) -> int:
+        return micro_batch_shape(self.resolved, self.length).micro_batches
+
+    def of(self, model: ModelFacts, **changes: Any) -> Budget:
+        found = budget.peak_bytes(self.resolved, model, self.length, self.padded, self.capability, **changes)
+        assert found is not None, "the whole model was covered"
+        return found
+
+    def batch(self, model: ModelFacts) -> MicroBatch:
+        return micro_batch(self.resolved, model, self.length, self.padded, self.capability)
+
+
+def _rebuilt(before: Budget, changed: dict[str, Term | None], *added: Term, evaluated: int = 0) -> Budget:
+    """A budget with other terms, None taking one away; `evaluated`: bytes that a held-out batch needs beside."""
+    kept = [changed.get(term.term, term) for term in before.terms]
+    terms = (*(term for term in kept if term is not None), *added)
+
+    def resting(every: Iterable[Term]) -> int:
+        return sum(term.bytes for term in every if term.moment == "always" and term.term not in ("gradients", BUCKETS))
+
+    loaded = sum(term.bytes for term in terms if term.term in ("weights", "adapter", "masters"))
+    held_out = before.phases["eval"] - resting(before.terms) + resting(terms) + evaluated
+    return Budget(terms, {"load": loaded, "step": at_least(terms), "eval": held_out})
+
+
+BUCKETS = "gradient buckets"
+
+
+def _ddp(run: _Run, whole: Budget) -> Budget:
+    """Buckets of the size of all gradients, which are views of them; where micro batches are added up, tensors of their
+    own besides, since only the last micro batch goes through the buckets."""
+    terms = {term.term: term for term in whole.terms}
+    gradients = terms["gradients"]
+    buckets = Term(BUCKETS, gradients.bytes, "DDP's, of the size of all gradients", "always")
+    if run.micro_batches > 1:
+        return _rebuilt(whole, {}, buckets)
+    none = run.of(run.model, in_buckets=True)
+    return _rebuilt(none, {"gradients": None}, buckets)
+
+
+def _cp(run: _Run, whole: Budget) -> Budget:
+    """The tokens of one process, and where attention runs keys and values of the document up to its last ones."""
+    seen = run.of(run.model, parts=run.sharing.size)
+    bucket = min(CONTEXT_BUCKET, next(term.bytes for term in seen.terms if term.term == "gradients"))
+    return _rebuilt(seen, {}, Term("reduction", bucket, "gradients on their way to the others", "step"))
+
+
+def _tp(run: _Run, whole: Budget) -> Budget:
+    """The model with a part of its heads and of its MLP's width; embedding, norms and the residual stream are whole."""
+    return run.of(cut_model(run.model, run.sharing.size))
+
+
+def cut_model(model: ModelFacts, size: int) -> ModelFacts:
+    """A model as one of `size` processes sees it that share its matrices."""
+    shapes = {}
+    for name, (outputs, inputs) in model.linear_modules.items():
+        leaf = name.rpartition(".")[2]
+        if leaf in BY_OUTPUTS:
+            outputs //= size
+        elif leaf in BY_INPUTS:
+            inputs //= size
+        shapes[name] = (outputs, inputs)
+    gone = sum(a * b for a, b in model.linear_modules.values()) - sum(a * b for a, b in shapes.values())
+    assert model.parameters is not None
+    assert model.intermediate_size is not None
+    return replace(
+        model,
+        linear_modules=shapes,
+        parameters=model.parameters - gone,
+        num_attention_heads=model.num_attention_heads // size,
+        num_key_value_heads=model.num_key_value_heads // size,
+        intermediate_size=model.intermediate_size // size,
+    )
+
+
+def _fsdp(run: _Run, whole: Budget) -> Budget:
+    """Shards of everything; gathered, the tensors outside of the layers, and the layer that runs, with the next."""
+    sharing, number = run.sharing, run.number
+    mine = held(run.resolved, run.model, sharing)
+    every = list(tensors(run.model, run.resolved.config.adapter))
+    shares = list(share_of(every, run.model, sharing, 0))
+    part = f"of {sharing.size} processes one's rows of every tensor"
+    frozen = number * sum(count for count, tensor in shares if not tensor.trained)
+    trained = sum(count for count, tensor in shares if tensor.trained)
+    layer = sum(math.prod(tensor.shape) for tensor in every if ".layers.0." in f".{tensor.name}")
+    layer_trained = sum(math.prod(t.shape) for t in every if t.trained and ".layers.0." in f".{t.name}")
+    outer = [tensor for tensor in every if ".layers." not in f".{tensor.name}"]
+    root = number * sum(math.prod(tensor.shape) for tensor in outer)
+    lora = run.resolved.config.adapter.kind == "lora"
+    host = 0 if sharing.offload else 1
+    changed: dict[str, Term | None] = {
+        "weights": Term("weights", host * (frozen if lora else number * trained), part),
+        "adapter": Term("adapter", host * number * trained, part) if lora else None,
+        "optimizer": Term("optimizer", host * mine.moments, part),
+        "masters": Term("masters", host * mine.masters, part) if mine.masters else None,
+        "gradients": Term("gradients", host * mine.gradients, f"added up micro batch by micro batch, {part}"),
+        "float32 gradients": Term("float32 gradients", host * mine.masters, part, "step") if mine.masters else None,
+        "rest of segments": None,
+    }
+    # Full training: the root's gradients wait for its last use, and are copied to float32 to be added up.
+    outer_trained = sum(math.prod(tensor.shape) for tensor in outer if tensor.trained)
+    own = run.of(run.model, in_buckets=True)
+    reduced = (number + FLOAT32) * layer_trained + FLOAT32 * layer_trained
+    return _rebuilt(
+        own,
+        changed,
+        Term(GATHERED, root + number * layer, "embeddings, last norm, head, and a layer's buffer", "loss"),
+        Term(GATHERED, root + 3 * number * layer, "the same, two layers and the buffer of the next", "backward"),
+        Term(
+            GATHERED, 2 * (root + number * layer), "the first layer and what is outside, with their buffers", "gather"
+        ),
+        Term("reduction", reduced, "gradients of a layer, whole, and in float32 to be added up", "backward"),
+        Term("reduction", FLOAT32 * outer_trained, "gradients outside of the layers, in float32", "step"),
+        evaluated=root + 2 * number * layer,
+    )
+
+
+GATHERED = "gathered weights"
+
+
+def _zero(run: _Run, whole: Budget) -> Budget:
+    """DeepSpeed's shares, and its buckets of a size that does not depend on the model's."""
+    sharing, number, resolved = run.sharing, run.number, run.resolved
+    tuned = DEEPSPEED | _tuning(resolved.config.parallel.deepspeed_config)
+    host = 0 if sharing.offload else 1
+    bucket = int(number * tuned["reduce_bucket_size"])
+    mine = held(resolved, run.model, sharing)
+    part = f"of {plural(sharing.processes, 'process')} one's share"
+    state: dict[str, Term | None] = {
+        "optimizer": Term("optimizer", host * mine.moments, part),
+        "masters": Term("masters", host * mine.masters, f"float32 copies, {part}"),
+        "gradients": Term("gradients", host * mine.gradients, f"in float32, {part}"),
+        "float32 gradients": None,
+    }
+    own = run.of(run.model, in_buckets=True)
+    if sharing.mode == "zero2":
+        why = "DeepSpeed's reduce_bucket_size"
+        return _rebuilt(own, state, *_missing(own, state), Term("bucket", bucket, why, "backward"))
+    every = list(tensors(run.model, resolved.config.adapter))
+    numbers = sum(math.prod(tensor.shape) for tensor in every)
+    live = int(min(numbers, tuned["stage3_max_live_parameters"] + tuned["stage3_prefetch_bucket_size"]))
+    shares = list(share_of(every, run.model, sharing, 0))
+    lora = resolved.config.adapter.kind == "lora"
+    frozen = sum(count for count, tensor in shares if not tensor.trained or not lora)
+    factors = sum(count for count, tensor in shares if tensor.trained)
+    state |= {
+        "weights": Term("weights", host * number * frozen, part),
+        "adapter": Term("adapter", host * number * factors, part) if lora else None,
+        "rest of segments": None,
+    }
+    why = f"up to stage3_max_live_parameters and the prefetched: {count_text(live)} numbers"
+    return _rebuilt(
+        own,
+        state,
+        *_missing(own, state),
+        Term("bucket", bucket, "DeepSpeed's reduce_bucket_size"),
+        Term(GATHERED, number * live, why, "loss"),
+        Term(GATHERED, number * live, why, "backward"),
+        evaluated=number * live,
+    )
+
+
+def _missing(before: Budget, changed: dict[str, Term | None]) -> list[Term]:
+    """Terms of `changed` that one process does not have: masters of float32 weights."""
+    there = {term.term for term in before.terms}
+    return [term for name, term in changed.items() if term is not None and name not in there]
+
+
+def _tuning(path: str | None) -> dict[str, float]:
+    """The sizes in a user's DeepSpeed file."""
+    if path is None or not Path(path).expanduser().is_file():
+        return {}
+    found = json.loads(Path(path).expanduser().read_text(encoding="utf-8")).get("zero_optimization", {})
+    return {key: float(found[key]) for key in DEEPSPEED if isinstance(found.get(key), int | float)}
+
+
+def _pp(run: _Run, whole: Budget) -> Budget:
+    """The stage that needs most."""
+    every = stages(run.model, run.sharing.size)
+    return max((_stage(run, layers, rank) for rank, layers in enumerate(every)), key=lambda found: found.allocated)
+
+
+def fullest_stage(resolved: Resolved, model: ModelFacts, length: int | None = None) -> int:
+    """The rank of the stage that needs most."""
+    sharing = sharing_of(resolved.config)
+    assert sharing is not None
+    run = _Run(resolved, model, sharing, length, None, AMPERE)
+    sizes = [_stage(run, layers, rank).allocated for rank, layers in enumerate(stages(model, sharing.size))]
+    return sizes.index(max(sizes))
+
+
+def stage_model(model: ModelFacts, layers: range, rank: int, size: int) -> ModelFacts:
+    """A model as one stage of a pipeline holds it; its first layer is called layer 0."""
+    kept = {}
+    for name, shape in model.linear_modules.items():
+        parts = name.split(".")
+        if not is_here(name, model, layers, rank, size):
+            continue
+        if "layers" in parts:
+            parts[parts.index("layers") + 1] = str(int(parts[parts.index("layers") + 1]) - layers.start)
+        kept[".".join(parts)] = shape
+    here = (tensor for tensor in tensors(model, None) if is_here(tensor.name, model, layers, rank, size))
+    numbers = sum(math.prod(tensor.shape) for tensor in here)
+    return replace(model, num_layers=len(layers), linear_modules=kept, parameters=numbers)
+
+
+def _stage(run: _Run, layers: range, rank: int) -> Budget:
+    """One stage. What a micro batch keeps there is kept for all that are in flight; the loss is the last stage's."""
+    size, count = run.sharing.size, run.micro_batches
+    seen = stage_model(run.model, layers, rank, size)
+    own, batch = run.of(seen, in_buckets=True), run.batch(seen)
+    flying = min(size - rank, count)
+    state = run.number * run.model.hidden_size * batch.tokens
+    sides = (rank > 0) + (rank < size - 1)
+    once = kept_bytes(batch) - (final_bytes(batch) if rank < size - 1 else 0)
+    kept = (flying - 1) * once
+    changed: dict[str, Term | None] = {}
+    spared = 0
+    if rank < size - 1:
+        changed["logits"] = None
+        changed["activations"] = Term("activations", once, "the newest micro batch's", "loss")
+        spared = eval_bytes(batch) - eval_bytes(batch, loss=False)
+    return _rebuilt(
+        own,
+        changed,
+        *_while_running("in flight", kept, f"what {plural(flying - 1, 'micro batch')} before it kept"),
+        *_while_running("received states", sides * count * state, f"{count} × a hidden state per token × {sides}"),
+        evaluated=state - spared,
+    )
+
+
+def _while_running(name: str, size: int, why: str) -> tuple[Term, Term]:
+    """What is held while micro batches run, and not when the optimizer updates."""
+    return Term(name, size, why, "loss"), Term(name, size, why, "backward")
+
+
+_FORMS: dict[str, Callable[[_Run, Budget], Budget]] = {
+    "ddp": _ddp, "fsdp": _fsdp, "zero2": _zero, "zero3": _zero, "tp": _tp, "cp": _cp, "pp": _pp,
+}  # fmt: skip

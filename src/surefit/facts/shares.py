@@ -1,0 +1,196 @@
+"""How several processes share a run, and what each holds of weights, gradients and optimizer state, to the byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
+from surefit.config.spread import processes
+from surefit.core.errors import ConfigError
+from surefit.facts.budget import FLOAT32, MOMENTS
+from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.tensors import Tensor, tensors
+
+BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+BY_INPUTS = ("o_proj", "down_proj")
+"""The layers that transformers' plans for `activations.LLAMA_LIKE` cut, by outputs and by inputs."""
+FIELD = "parallel.pp"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the processes of a run share it.
+
+    Attributes:
+        mode: `parallel.mode`, decided.
+        processes: all of them.
+        size: those that share one copy of the model's weights, of an example's tokens, or of its layers.
+        offload: `parallel.offload`.
+        rank: which of them is meant.
+        each: processes on one machine.
+    """
+
+    mode: str
+    processes: int
+    size: int
+    offload: bool = False
+    rank: int = 0
+    each: int = 1
+
+    @property
+    def data_ranks(self) -> int:
+        """Groups that have a part of the global batch each."""
+        return self.processes // self.size if self.mode in ("tp", "cp", "pp") else self.processes
+
+
+def sharing_of(config: Config) -> Sharing | None:
+    """How the processes of a decided config share it; None for one process, and where the mode is not decided."""
+    count, parallel = processes(config), config.parallel
+    if parallel.mode in ("auto", "single") or (count == 1 and not parallel.mode.startswith("zero")):
+        return None
+    size = {"tp": parallel.tp, "cp": parallel.cp, "pp": parallel.pp}.get(parallel.mode, count)
+    if parallel.mode == "fsdp":
+        size = max(1, count // parallel.dp_replicate)
+    each = config.hardware.count if isinstance(config.hardware.count, int) else count
+    return Sharing(parallel.mode, count, size, parallel.offload, each=each)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of one process that do not depend on the data: parameters (frozen and trained), gradients, float32
+    masters and AdamW's moments."""
+
+    parameters: int
+    gradients: int
+    masters: int
+    moments: int
+
+    @property
+    def optimizer(self) -> int:
+        return self.masters + self.moments
+
+
+def held(resolved: Resolved, model: ModelFacts, sharing: Sharing | None, rank: int = 0) -> Held:
+    """What one process holds of weights, gradients and AdamW's state, to the byte, without quantised weights.
+
+    Args:
+        resolved: the config without "auto"; `adamw`.
+        model: its architecture is one of `activations.LLAMA_LIKE`.
+        sharing: None for one process.
+        rank: of the process among the `size` that share.
+    """
+    number = DTYPE_BYTES[resolved.config.model.dtype]
+    mine = list(share_of(list(tensors(model, resolved.config.adapter)), model, sharing, rank))
+    frozen = sum(count for count, tensor in mine if not tensor.trained)
+    trained = sum(count for count, tensor in mine if tensor.trained)
+    mode = sharing.mode if sharing else "single"
+    if mode.startswith("zero"):
+        assert sharing is not None
+        return _zero_held(mine, sharing, number, resolved.config.train.weight_decay)
+    master = FLOAT32 * trained if number != FLOAT32 else 0
+    return Held(number * (frozen + trained), number * trained, master, MOMENTS * trained)
+
+
+def _zero_held(mine: Sequence[tuple[int, Tensor]], sharing: Sharing, number: int, decay: float) -> Held:
+    """DeepSpeed's: masters for float32, too, and gradients in float32; stage 2 fills groups up, stage 3 tensors."""
+    size = sharing.processes
+    if sharing.mode == "zero2":
+        groups = [sum(count for count, tensor in mine if tensor.trained and tensor.decayed == kind) for kind in (0, 1)]
+        filled = sum(-(-group // (2 * size)) * 2 * size for group in groups)
+        share = filled // size
+        parameters = number * (sum(count for count, tensor in mine if not tensor.trained) + filled)
+    else:
+        share = sum(count for count, tensor in mine if tensor.trained)
+        parameters = number * sum(count for count, _ in mine)
+    return Held(parameters, FLOAT32 * share, FLOAT32 * share, MOMENTS * share)
+
+
+def share_of(
+    every: Sequence[Tensor], model: ModelFacts, sharing: Sharing | None, rank: int
+) -> Iterator[tuple[int, Tensor]]:
+    """(numbers that this process holds, the tensor)."""
+    mode = sharing.mode if sharing else "single"
+    size = sharing.size if sharing else 1
+    stage = None
+    if mode == "pp":
+        stage = stages(model, size)[rank]
+    for tensor in every:
+        whole, rows = math.prod(tensor.shape), tensor.shape[0]
+        if mode == "fsdp":
+            # A process after the last full piece has what is left, or nothing.
+            piece = -(-rows // size)
+            yield max(0, min(piece, rows - rank * piece)) * (whole // rows), tensor
+        elif mode == "zero3":
+            yield -(-whole // size), tensor
+        elif mode == "tp":
+            yield whole // size if _cut(tensor.name, model) else whole, tensor
+        elif mode == "pp":
+            assert stage is not None
+            yield whole if is_here(tensor.name, model, stage, rank, size) else 0, tensor
+        else:
+            yield whole, tensor
+
+
+def _cut(name: str, model: ModelFacts) -> bool:
+    """Whether tensor parallelism cuts this tensor; of LoRA factors B beside a layer cut by its outputs, else A."""
+    parts = name.split(".")
+    if any(part in BY_OUTPUTS for part in parts):
+        return "lora_A" not in parts and not (parts[-2] == "lm_head" and model.tied_embeddings)
+    return any(part in BY_INPUTS for part in parts) and "lora_B" not in parts and parts[-1] != "bias"
+
+
+def is_here(name: str, model: ModelFacts, layers: range, rank: int, size: int) -> bool:
+    parts = name.split(".")
+    if "layers" in parts:
+        return int(parts[parts.index("layers") + 1]) in layers
+    last = rank == size - 1
+    if "embed_tokens" in parts:
+        return rank == 0 or (last and model.tied_embeddings)
+    return last
+
+
+def stages(model: ModelFacts, size: int) -> list[range]:
+    """The layers of each stage of a pipeline, by the parameters that `parallel/pipeline.py` counts."""
+    layer = dict.fromkeys(range(model.num_layers), 0)
+    outside = {"embed": 0, "end": 0}
+    for tensor in tensors(model, None):
+        parts = tensor.name.split(".")
+        if "layers" in parts:
+            layer[int(parts[parts.index("layers") + 1])] += math.prod(tensor.shape)
+        else:
+            outside["embed" if "embed_tokens" in parts else "end"] += math.prod(tensor.shape)
+    costs = [layer[number] for number in sorted(layer)]
+    costs[0] += outside["embed"]
+    costs[-1] += outside["end"] + (outside["embed"] if model.tied_embeddings else 0)
+    return split_layers(costs, size)
+
+
+def split_layers(costs: Sequence[int], stages: int) -> list[range]:
+    """Neighbouring layers for each stage, so that the most expensive stage is as cheap as can be.
+
+    >>> split_layers([5, 1, 1, 1, 1, 3], 2)
+    [range(0, 2), range(2, 6)]
+
+    Raises:
+        ConfigError: fewer layers than stages.
+    """
+    if len(costs) < stages:
+        raise ConfigError(
+            f"the model has {len(costs)} layers, which cannot be split into {stages} stages",
+            field=FIELD,
+            help=f"set parallel.pp to {len(costs)} or less",
+        )
+    # best[n]: (the most expensive stage, where the stages begin) of the first n layers, in as many stages as so far.
+    best: dict[int, tuple[int, tuple[int, ...]]] = {n: (sum(costs[:n]), (0,)) for n in range(1, len(costs) + 1)}
+    for stage in range(2, stages + 1):
+        best = {
+            n: min(
+                (max(best[cut][0], sum(costs[cut:n])), (*best[cut][1], cut)) for cut in range(stage - 1, n)
+            )
+            for n in range(stage, len(costs) + 1)
+        }  # fmt: skip
+    return [range(a, b) for a, b in pairwise((*best[len(costs)][1], len(costs)))]

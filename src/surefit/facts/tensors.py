@@ -1,0 +1,84 @@
+"""The tensors of a model to train, by name and shape: what is on the disk, and what processes share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from surefit.config.schema import AdapterSection
+from surefit.facts.activations import LLAMA_LIKE as LLAMA_LIKE
+from surefit.facts.budget import OUTPUT_HEADS, target_modules
+from surefit.facts.model import ModelFacts
+
+Shape = tuple[int, ...]
+KNOWN = 64
+"""Models whose tensors are kept in mind."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter; `trained` where the optimizer updates it."""
+
+    name: str
+    shape: Shape
+    trained: bool
+
+    @property
+    def decayed(self) -> bool:
+        """Whether weight decay takes part, as `train/optim.py` decides: not for norms and biases."""
+        return len(self.shape) > 1 and not self.name.endswith("bias")
+
+
+_known: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
+
+
+def tensors(model: ModelFacts, adapter: AdapterSection | None) -> tuple[Tensor, ...]:
+    """Every parameter once, a tied head as the embedding; without an adapter all of them count as trained."""
+    # A search asks for the same thousands of names for every candidate.
+    key = (model.name, model.source, model.parameters, model.num_layers, adapter and adapter.model_dump_json())
+    if key not in _known:
+        if len(_known) > KNOWN:
+            _known.clear()
+        _known[key] = tuple(_tensors(model, adapter))
+    return _known[key]
+
+
+def _tensors(model: ModelFacts, adapter: AdapterSection | None) -> Iterator[Tensor]:
+    full = adapter is None or adapter.kind == "full"
+    for name, shape in parameters(model):
+        if not (model.tied_embeddings and name.rpartition(".")[0].rpartition(".")[2] in OUTPUT_HEADS):
+            yield Tensor(name, shape, full)
+    if not full:
+        assert adapter is not None
+        for name, shape in factors(model, adapter):
+            yield Tensor(name, shape, True)
+
+
+def factors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[str, Shape]]:
+    """The LoRA factors by their names in the model that trains."""
+    for name, (outputs, inputs) in target_modules(model, adapter).items():
+        yield f"base_model.model.{name}.lora_A.default.weight", (adapter.r, inputs)
+        yield f"base_model.model.{name}.lora_B.default.weight", (outputs, adapter.r)
+
+
+def parameters(model: ModelFacts) -> list[tuple[str, Shape]]:
+    """The parameters of a model by their names; matrices alone where the architecture is not one of `LLAMA_LIKE`."""
+    found: list[tuple[str, Shape]] = [(f"{name}.weight", shape) for name, shape in model.linear_modules.items()]
+    found.append(("model.embed_tokens.weight", (model.vocab_size, model.hidden_size)))
+    if model.architecture not in LLAMA_LIKE:
+        return found
+    norms: dict[str, int] = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), model.hidden_size)
+    if LLAMA_LIKE[model.architecture]:
+        norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), model.head_dim)
+    layers = [f"model.layers.{layer}." for layer in range(model.num_layers)]
+    found += [(f"{layer}{name}.weight", (width,)) for layer in layers for name, width in norms.items()]
+    found.append(("model.norm.weight", (model.hidden_size,)))
+    biases = {
+        f"self_attn.{name}.bias": (model.linear_modules[f"model.layers.0.self_attn.{name}"][0],)
+        for name in ("q_proj", "k_proj", "v_proj")
+    }
+    if sum(math.prod(shape) for _, shape in found) != model.parameters:
+        found += [(f"{layer}{name}", shape) for layer in layers for name, shape in biases.items()]
+    return found

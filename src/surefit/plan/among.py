@@ -1,0 +1,84 @@
+"""What a plan says of several processes: whose numbers it gives, how they share, what they exchange. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from surefit.config.resolve import Resolved, with_changes
+from surefit.core.units import plural
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts
+from surefit.facts.ranks import fullest_stage
+from surefit.facts.shares import Sharing, held, sharing_of, stages
+from surefit.facts.tensors import LLAMA_LIKE
+from surefit.plan.exchange import exchange
+
+DEEP_PIPELINE = 8
+"""Layers up to which a pipeline is simulated: its stages are not alike, so none can be repeated."""
+WORDS = {
+    "ddp": "a whole model in each", "fsdp": "weights, gradients and optimizer in shards",
+    "zero2": "gradients and optimizer in shares", "zero3": "weights, gradients and optimizer in shares",
+    "tp": "a part of every matrix in each", "cp": "a part of every example's tokens in each",
+    "pp": "some of the layers in each",
+}  # fmt: skip
+
+
+def alone(resolved: Resolved) -> Resolved:
+    """The same run in one process."""
+    if sharing_of(resolved.config) is None:
+        return resolved
+    one = {"hardware.count": 1, "hardware.nodes": 1, "parallel.mode": "single", "parallel.dp_replicate": 1}
+    one |= {f"parallel.{name}": 1 for name in ("tp", "cp", "pp")}
+    return replace(resolved, config=with_changes(resolved.config, one))
+
+
+def not_simulated(sharing: Sharing, model: ModelFacts) -> str | None:
+    """Why a shared step is calculated; None where its engine runs on tensors without data."""
+    if sharing.mode.startswith("zero"):
+        return "DeepSpeed reads the values of its tensors, so it cannot run without them"
+    if sharing.mode == "pp" and model.num_layers > DEEP_PIPELINE:
+        return f"the stages of a pipeline of {model.num_layers} layers are not alike"
+    if sharing.offload and sharing.mode == "fsdp":
+        return "shards in the host's memory are not told apart from those on the GPU"
+    return None
+
+
+def of_ranks(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int) -> dict[str, Any] | None:
+    """`ranks` of plan.json; None for one process.
+
+    Args:
+        length: tokens of the rows that time is planned for.
+    """
+    sharing = sharing_of(resolved.config)
+    if sharing is None:
+        return None
+    found = exchange(resolved, model, hardware, length)
+    rank = 0
+    if sharing.mode == "pp" and model.architecture in LLAMA_LIKE:
+        rank = fullest_stage(resolved, model)
+    document: dict[str, Any] = {
+        "mode": sharing.mode,
+        "processes": sharing.processes,
+        "share": WORDS[sharing.mode],
+        "rank": rank,
+        "which": _which(sharing, model, rank),
+        "held": None,
+        "exchanged_bytes_per_step": found.bytes if found else None,
+        "exchanged": found.what if found else None,
+        "exchange_seconds_per_step": found.seconds if found else None,
+        "link": found.source if found else None,
+    }
+    if model.architecture in LLAMA_LIKE and resolved.config.model.quantization == "none" and model.parameters:
+        mine = held(resolved, model, sharing, rank)
+        document["held"] = {
+            "parameters_bytes": mine.parameters, "gradients_bytes": mine.gradients, "optimizer_bytes": mine.optimizer
+        }  # fmt: skip
+    return document
+
+
+def _which(sharing: Sharing, model: ModelFacts, rank: int) -> str:
+    if sharing.mode == "pp" and model.architecture in LLAMA_LIKE:
+        layers = stages(model, sharing.size)[rank]
+        return f"rank {rank}, the stage that needs most: {plural(len(layers), 'layer')}, {layers[0]} to {layers[-1]}"
+    return "rank 0; the others need as much, or a few bytes less"

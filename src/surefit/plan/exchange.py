@@ -1,0 +1,158 @@
+"""What the processes of a run send each other in a step, and what that makes of its time. Torch-free.
+
+Bytes are those that one GPU sends and receives in each direction, by the usual ring: of a tensor of S bytes among N,
+a gather or a scattered sum moves (N - 1) / N × S, a sum that all get moves twice that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from surefit.config.resolve import Resolved
+from surefit.facts.budget import FLOAT32, micro_batch_shape
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.links import NETWORK, REACHED, link_of
+from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.shares import Sharing, sharing_of, stages
+from surefit.facts.tensors import tensors
+
+if TYPE_CHECKING:
+    from surefit.plan.time import StepTime
+
+HIDDEN_BEHIND = ("ddp", "fsdp", "zero2", "zero3")
+"""Modes that exchange while they compute: only what takes longer than the arithmetic is waited for."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one GPU sends and receives in an optimizer step.
+
+    Attributes:
+        bytes: in each direction.
+        what: in words.
+        bandwidth: bytes per second that are reached; None where the link is not known.
+        source: of the bandwidth.
+        across: bytes of them that go between machines, where the others stay inside.
+    """
+
+    bytes: int
+    what: str
+    bandwidth: float | None
+    source: str
+    across: int = 0
+
+    @property
+    def seconds(self) -> float | None:
+        if not self.bandwidth:
+            return None
+        return (self.bytes - self.across) / self.bandwidth + self.across / (REACHED * NETWORK)
+
+
+def exchange(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int) -> Exchange | None:
+    """None for one process, and where the model's layers are not known.
+
+    Args:
+        length: tokens of every example.
+    """
+    sharing = sharing_of(resolved.config)
+    if sharing is None or sharing.processes == 1 or model.parameters is None or not model.linear_modules:
+        return None
+    size, what = _exchanged(resolved, model, sharing, length)
+    inside, link = sharing.size <= sharing.each, link_of(hardware.name)
+    across = _across(resolved, model, sharing, length) if sharing.processes > sharing.each else 0
+    if link is None and inside:
+        return Exchange(size, what, None, "how fast these GPUs exchange tensors is not known")
+    if inside:
+        assert link is not None
+        return Exchange(size + across, what, REACHED * link.bandwidth, link.source, across)
+    return Exchange(size, what, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed")
+
+
+def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> tuple[int, str]:
+    config, count = resolved.config, sharing.size
+    number = DTYPE_BYTES[config.model.dtype]
+    every = list(tensors(model, config.adapter))
+    trained = sum(math.prod(tensor.shape) for tensor in every if tensor.trained)
+    whole = sum(math.prod(tensor.shape) for tensor in every)
+    shape = micro_batch_shape(resolved, length)
+    micro, tokens = shape.micro_batches, shape.tokens
+    part, share = (sharing.processes - 1) / sharing.processes, (count - 1) / count
+    # Whatever is recomputed gathers, and sums, what it needs once more.
+    passes = 3 if config.train.gradient_checkpointing else 2
+    state = number * model.hidden_size * tokens
+    match sharing.mode:
+        case "ddp":
+            return round(2 * part * number * trained), "the sum of all gradients"
+        case "fsdp":
+            each = 2 * share * number * whole + share * FLOAT32 * trained
+            return round(micro * each), "weights gathered twice and gradients added up, for each micro batch"
+        case "zero2":
+            return round(part * number * trained * (2 * micro + 1)), "gradients for each micro batch, and new weights"
+        case "zero3":
+            each = 2 * part * number * whole + 2 * part * number * trained
+            return round(micro * each), "weights gathered twice and gradients added up, for each micro batch"
+        case "tp":
+            sums = 2 * model.num_layers * passes
+            return round(micro * 2 * share * sums * state), "two hidden states per layer, each way"
+        case "cp":
+            keys = 2 * number * model.num_key_value_heads * model.head_dim * tokens
+            between = micro * passes * model.num_layers * share * keys
+            return round(between + 2 * part * number * trained), "keys and values of every layer, and all gradients"
+        case _:
+            return round(2 * micro * state), "hidden states and their gradients"
+
+
+def _across(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> int:
+    """Sums of gradients between machines that each have everything."""
+    replicas = sharing.processes // sharing.size
+    if replicas == 1 or sharing.mode != "fsdp":
+        return 0
+    trained = sum(math.prod(tensor.shape) for tensor in tensors(model, resolved.config.adapter) if tensor.trained)
+    micro = micro_batch_shape(resolved, length).micro_batches
+    return round(micro * 2 * (replicas - 1) / replicas * FLOAT32 * trained / sharing.size)
+
+
+def shared_step(
+    step: StepTime, resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int
+) -> StepTime:
+    """The time of a step that several processes share, from that of one with everything.
+
+    The arithmetic divides; where micro batches do not, some processes wait; a pipeline waits at its ends. Expected is
+    that what `HIDDEN_BEHIND` exchange hides behind the arithmetic; at most, nothing does and only half the rate is
+    reached; at least, everything does.
+    """
+    sharing = sharing_of(resolved.config)
+    if sharing is None or sharing.processes == 1:
+        return step
+    divided = _slowest(resolved, model, sharing, length) / sharing.processes
+    found = exchange(resolved, model, hardware, length)
+    moved = (found.seconds if found else None) or 0.0
+    computed = step.seconds * divided
+    waited = max(0.0, moved - computed) if sharing.mode in HIDDEN_BEHIND else moved
+    seconds = computed + waited
+    return replace(
+        step,
+        seconds=seconds,
+        low=step.low * divided,
+        high=step.high * divided + 2 * moved,
+        mfu=step.mfu * step.seconds / (sharing.processes * seconds),
+        tokens_per_second=step.tokens_per_second * step.seconds / seconds,
+        evaluation_tokens_per_second=step.evaluation_tokens_per_second / divided,
+        limit="exchange between GPUs" if waited > computed else step.limit,
+    )
+
+
+def _slowest(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> float:
+    """How much longer the slowest process works than the mean."""
+    config = resolved.config
+    rows = micro_batch_shape(resolved, length).rows
+    whole = config.train.global_batch_size / rows
+    groups = sharing.data_ranks
+    uneven = math.ceil(math.ceil(whole) / groups) / (whole / groups) if groups > 1 else 1.0
+    if sharing.mode != "pp":
+        return uneven
+    parts = stages(model, sharing.size)
+    waiting = (whole + sharing.size - 1) / whole
+    return waiting * max(map(len, parts)) * sharing.size / model.num_layers

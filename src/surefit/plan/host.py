@@ -1,0 +1,73 @@
+"""What a run on a GPU takes of the machine around it: RAM beside the process, and what goes over PCIe in a step.
+
+Worked example, Qwen3-4B with one row of 262,144 tokens in bfloat16 and the layers' inputs on the host: 262,144 × 2,560
+× 2 bytes are 1.25 GiB. Pinned memory comes in powers of two, so each of the 36 layers takes 2 GiB, 72 GiB in all; and
+36 × 1.25 GiB go out and come back for each micro batch, 90 GiB.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surefit.config.resolve import Resolved
+from surefit.config.spread import processes
+from surefit.facts.activations import TOKEN_BYTES
+from surefit.facts.budget import MIN_8BIT, MOMENTS, PAGED, micro_batch_shape, trained_tensors
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import DTYPE_BYTES, ModelFacts
+
+
+def host_plan(
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int | None = None
+) -> dict[str, Any] | None:
+    """The entry `host` of plan.json; None on a CPU, for several processes, and where the model's layers are not known.
+
+    Args:
+        resolved: the config without "auto".
+        model: facts about the base model.
+        hardware: the device, and the machine's RAM where it was looked at.
+        length: tokens of the longest example; `data.max_length` if not given.
+    """
+    if hardware.kind == "cpu" or processes(resolved.config) > 1 or not model.linear_modules:
+        return None
+    shape, layers = micro_batch_shape(resolved, length), model.num_layers
+    moved = {"batches": TOKEN_BYTES * shape.tokens * shape.micro_batches}
+    memory: list[dict[str, Any]] = []
+    if resolved.config.train.gradient_checkpointing == "offload":
+        each = shape.tokens * model.hidden_size * DTYPE_BYTES[resolved.config.model.dtype]
+        why = f"{layers} layers' inputs in pinned memory, {pinned_bytes(each):,} bytes each for {each:,}"
+        memory.append({"term": "layer inputs", "bytes": layers * pinned_bytes(each), "why": why})
+        moved["layer inputs"] = 2 * layers * each * shape.micro_batches
+    if paged := paged_bytes(resolved, model):
+        why = f"moments of parameters of at least {PAGED:,} numbers; the driver moves them when the GPU is full"
+        memory.append({"term": "paged moments", "bytes": paged, "why": why})
+        moved["paged moments, at most"] = 2 * paged
+    return {
+        "memory": memory,
+        "memory_total_bytes": sum(term["bytes"] for term in memory),
+        "ram_bytes": hardware.ram_bytes if hardware.source == "detected" else None,
+        "pcie_bytes_per_step": moved,
+        "pcie_total_bytes_per_step": sum(moved.values()),
+    }
+
+
+def pinned_bytes(size: int) -> int:
+    """What PyTorch pins for a tensor of `size` bytes: the next power of two (ATen/core/CachingHostAllocator.h, 2.11 to
+    2.13).
+
+    >>> pinned_bytes(5 * 2**28) / 2**30, pinned_bytes(4096)
+    (2.0, 4096)
+    """
+    return 1 << max(0, size - 1).bit_length()
+
+
+def paged_bytes(resolved: Resolved, model: ModelFacts) -> int:
+    """The moments that a paged optimizer of bitsandbytes keeps where a driver may move them to the host."""
+    kind = resolved.config.train.optimizer
+    if not kind.startswith("paged"):
+        return 0
+    total = 0
+    for numbers, embedding in trained_tensors(model, resolved.config.adapter):
+        eight = kind.endswith("8bit") and numbers >= MIN_8BIT and not embedding
+        total += (2 if eight else MOMENTS) * numbers if numbers >= PAGED else 0
+    return total

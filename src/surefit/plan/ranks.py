@@ -1,0 +1,272 @@
+"""One process of several, simulated: the engine that `train` uses, among others that do not exist.
+
+torch's "fake" process group has any number of processes in one: every collective returns at once, what it is given
+untouched, and allocates what a real one does. So DDP, `fully_shard`, cut matrices, shared tokens and the pipeline run
+as they are, on tensors without data, and what the recorder sees is what one GPU's allocator would be asked for.
+DeepSpeed reads the values of its buffers, so ZeRO is only calculated (`facts/ranks.py`).
+
+What is put in the place of torch's or our own code: comparisons of the processes' weights and trial runs, which need
+data; where a shared batch's tokens lie, which is counted instead; and resized storages, which no dispatch mode sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
+import torch.distributed.fsdp._fully_shard._fsdp_param_group as fsdp_group
+import torch.nn.parallel.distributed as torch_ddp
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from surefit.core.errors import MachineError
+from surefit.facts.shares import Sharing
+from surefit.model.varlen import Documents, Share
+from surefit.parallel import context, ddp, pipeline, tensor
+from surefit.parallel.engine import Engine
+from surefit.parallel.fsdp import FullySharded
+from surefit.parallel.mesh import World
+from surefit.plan.trace import HOST, Recorder
+
+FROM_HOST = ("fsdp", "tp", "pp")
+"""Modes that read the weights into the host's memory, and move to the device what a process holds of them."""
+GATHERED, REDUCED, BUCKETS, RECEIVED = "gathered weights", "reduction", "gradient buckets", "received states"
+
+
+class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
+    """A recorder that knows shards: of a `DTensor` the part that is here counts.
+
+    Attributes:
+        purpose: the tag of what is allocated now.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.purpose: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it takes itself apart, and the operators on its parts come here
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def tag(self, tensors: Any, what: str) -> None:
+        super().tag(map(_here, tensors), what)
+
+    def _note(self, tensor: torch.Tensor, op: str, module: str) -> None:
+        super()._note(_here(tensor), op, module)
+
+    def _allocate(self, *arguments: Any) -> int:
+        number = super()._allocate(*arguments)
+        if self.purpose is not None:
+            self.trace.tags[number] = self.purpose
+        return number
+
+    def number_is_zero(self) -> None:
+        """A pipeline reads numbers of micro batches, which are alike: the first is always there."""
+        scalar = self._scalar
+        assert scalar is not None
+        self._scalar = lambda dtype, op: 0 if dtype == torch.int64 else scalar(dtype, op)
+
+    @contextmanager
+    def doing(self, purpose: str) -> Iterator[None]:
+        outer, self.purpose = self.purpose, purpose
+        try:
+            yield
+        finally:
+            self.purpose = outer
+
+    def on_host(self) -> None:
+        """What is allocated so far lies in the host's memory."""
+        self.trace.tags.update(dict.fromkeys(range(1, len(self.trace.allocations) + 1), HOST))
+
+    def on_device(self, model: torch.nn.Module) -> None:
+        """What the model still holds is on the device."""
+        for held in (*model.parameters(), *model.buffers()):
+            number = self._live.get(_here(held).untyped_storage()._cdata)
+            if number is not None and self.trace.tags.get(number) == HOST:
+                del self.trace.tags[number]
+
+    def resized(self, tensor: torch.Tensor) -> None:
+        """A storage has given its memory back, or got it again."""
+        storage = tensor.untyped_storage()
+        number = self._live.pop(storage._cdata, None)
+        if number is not None:
+            self._watched.pop(number, None)
+            self.trace.events.append(-number)
+        if storage.nbytes():
+            self._note(tensor, "gather", "")
+
+
+def _here(tensor: torch.Tensor | None) -> Any:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def pretended(sharing: Sharing) -> Iterator[Engine]:
+    """The engine of one process of a world of others that do not exist.
+
+    Raises:
+        MachineError: this process is connected to others that do.
+    """
+    if dist.is_initialized():
+        raise MachineError("this process is one of several already, and cannot pretend to be one of others")
+    dist.init_process_group("fake", store=FakeStore(), rank=sharing.rank, world_size=sharing.processes)
+    try:
+        yield _engine(sharing)
+    finally:
+        dist.destroy_process_group()
+
+
+def _engine(sharing: Sharing) -> Engine:
+    world = World(sharing.rank, sharing.processes, sharing.rank, sharing.processes)
+    match sharing.mode:
+        case "ddp":
+            return ddp.DataParallel(world)
+        case "fsdp":
+            return FullySharded(world, sharing.processes // sharing.size)
+        case "tp":
+            return tensor.TensorParallel(world, sharing.size)
+        case "cp":
+            return context.ContextParallel(world, sharing.size)
+        case "pp":
+            return pipeline.Pipeline(world, sharing.size)
+        case mode:
+            raise MachineError(f"{mode} is DeepSpeed's, which reads the values of its tensors: it cannot be simulated")
+
+
+def wrapped(engine: Engine, model: torch.nn.Module, recorder: Recorder) -> torch.nn.Module:
+    """`engine.wrap`, without what compares values."""
+    if engine.world.size == 1:
+        return engine.wrap(model)
+    assert isinstance(recorder, RankRecorder)
+    if engine.name in FROM_HOST:
+        recorder.on_host()
+    with ExitStack() as stack:
+        for owner, name, instead in _UNCOMPARED:
+            stack.enter_context(patch.object(owner, name, instead))
+        if engine.name == "ddp":
+            stack.enter_context(recorder.doing(BUCKETS))
+        model = engine.wrap(model)
+    if isinstance(engine, ddp.DataParallel):
+        assert engine.ddp is not None
+        engine.ddp.reducer = _Reducer(engine.ddp.reducer)  # type: ignore[assignment]
+    recorder.on_device(model)
+    return model
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+_UNCOMPARED: tuple[tuple[Any, str, Any], ...] = (
+    (torch_ddp, "_verify_param_shape_across_processes", lambda *_, **__: True),
+    (torch_ddp, "_sync_module_states", _nothing),
+    (context.ContextParallel, "_require_shareable", _nothing),
+    (pipeline._Parts, "require_exact", _nothing),
+    (tensor, "_hidden", _nothing),
+    (tensor, "_require_same", _nothing),
+    (torch.nn.Module, "to", lambda module, *_, **__: module),
+)
+
+
+class _Reducer:
+    """DDP's, which after the first step would agree with the others on another order of its buckets."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+@contextmanager
+def among_others(recorder: Recorder, engine: Engine) -> Iterator[None]:
+    """While a shared step runs: what the fake group leaves out, and what the recorder would not see."""
+    assert isinstance(recorder, RankRecorder)
+    if engine.name == "pp":
+        recorder.number_is_zero()
+    with ExitStack() as stack:
+        for owner, name, instead in (
+            (ddp, "_sum", _summed),
+            (context, "part_of", _part_of),
+            (fsdp_param, "alloc_storage", _resizing(fsdp_param.alloc_storage, recorder, GATHERED)),
+            (fsdp_group, "alloc_storage", _resizing(fsdp_param.alloc_storage, recorder, GATHERED)),
+            (fsdp_param, "free_storage", _resizing(fsdp_param.free_storage, recorder, GATHERED)),
+            *(
+                (owner, name, _for(getattr(owner, name), recorder, purpose))
+                for owner, name, purpose in (
+                    (fsdp_group.FSDPParamGroup, "unshard", GATHERED),
+                    (fsdp_group.FSDPParamGroup, "wait_for_unshard", GATHERED),
+                    (fsdp_group, "foreach_reduce", REDUCED),
+                    (PipelineStage, "_prepare_forward_infra", RECEIVED),
+                    (PipelineStage, "_prepare_backward_infra", RECEIVED),
+                    # What shape a result has DTensor finds out by running the operator on tensors without data.
+                    (ShardingPropagator, "_propagate_tensor_meta_non_cached", HOST),
+                )
+            ),
+        ):
+            stack.enter_context(patch.object(owner, name, instead))
+        yield
+
+
+def _resizing(resize: Callable[[torch.Tensor], None], recorder: RankRecorder, purpose: str) -> Any:
+    def resized(tensor: torch.Tensor) -> None:
+        before = tensor.untyped_storage().nbytes()
+        resize(tensor)
+        if tensor.untyped_storage().nbytes() != before:
+            with recorder.doing(purpose):
+                recorder.resized(tensor)
+
+    return resized
+
+
+def _for(function: Callable[..., Any], recorder: RankRecorder, purpose: str) -> Any:
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        with recorder.doing(purpose):
+            return function(*arguments, **keywords)
+
+    return called
+
+
+def _summed(state: Any, bucket: Any) -> Any:
+    done: Any = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+_summed.__annotations__ = ddp._sum.__annotations__  # DDP compares types, not their names
+
+
+def _part_of(
+    batch: Any, rank: int, size: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
+) -> tuple[dict[str, torch.Tensor], Share]:
+    """`context.part_of` of documents that are supervised like the whole batch, by their lengths alone."""
+    rows, length = batch["input_ids"].shape
+    lengths = batch["document_lengths"] if "document_lengths" in tuple(batch) else (length,) * rows
+    pieces = context.divided(lengths, size)
+    held = [sum(piece.last - piece.first for piece in part) for part in pieces]
+    count = 1 + max(held)
+    read = [piece.last - piece.document for piece in pieces[rank]]
+    supervised = -(-len(batch["targets"]) * held[rank] // sum(lengths))
+    ids, rows_ = (torch.zeros(shape, dtype=torch.int64) for shape in ((1, count), (supervised,)))
+    part = {
+        "input_ids": ids, "position_ids": torch.zeros_like(ids), "loss_rows": rows_, "targets": torch.zeros_like(rows_)
+    }  # fmt: skip
+    filling = count - held[rank]
+    queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), filling])
+    order = torch.zeros(sum(read) + filling, dtype=torch.int64)
+    return part, Share(queries, _documents([*read, filling]), order, gather)
+
+
+def _documents(lengths: list[int]) -> Documents:
+    return Documents(torch.zeros(len(lengths) + 1, dtype=torch.int32), tuple(lengths), max(lengths))

@@ -1,0 +1,255 @@
+"""The plan of one process of several: by arithmetic, by torch's own engines without data, and beside real processes."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks_run
+from engine_steps import HELPERS, start
+from transformers import AutoConfig
+
+from surefit.config.load import load_config
+from surefit.config.resolve import Resolved, resolve
+from surefit.config.schema import Config
+from surefit.config.spread import accumulation
+from surefit.core.errors import MachineError
+from surefit.core.units import GIB
+from surefit.facts import budget, ranks
+from surefit.facts.hardware import hardware_facts
+from surefit.facts.links import REACHED, link_of
+from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
+from surefit.facts.shares import Sharing, held, sharing_of
+from surefit.lint.rules.memory import does_not_fit
+from surefit.plan.exchange import exchange
+from surefit.plan.fit import need, upper_end
+from surefit.plan.forecast import Planner, planned
+from surefit.plan.ranks import pretended
+from surefit.plan.search import Place, candidates, shared_variants
+from surefit.plan.setting import Setting
+from surefit.plan.simulate import record
+
+LLAMA_1B, LLAMA_3B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B"
+
+
+def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> Resolved:
+    ways = {mode: processes} if mode in ("tp", "cp", "pp") else {}
+    tree: dict[str, Any] = {
+        "model": {"name_or_path": facts.name, "dtype": "bfloat16"},
+        "adapter": {"kind": "lora", "r": 16},
+        "data": {"train": "rows", "max_length": 2048, "packing": True},
+        "train": {"global_batch_size": 16, "per_device_train_batch_size": 1, "gradient_checkpointing": True},
+        "speed": {"fused_lora": False, "tiled_mlp": False, "attention": "torch_varlen"},
+        "hardware": {"count": processes},
+        "parallel": {"mode": mode} | ways,
+        "checkpoint": {"every": 10},
+        "output_dir": "runs/x",
+    }
+    for name, values in sections.items():
+        tree[name] |= values
+    config = Config.model_validate(tree)
+    return Resolved(config, {}, accumulation(config), 10)
+
+
+def shallow(name: str, layers: int) -> tuple[Any, ModelFacts]:
+    shape = copy.deepcopy(catalogue()[name]["config"]) | {"num_hidden_layers": layers}
+    facts = build_facts(name, shape, None, where=name, source="catalogue")
+    return AutoConfig.for_model(shape.pop("model_type"), **shape), facts
+
+
+@pytest.mark.parametrize(
+    ("mode", "processes", "checkpointing", "error"),
+    [
+        ("ddp", 2, True, 0.005),
+        ("fsdp", 2, True, 0.01),
+        ("fsdp", 8, False, 0.005),
+        ("tp", 2, True, 0.005),
+        ("cp", 2, True, 0.005),
+        ("pp", 2, True, 0.005),
+    ],
+)
+def test_arithmetic_and_the_engines_without_data_agree(
+    mode: str, processes: int, checkpointing: bool, error: float
+) -> None:
+    config, facts = shallow(LLAMA_1B, 3)
+    batches = {"global_batch_size": 2 * (1 if mode in ("tp", "cp", "pp") else processes)}
+    resolved = run_of(mode, processes, facts, train=batches | {"gradient_checkpointing": checkpointing})
+    closed = ranks.peak_bytes(resolved, facts, padded=False)
+    sharing = sharing_of(resolved.config)
+    assert closed is not None
+    assert sharing is not None
+    if mode == "pp":
+        sharing = replace(sharing, rank=ranks.fullest_stage(resolved, facts))
+    setting = Setting(
+        config, "bfloat16", resolved.config.adapter, 1, 2048, packed=True, micro_batches=2,
+        checkpointing=checkpointing, sharing=sharing,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trace = record(setting)
+    phases = dict(trace.phases)
+    assert closed.phases["step"] == pytest.approx(trace.peak(phases["first step"], phases["save"])[0], rel=error)
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    pytest.importorskip("deepspeed")
+    return start(HELPERS / "ranks_run.py")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("case", ranks_run.CASES)
+def test_two_real_processes_hold_what_is_planned_to_the_byte(found: Any, case: str) -> None:
+    mode, family, kind, dtype = ranks_run.CASES[case]
+    shape = ranks_run.shape_of(mode, family) | {"architectures": [ranks_run.KINDS[family][0]], "model_type": family}
+    facts = build_facts("tiny", shape, None, where="tiny", source="catalogue")
+    resolved = run_of(mode, 2, facts, adapter={"kind": kind, "r": 3}, model={"dtype": dtype})
+    for rank in (0, 1):
+        mine = held(resolved, facts, sharing_of(resolved.config), rank)
+        assert found[case][rank] == {
+            "parameters": mine.parameters, "gradients": mine.gradients, "optimizer": mine.optimizer
+        }  # fmt: skip
+
+
+def test_the_worked_example() -> None:
+    facts = model_facts(LLAMA_3B)
+    mine = held(run_of("fsdp", 8, facts), facts, Sharing("fsdp", 8, 8))
+    assert mine.parameters / GIB == pytest.approx(0.754, abs=0.001)
+    one = held(run_of("ddp", 8, facts), facts, Sharing("ddp", 8, 8))
+    assert one.parameters / GIB == pytest.approx(6.03, abs=0.01), "weights and factors whole"
+    budget_ = ranks.peak_bytes(run_of("fsdp", 8, facts), facts)
+    assert budget_ is not None
+    gathered = {term.moment: term.bytes for term in budget_.terms if term.term == "gathered weights"}
+    layer = gathered["backward"] - gathered["loss"]
+    assert layer == 2 * (gathered["loss"] - 2 * (128_256 * 3_072 + 3_072) * 1)
+    assert layer / 2 / GIB == pytest.approx(0.19, abs=0.01)
+
+
+def test_more_processes_need_less_of_what_they_share() -> None:
+    facts = model_facts(LLAMA_8B)
+    for mode in ("fsdp", "zero3", "tp", "pp"):
+        few, many = (ranks.peak_bytes(run_of(mode, count, facts), facts) for count in (2, 4))
+        one = budget.peak_bytes(run_of(mode, 2, facts), facts)
+        assert few is not None
+        assert many is not None
+        assert one is not None
+        assert many.allocated < few.allocated
+        weights = [sum(t.bytes for t in found.terms if t.term == "weights") for found in (many, few, one)]
+        assert weights == sorted(weights)
+        assert weights[0] < 0.4 * weights[2]
+
+
+def test_deepspeed_is_calculated_with_its_buckets() -> None:
+    facts = model_facts(LLAMA_8B)
+    two, offloaded = (
+        ranks.peak_bytes(run_of("zero2", 4, facts, parallel={"offload": offload}), facts) for offload in (False, True)
+    )
+    assert two is not None
+    assert offloaded is not None
+    terms = {term.term: term.bytes for term in two.terms}
+    assert terms["bucket"] == 2 * 5e8
+    assert terms["weights"] == 2 * facts.parameters  # type: ignore[operator]
+    assert {term.term: term.bytes for term in offloaded.terms}["optimizer"] == 0
+    three = ranks.peak_bytes(run_of("zero3", 4, facts), facts)
+    assert three is not None
+    logits = next(term.bytes for term in three.terms if term.term == "logits")
+    assert logits == 12 * 2047 * facts.vocab_size, "never in chunks"
+    with pytest.raises(MachineError, match="DeepSpeed"), pretended(Sharing("zero2", 2, 2)):
+        pass
+
+
+def test_a_check_judges_one_process_of_several() -> None:
+    facts, card = model_facts(LLAMA_8B), hardware_facts("a100-80")
+    full = {"adapter": {"kind": "full"}}
+    alone = list(does_not_fit.check(None, run_of("ddp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
+    shared = list(does_not_fit.check(None, run_of("fsdp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
+    assert alone
+    assert not shared
+
+
+def test_nccls_memory_widens_the_interval() -> None:
+    one, several = need(GIB, "cuda", "simulation"), need(GIB, "cuda", "simulation", Sharing("cp", 4, 4))
+    assert several.high - one.high > GIB
+    assert several.low > one.low
+    assert need(GIB, "cpu", "simulation", Sharing("ddp", 2, 2)) == need(GIB, "cpu", "simulation")
+
+
+def auto(tmp_path: Path, gpu: str, model: str, count: int, **values: Any) -> Resolved:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"data: {{train: some/rows, max_length: {values.pop('max_length', 2048)}}}\nmodel: {{name_or_path: {model}}}\n"
+        "train: {max_steps: 10, global_batch_size: 8}\noutput_dir: runs/x\n"
+    )
+    changes = [f"hardware.gpu={gpu}", f"hardware.count={count}", *(f"{key}={value}" for key, value in values.items())]
+    facts, hardware = model_facts(model), hardware_facts(gpu, tmp_path)
+    return resolve(load_config(path, changes), facts, hardware, None, needed=upper_end(facts, hardware))
+
+
+def test_auto_shares_what_does_not_fit_and_says_why(tmp_path: Path) -> None:
+    fits = auto(tmp_path, "a100-80", LLAMA_3B, 4)
+    assert fits.config.parallel.mode == "ddp"
+    assert "a whole model on each device" in str(fits.provenance["parallel.mode"])
+    large = auto(tmp_path, "t4", LLAMA_8B, 8)
+    assert large.config.parallel.mode == "fsdp"
+    assert "a whole model on each device would take" in str(large.provenance["parallel.mode"])
+    long = auto(tmp_path, "l40s", "Qwen/Qwen3-4B", 8, max_length=262_144)
+    assert (long.config.parallel.mode, long.config.parallel.cp > 1) == ("cp", True)
+    assert "a share of each example's tokens: up to" in str(long.provenance["parallel.mode"])
+    assert auto(tmp_path, "t4", LLAMA_8B, 1).config.parallel.mode == "single"
+
+
+def test_the_search_keeps_what_is_learnt(tmp_path: Path) -> None:
+    resolved = auto(tmp_path, "a100-80", LLAMA_3B, 4)
+    facts = model_facts(LLAMA_3B)
+    modes = {(one.config.parallel.mode, one.config.parallel.cp) for one in shared_variants(resolved, facts)}
+    assert {("ddp", 1), ("fsdp", 1), ("cp", 2), ("cp", 4), ("tp", 1)} <= modes
+    nf4 = resolved.config.model_copy(update={"model": resolved.config.model.model_copy(update={"quantization": "nf4"})})
+    quantized = {one.config.parallel.mode for one in shared_variants(replace(resolved, config=nf4), facts)}
+    assert not quantized & {"fsdp", "zero3", "tp"}
+    planner = Planner(facts)
+    few = replace(
+        resolved,
+        config=resolved.config.model_copy(
+            update={"train": resolved.config.train.model_copy(update={"per_device_train_batch_size": 1})}
+        ),
+    )
+    place = Place(replace(hardware_facts("a100-80"), name="unknown"), few)
+    for one in candidates(planner, [place]):
+        assert one.place.resolved.config.train.global_batch_size == 8
+        assert one.micro_batch * one.accumulation >= one.place.resolved.config.train.global_batch_size / 4
+
+
+def test_what_is_exchanged_and_how_long_it_takes() -> None:
+    facts, card = model_facts(LLAMA_3B), hardware_facts("a100-80")
+    ddp = exchange(run_of("ddp", 4, facts), facts, card, 2048)
+    fsdp = exchange(run_of("fsdp", 4, facts), facts, card, 2048)
+    assert ddp is not None
+    assert fsdp is not None
+    factors = budget.trained(facts, run_of("ddp", 4, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    assert ddp.bytes == round(2 * 3 / 4 * 2 * factors), "a ring moves a sum twice, but for each one's own part"
+    assert fsdp.bytes > 100 * ddp.bytes
+    link = link_of("a100-80")
+    assert link is not None
+    assert ddp.seconds == pytest.approx(ddp.bytes / (REACHED * link.bandwidth))
+    wide = exchange(run_of("fsdp", 4, facts, hardware={"count": 4, "nodes": 2}), facts, card, 2048)
+    near = exchange(
+        run_of("fsdp", 4, facts, hardware={"count": 4, "nodes": 2}, parallel={"dp_replicate": 2}), facts, card, 2048
+    )
+    assert wide is not None
+    assert near is not None
+    assert near.seconds < wide.seconds / 5  # type: ignore[operator]
+    assert exchange(run_of("single", 1, facts), facts, card, 2048) is None
+
+
+def test_plan_json_says_whose_numbers_it_has() -> None:
+    facts, card = model_facts(LLAMA_8B), hardware_facts("a100-80")
+    found = planned(run_of("pp", 4, facts), facts, card, quick=True)["ranks"]
+    assert (found["mode"], found["processes"], found["rank"]) == ("pp", 4, 1)
+    assert "the stage that needs most" in found["which"]
+    assert found["rank"] == 1, "the first stage holds a layer less, for the embeddings"
+    assert found["held"]["parameters_bytes"] < 2 * facts.parameters / 3  # type: ignore[operator]
+    assert planned(run_of("single", 1, facts), facts, card, quick=True)["ranks"] is None

@@ -1,0 +1,80 @@
+"""A loss in many chunks: those that are repeated leave the very trace, and the operators, that running them leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from transformers import LlamaConfig
+
+from surefit.config.schema import AdapterSection
+from surefit.plan import simulate
+from surefit.plan.operations import Operations
+from surefit.plan.setting import Setting
+from surefit.plan.time import _count
+from surefit.plan.trace import Trace
+from surefit.train import loss
+
+CONFIG = LlamaConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
+    num_key_value_heads=2,
+)  # fmt: skip
+LORA = Setting(CONFIG, "bfloat16", AdapterSection(r=4), 2, 40, packed=True, micro_batches=2)
+FULL = replace(LORA, adapter=AdapterSection(kind="full"))
+
+
+@pytest.fixture(autouse=True)
+def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """78 targets in nine chunks of nine or fewer."""
+    monkeypatch.setattr(loss, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(loss, "MIN_CHUNK_ROWS", 9)
+
+
+def _both(setting: Setting) -> tuple[Trace, tuple[Operations, Operations]]:
+    return simulate.record(setting), _count(setting)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        LORA,
+        replace(LORA, packed=False, padded=True, checkpointing=True, supervised=0.7),
+        replace(LORA, adapter=AdapterSection(r=4, target_modules=["v_proj", "lm_head"], dropout=0.1)),
+        replace(LORA, dtype="float16", capability=(7, 5), cuda=True, fused_lora=True),
+        replace(LORA, cuda=False, dtype="float32"),
+        FULL,
+        replace(FULL, dtype="float32", capability=(9, 0)),
+    ],
+    ids=["lora", "padded", "head", "turing", "cpu", "full", "full-fp32"],
+)
+def test_repeating_chunks_changes_nothing(setting: Setting) -> None:
+    chunks: list[int] = []
+    add_chunk = loss.add_chunk
+
+    def counted(head: Any, targets: Any, *rest: Any) -> None:
+        chunks.append(len(targets))
+        add_chunk(head, targets, *rest)
+
+    with patch.object(loss, "add_chunk", counted):
+        repeated = _both(setting)
+        some = len(chunks)
+        with patch.object(simulate, "_repeated_chunks", lambda recorder: contextlib.nullcontext()):
+            all_of_them = _both(setting)
+    assert repeated == all_of_them
+    assert some < (len(chunks) - some) / 2
+
+
+def test_pytorchs_compiler_is_left_out_until_it_is_called() -> None:
+    """In a process of its own: what bitsandbytes compiles on import is compiled when it is called."""
+    pytest.importorskip("bitsandbytes")
+    code = (
+        "import sys, torch; from surefit.plan.loading import import_bitsandbytes; import_bitsandbytes();"
+        "import bitsandbytes; assert 'torch._inductor.compile_fx' not in sys.modules; compile = torch.compile;"
+        "assert compile.__module__.startswith('torch')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
