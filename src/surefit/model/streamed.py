@@ -57,10 +57,9 @@ class Weights:
         return set(self._place)
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor as it is in its file, on the CPU, in memory of its own."""
+        """The tensor as it is in its file, on the CPU: a view of the mapped file, so not to be written into."""
         with safe_open(self._place[name], framework="pt") as tensors:
-            # A copy: what `get_tensor` gives may be a view of the file, which then stays mapped as long as it lives.
-            return tensors.get_tensor(name).clone()  # type: ignore[no-any-return]
+            return tensors.get_tensor(name)  # type: ignore[no-any-return]
 
 
 def empty_model(section: ModelSection, directory: Path) -> PreTrainedModel:
@@ -186,18 +185,27 @@ class FromFiles:
             name = self._stored[id(parameter)]
             tensor = cast(self.model, name, self.weights.read(name), parameter.dtype).to(self.device)
             if nudge:
+                tensor = tensor.clone()
                 nudged(tensor, nudge, name)
             setattr(module, attribute, torch.nn.Parameter(tensor, requires_grad=False))
 
 
 def nudged(tensor: torch.Tensor, share: float, name: str) -> None:
     """Multiply every number by 1 + share or 1 - share, at random but always the same for a name, in place."""
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    signs = _signs().roll(zlib.crc32(name.encode()) % NUDGED_AT_ONCE)
+    factors = signs.mul_(share).add_(1).to(tensor.device)
     flat = tensor.view(-1)
     for start in range(0, len(flat), NUDGED_AT_ONCE):
         part = flat[start : start + NUDGED_AT_ONCE]
-        signs = torch.empty(len(part), dtype=torch.int8).random_(0, 2, generator=generator).mul_(2).sub_(1)
-        part.copy_(part.float().mul_(signs.to(part.device).float().mul_(share).add_(1)))
+        part.copy_(part.float().mul_(factors[: len(part)]))
+
+
+@functools.cache
+def _signs() -> torch.Tensor:
+    """The same for every tensor but for where they begin: drawing as many as there are weights would take longer than
+    the forward pass."""
+    drawn = torch.empty(NUDGED_AT_ONCE).random_(0, 2, generator=torch.Generator().manual_seed(0))
+    return drawn.mul_(2).sub_(1)
 
 
 def _hollow(model: PreTrainedModel, device: str) -> None:
