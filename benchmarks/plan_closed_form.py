@@ -1,10 +1,10 @@
 """The closed form of a step's memory against the simulation, worst first.
 
-    python benchmarks/plan_closed_form.py [--models PART,PART] [--variants NAME,NAME] [--whole] [--json]
+    python benchmarks/plan_closed_form.py [--models PART,PART] [--variants NAME,NAME] [--every K] [--whole] [--json]
 
 Each model of the catalogue (0.5B to 8B) is planned in each variant, by `facts.budget.peak_bytes` and by
-`plan.simulate.simulate`; what is compared is the memory in tensors at the fullest moment of a training step. Nothing is
-downloaded, and no GPU is needed.
+`plan.simulate.simulate`. Compared are the memory in tensors at the fullest moment of a training step, and whether the
+interval of the closed form contains what the allocator reserves. Nothing is downloaded, and no GPU is needed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from surefit.core.units import GIB
 from surefit.facts.budget import disagreement, peak_bytes
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import model_facts
+from surefit.plan.fit import CONTEXT, need
 from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
 
@@ -97,13 +98,16 @@ def compare(name: str, variant: str, whole: bool) -> dict[str, Any]:
     assert budget is not None, "every model of the list is covered"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        phases = {phase.name: phase.allocated for phase in simulate(setting, extrapolate=not whole).phases}
-    closed, simulated = budget.phases["step"], phases["step"]
+        memory = simulate(setting, extrapolate=not whole, merge=False)
+    closed, simulated = budget.phases["step"], next(p.allocated for p in memory.phases if p.name == "step")
+    interval = need(budget.allocated, "cuda", "closed form")
     return {
         "model": name,
         "variant": variant,
         "closed_bytes": closed,
         "simulated_bytes": simulated,
+        "reserved_bytes": memory.reserved,
+        "contained": interval.low <= memory.reserved + CONTEXT[1] and memory.reserved + CONTEXT[0] <= interval.high,
         "error": closed / simulated - 1,
         "closed_seconds": closed_seconds,
         "seconds": time.perf_counter() - start,
@@ -114,6 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", help="comma-separated parts of names")
     parser.add_argument("--variants", help=f"comma-separated: {', '.join(VARIANTS)}")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="only each K-th of all, spread evenly")
     parser.add_argument("--whole", action="store_true", help="simulate every layer: slower")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     asked = parser.parse_args()
@@ -124,12 +129,18 @@ def main() -> int:
     models = [name for name in MODELS if any(part in name for part in parts)]
     if not models:
         parser.error(f"no model matches {asked.models}; there are {', '.join(MODELS)}")
-    rows = [compare(name, variant, asked.whole) for name in models for variant in variants]
+    pairs = [(name, variant) for name in models for variant in variants][:: asked.every]
+    rows = []
+    for name, variant in pairs:
+        rows.append(compare(name, variant, asked.whole))
+        print(f"{len(rows)} of {len(pairs)}: {name} {variant} {rows[-1]['error']:+.3%}", file=sys.stderr, flush=True)
     rows.sort(key=lambda row: -abs(row["error"]))
     for row in rows:
+        outside = "" if row["contained"] else " (outside)"
         print(
             f"{row['error']:+8.3%}  {row['closed_bytes'] / GIB:8.3f} GiB  {row['simulated_bytes'] / GIB:8.3f} simulated"
-            f"  {row['model']}  {row['variant']}  ({row['seconds']:.1f} s)"
+            f"  {row['reserved_bytes'] / GIB:8.3f} reserved{outside}  {row['model']}  {row['variant']}"
+            f"  ({row['seconds']:.1f} s)"
         )
     errors = [abs(row["error"]) for row in rows]
     summary = {
@@ -137,6 +148,7 @@ def main() -> int:
         "mean_error": statistics.fmean(errors),
         "worst_error": errors[0],
         "disagreements": sum(disagreement(row["closed_bytes"], row["simulated_bytes"]) is not None for row in rows),
+        "reserved_outside_the_interval": sum(not row["contained"] for row in rows),
         "closed_form_seconds": statistics.median(row["closed_seconds"] for row in rows),
     }
     print("\n".join(f"{key}: {value:.5g}" for key, value in summary.items()))

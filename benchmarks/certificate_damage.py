@@ -1,0 +1,199 @@
+"""Does the certificate foresee what a damaged merge costs? Twenty of them, judged by it and by the task.
+
+    surefit demo && python benchmarks/certificate_damage.py runs/demo [--rows 100] [--json]
+
+Each merge of the run's adapter is damaged in its own way: another scaling, layers or modules left out or exchanged, the
+weights stored in 4 or 8 bits, noise. Two verdicts are given: the certificate's reading of the answers (logits,
+divergence, next tokens, effect kept; its checks of the weights refuse all twenty, as they must), and the task: the
+primary metric on held-out rows against the sound merge, paired, with a 95 % interval. Exits with 1 where a merge that
+lost task score would pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from surefit.cli.prepare import prepare
+from surefit.config.schema import ModelSection
+from surefit.core.sampling import evenly
+from surefit.data.formats import read_splits
+from surefit.data.tokenize import build_dataset, tokenize_prompt
+from surefit.evaluate.rows import read_answer
+from surefit.evaluate.stats import paired_bootstrap
+from surefit.generate.engine import Decoding, generate
+from surefit.merge import certify
+from surefit.model.load import load_model, load_tokenizer
+from surefit.model.quantize import rounded_through
+from surefit.model.saved import load_adapted
+from surefit.model.streamed import nudged
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A sound merge as base + update, both by tensor name."""
+
+    base: Tensors
+    sound: Tensors
+
+    def scaled(self, factor: float, keep: Callable[[str], bool] = lambda name: True) -> Tensors:
+        """The update times `factor` where `keep` holds, as it is elsewhere."""
+        return {
+            name: (self.base[name].float() + factor * (tensor.float() - self.base[name].float())).to(tensor.dtype)
+            if keep(name) else tensor
+            for name, tensor in self.sound.items()
+        }  # fmt: skip
+
+    def through(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Tensors:
+        """Every matrix of a layer changed."""
+        return {name: change(name, tensor) if "_proj" in name else tensor for name, tensor in self.sound.items()}
+
+
+def damages(merged: Merged) -> dict[str, Callable[[], Tensors]]:
+    """Name → the tensors of a damaged merge."""
+
+    def noise(share: float) -> Callable[[str, torch.Tensor], torch.Tensor]:
+        def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            moved = tensor.clone()
+            nudged(moved, share, name)
+            return moved
+
+        return change
+
+    def swapped() -> Tensors:
+        other = {"layers.1.": "layers.2.", "layers.2.": "layers.1."}
+        return {
+            name: next((merged.sound[name.replace(a, b)] for a, b in other.items() if a in name), tensor)
+            for name, tensor in merged.sound.items()
+        }
+
+    found: dict[str, Callable[[], Tensors]] = {
+        f"alpha × {factor:g}": lambda factor=factor: merged.scaled(factor)
+        for factor in (0.0, 0.25, 0.5, 0.8, 0.9, 0.98, 1.02, 1.1, 1.5, 2.0, -1.0)
+    }
+    return found | {
+        "one module left out": lambda: merged.scaled(0.0, lambda name: "layers.1.mlp.up_proj" in name),
+        "one layer left out": lambda: merged.scaled(0.0, lambda name: "layers.2." in name),
+        "all q, k, v left out": lambda: merged.scaled(0.0, lambda name: any(f"{x}_proj" in name for x in "qkv")),
+        "stored in NF4": lambda: merged.through(lambda _, tensor: rounded_through("nf4", tensor)),
+        "stored in float8": lambda: merged.through(lambda _, tensor: rounded_through("fp8", tensor)),
+        "noise of 1 %": lambda: merged.through(noise(0.01)),
+        "noise of 10 %": lambda: merged.through(noise(0.1)),
+        "noise of 40 %": lambda: merged.through(noise(0.4)),
+        "two layers exchanged": swapped,
+    }
+
+
+class Judge:
+    """Both verdicts on a model's tensors."""
+
+    def __init__(self, run: Path, rows: int) -> None:
+        prepared = prepare(run)
+        self.config, self.recipe, self.hardware = prepared.resolved.config, prepared.recipe, prepared.hardware
+        self.run = prepared.run
+        self.tokenizer = load_tokenizer(self.config.model)
+        _, held_out = read_splits(self.config.data, self.recipe, self.config.train.seed, prepared.rows, prepared.mixed)
+        self.examples = [held_out.examples[i] for i in evenly(len(held_out), rows)]
+        dataset = build_dataset(held_out, self.tokenizer, max_length=self.config.data.max_length, too_long="drop")
+        self.sequences = [dataset[i][0].tolist() for i in evenly(len(dataset), 32)]
+        adapted: Any = load_adapted(self.config.model, self.run.adapter, self.hardware)
+        self.tuned = certify.read_logits(adapted, self.sequences)
+        with adapted.disable_adapter():
+            self.base = certify.read_logits(adapted, self.sequences)
+        self.dtype = getattr(torch, self.config.model.dtype)
+
+    def open(self, tensors: Tensors) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            for file in self.run.merged.iterdir():
+                if file.suffix != ".safetensors":
+                    (Path(folder) / file.name).write_bytes(file.read_bytes())
+            save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+            return load_model(ModelSection(name_or_path=folder, dtype=self.config.model.dtype), self.hardware)
+
+    def certificate(self, model: Any) -> tuple[bool, float]:
+        """Whether the checks of the answers pass, and the mean divergence in nats."""
+        size = certify.size_of(model)
+        logits = certify.read_logits(model, self.sequences)
+        kept = {name: parameter.data.clone() for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            nudged(parameter.data, certify.nudge(self.dtype, size), name)
+        moved = certify.read_logits(model, self.sequences)
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(kept[name])
+        checks = certify.agreement("m", self.tuned, logits, moved, self.dtype, size)
+        checks.append(certify.effect_kept(self.base, self.tuned, logits))
+        divergence = next(float(check.value) for check in checks if check.name == "m_kl_mean")
+        return all(check.passed for check in checks), divergence
+
+    def task(self, model: Any) -> list[float]:
+        """The primary metric of every row."""
+        prompts = [tokenize_prompt(example, self.tokenizer) for example in self.examples]
+        answers = generate(model, self.tokenizer, prompts, Decoding(self.config.evaluate.max_new_tokens, 25))
+        return [
+            self.recipe.score(example, read_answer(self.recipe, answer))[self.recipe.primary_metric]
+            for example, answer in zip(self.examples, answers, strict=True)
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a run with merged/")
+    parser.add_argument("--rows", type=int, default=100)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    judge = Judge(options.run, options.rows)
+    base = load_model(judge.config.model, judge.hardware).state_dict()
+    files = [load_file(file) for file in judge.run.merged.glob("*.safetensors")]
+    sound = {name: tensor for tensors in files for name, tensor in tensors.items()}
+    merged = Merged({name: base[name].to(tensor.dtype) for name, tensor in sound.items()}, sound)
+    model = judge.open(sound)
+    before, passed = judge.task(model), judge.certificate(model)[0]
+    lines = [{"damage": "none", "passes": passed, "score": sum(before) / len(before), "lost": False, "kl": 0.0}]
+    for name, make in damages(merged).items():
+        model = judge.open({key: tensor.contiguous() for key, tensor in make().items()})
+        passes, divergence = judge.certificate(model)
+        scores = judge.task(model)
+        change = paired_bootstrap(before, scores)
+        lines.append(
+            {
+                "damage": name, "passes": passes, "kl": divergence, "score": sum(scores) / len(scores),
+                "difference": change.difference, "ci95": [change.low, change.high], "lost": change.high < 0,
+            }
+        )  # fmt: skip
+        if not options.json:
+            line = lines[-1]
+            print(f"{name:22} {'passes' if passes else 'refused':8} KL {divergence:9.2e}   {line['score']:.2f}  "
+                  f"{change.difference:+.2f} [{change.low:+.2f}, {change.high:+.2f}] {'LOST' if line['lost'] else ''}",
+                  flush=True)  # fmt: skip
+    damaged = lines[1:]
+    wrong = [line["damage"] for line in damaged if line["passes"] and line["lost"]]
+    counts = {
+        "refused and lost": sum(not line["passes"] and line["lost"] for line in damaged),
+        "passes and kept": sum(line["passes"] and not line["lost"] for line in damaged),
+        "refused and kept": sum(not line["passes"] and not line["lost"] for line in damaged),
+        "passes and lost": len(wrong),
+    }
+    if options.json:
+        print(json.dumps({"merges": lines, "counts": counts}))
+    else:
+        print("sound merge:", "passes" if lines[0]["passes"] else "REFUSED", f"score {lines[0]['score']:.2f}")
+        print(" · ".join(f"{name}: {count}" for name, count in counts.items()))
+        kept = max((line["kl"] for line in damaged if not line["lost"]), default=0.0)
+        lost = min((line["kl"] for line in damaged if line["lost"]), default=0.0)
+        print(f"divergence: at most {kept:.2f} nats where nothing was lost, at least {lost:.2f} where something was")
+    sys.exit(bool(wrong) or not lines[0]["passes"])
+
+
+if __name__ == "__main__":
+    main()
