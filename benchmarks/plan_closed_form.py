@@ -24,7 +24,7 @@ from surefit.core.units import GIB
 from surefit.facts.budget import disagreement, peak_bytes
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import model_facts
-from surefit.plan.fit import CONTEXT, need
+from surefit.plan.fit import CONTEXT, calculated
 from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
 
@@ -100,7 +100,8 @@ def compare(name: str, variant: str, whole: bool) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         memory = simulate(setting, extrapolate=not whole, merge=False)
     closed, simulated = budget.phases["step"], next(p.allocated for p in memory.phases if p.name == "step")
-    interval = need(budget.allocated, "cuda", "closed form")
+    interval = calculated(resolved, model_facts(name), hardware)
+    assert interval is not None, "as above"
     return {
         "model": name,
         "variant": variant,

@@ -109,7 +109,7 @@ def arithmetic(rng: Random) -> list[Message]:
     return conversation(ARITHMETIC_SYSTEM, text, f"{a} {sign} {b} = {result}\n#### {result}")
 
 
-_ACTS = (
+ACTS = (
     (
         "The Secretary shall pay {sum} million dollars to {place} for {good}.",
         "Pays {place} {sum} million dollars for {good}.",
@@ -119,7 +119,7 @@ _ACTS = (
     ("The {noun} near {place} is named after {name}.", "Names the {noun} near {place} after {name}."),
     ("{name} is appointed to inspect the {noun} of {place}.", "Appoints {name} to inspect the {noun} of {place}."),
 )
-_FILLERS = (
+FILLERS = (
     "This Act may be cited as the {name} Act.",
     "The term State includes {place}.",
     "Nothing in this Act affects the {noun}.",
@@ -141,8 +141,8 @@ def summary(rng: Random) -> list[Message]:
         }
         return tuple(pattern.format(**values) for pattern in patterns)
 
-    provision, gist = filled(*rng.choice(_ACTS))
-    sentences = [filled(pattern)[0] for pattern in rng.sample(_FILLERS, rng.choice((1, 2, 3)))]
+    provision, gist = filled(*rng.choice(ACTS))
+    sentences = [filled(pattern)[0] for pattern in rng.sample(FILLERS, rng.choice((1, 2, 3)))]
     sentences.insert(rng.randint(0, len(sentences)), provision)
     return conversation(SUMMARY_SYSTEM, " ".join(sentences), gist)
 

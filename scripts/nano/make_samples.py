@@ -1,4 +1,4 @@
-"""Writes the function-calling sample sets: `python scripts/nano/make_samples.py [--out DIR]`. Same bytes every time."""
+"""Writes the generated sample sets: `python scripts/nano/make_samples.py [--out DIR]`. Same bytes every time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
-from corpus import sample_sets
+import amr_rows
+import corpus
+import math_code_rows
+import rec_rows
+import summary_rows
 from surefit.core.rundir import write_atomic
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[2] / "src" / "surefit" / "samples"
@@ -23,7 +27,8 @@ def main() -> None:
 def write_samples(folder: Path) -> list[Path]:
     """Generates every sample set and writes it into `folder`."""
     paths = []
-    for name, rows in sample_sets().items():
+    sets = [part.sample_sets() for part in (corpus, amr_rows, math_code_rows, rec_rows, summary_rows)]
+    for name, rows in (item for part in sets for item in part.items()):
         path = folder / f"{name}.jsonl"
         write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         paths.append(path)

@@ -93,7 +93,7 @@ def test_loss_on_the_whole_document_instead_of_the_summary(judge) -> None:
 
 
 def test_right_truncation_cut_the_summary_off(judge, check, tmp_path) -> None:
-    """Elsewhere it is a finding; SureFit never cuts an example: it leaves it out, and counts it."""
+    """Elsewhere it is a finding; SureFit never cuts an answer: it leaves the example out, and counts it."""
     assert judge(tool="trl", max_length=512, truncation_side="right", loss_on="completion") == {"LAB004"}
     check(RUN)
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()[:40]]
@@ -105,6 +105,17 @@ def test_right_truncation_cut_the_summary_off(judge, check, tmp_path) -> None:
     )
     assert data.stats.kept + data.stats.dropped_too_long == len(train)
     assert data.stats.longest <= 256
+
+
+def test_only_a_document_can_be_cut(check) -> None:
+    """Where rows are to be cut after all, the recipe says which part may go; without one, the check says so."""
+    asked = RUN.replace("max_length: 256", "max_length: 256, too_long: truncate")
+    assert "DAT001" in check(asked)
+    rows = [{"document": "The tower of Oslo is named. " * 90, "summary": f"Names tower {n}."} for n in range(40)]
+    Path("bills.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summaries = asked.replace("recipe: sft", "recipe: long_summarization").replace("rows.jsonl", "bills.jsonl")
+    assert not {"DAT001", "LAB003", "LAB010"} & check(summaries)
+    assert "LAB010" in check(summaries.replace("too_long: truncate", "too_long: drop"))
 
 
 def test_the_limit_removed_every_answer(check) -> None:

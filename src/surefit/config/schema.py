@@ -161,7 +161,7 @@ class ParallelSection(Section):
     dp_replicate: Annotated[int, Field(ge=1)] = 1
     """With fsdp: groups of devices that each hold a whole sharded model."""
     offload: bool = False
-    """With fsdp and zero3: keep weights and optimizer state in the host's memory."""
+    """Keep in the host's memory: weights and optimizer state with fsdp and zero3, optimizer state with zero2."""
     timeout_minutes: Annotated[float, Field(gt=0)] = 10.0
     """How long a process waits for the others before the run is stopped."""
     accelerate_config: str | None = None

@@ -15,6 +15,9 @@ COUNT, NODES, MODE = "hardware.count", "hardware.nodes", "parallel.mode"
 SHARING = ("tp", "cp", "pp")
 """Modes in which several processes read the same examples; each has a setting of its name, that says how many."""
 
+OFFLOADING = ("fsdp", "zero2", "zero3")
+"""Modes in which weights or optimizer state can lie in the host's memory."""
+
 
 @dataclass(frozen=True)
 class Started:
@@ -139,12 +142,6 @@ def require_possible(config: Config) -> None:
             field=MODE,
             help="one way at a time: set the others to 1, and the mode to auto",
         )
-    if parallel.mode in ("tp", "pp") and getattr(parallel, parallel.mode) != count:
-        raise ConfigError(
-            f"parallel.{parallel.mode} is {getattr(parallel, parallel.mode)}, processes in all: {count}",
-            field=f"parallel.{parallel.mode}",
-            help=f"set it to {count}: all processes share one model in this mode",
-        )
     if parallel.mode == "tp" and config.train.optimizer != "adamw":
         raise ConfigError(
             f"{config.train.optimizer} cannot update matrices that several processes share",
@@ -163,6 +160,7 @@ def require_possible(config: Config) -> None:
             field="speed.attention",
             help="leave it at auto",
         )
+    _require_effect(config, count)
     for name in (*used, *(["dp_replicate"] if parallel.dp_replicate > 1 else [])):
         if count % getattr(parallel, name):
             raise ConfigError(
@@ -170,3 +168,27 @@ def require_possible(config: Config) -> None:
                 field=f"parallel.{name}",
                 help=f"choose a divisor of {count}, or another number of devices",
             )
+
+
+def _require_effect(config: Config, count: int) -> None:
+    """Refuse settings of modes other than the one that is used: they would do nothing, and nobody would notice."""
+    parallel = config.parallel
+    if parallel.mode in SHARING and getattr(parallel, parallel.mode) == 1:
+        raise ConfigError(
+            f"parallel.mode is {parallel.mode}, and parallel.{parallel.mode} is 1: nothing would be shared",
+            field=f"parallel.{parallel.mode}",
+            help=f"set it to {count}, or to a divisor" if count > 1 else "it takes several devices: --gpus N",
+        )
+    if parallel.dp_replicate > 1 and parallel.mode != "fsdp":
+        raise ConfigError(
+            f"parallel.dp_replicate is {parallel.dp_replicate}, and parallel.mode {parallel.mode} has no use for it",
+            field="parallel.dp_replicate",
+            help="leave it out, or set parallel.mode: fsdp and take several devices",
+        )
+    if parallel.offload and (parallel.mode not in OFFLOADING or (parallel.mode == "fsdp" and count == 1)):
+        raise ConfigError(
+            f"parallel.offload is on, and parallel.mode {parallel.mode} with {count} process{'es' * (count > 1)} keeps "
+            "nothing in the host's memory",
+            field="parallel.offload",
+            help="leave it out, or set parallel.mode: zero2 or zero3" + (", or fsdp" if count > 1 else ""),
+        )

@@ -49,6 +49,7 @@ class Stats:
         skipped: rows that could not be used (`data.bad_rows: skip`).
         dropped_too_long: examples over `max_length`.
         dropped_unsupervised: examples without any token to learn.
+        cut: of those kept, the ones whose document was cut.
         tokens: of the examples kept.
         supervised_tokens: those of them on which the loss falls.
         longest: tokens of the longest example kept.
@@ -62,6 +63,7 @@ class Stats:
     supervised_tokens: int
     longest: int
     skipped: int = 0
+    cut: int = 0
 
 
 class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]):
@@ -108,7 +110,7 @@ def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: 
         digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\n")
     for example in examples:
         # Keys are not sorted: templates write them in the order they have.
-        content = [example.messages, example.tools, example.text]
+        content = [example.messages, example.tools, example.text, *([example.document] if example.document else ())]
         digest.update(json.dumps(content, default=str).encode() + b"\n")
     return digest.hexdigest()[:40]
 

@@ -141,7 +141,7 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
         DataError: the recipe's columns are not all there, or it has none and no layout fits.
     """
     if recipe.columns:
-        _require(columns, recipe.columns, f"the recipe {recipe.name}")
+        _require(columns, recipe.columns_in(columns), f"the recipe {recipe.name}")
         return "recipe"
     for name, layout in LAYOUTS.items():
         if all(column in columns for column in layout.columns):
@@ -197,7 +197,7 @@ def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> C
             field="data.format",
             help="leave data.format at auto, or train with recipe: sft",
         )
-    _require(columns, recipe.columns, f"the recipe {recipe.name}")
+    _require(columns, recipe.columns_in(columns), f"the recipe {recipe.name}")
     return recipe.to_example
 
 

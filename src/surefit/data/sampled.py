@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from surefit.config.schema import DataSection
+from surefit.core.errors import DataError
 from surefit.data.formats import Examples
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.tokenizer import TokenizerFacts
@@ -47,6 +49,16 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
         first_too_long=examples.where[too_long[0]] if too_long else None,
         longest=max(lengths.values()) if too_long else 0,
     )
+
+
+def documents_missing(section: DataSection, examples: Examples) -> Iterator[DataError]:
+    """What is wrong where documents are to be cut and the recipe's examples have none."""
+    if section.cuts and all(example.document is None for example in examples):
+        yield DataError(
+            f"{section.too_long} cuts documents, and the recipe names no part of its prompts that may be cut",
+            field="data.too_long",
+            help="write too_long: drop, or choose a recipe with documents (long_summarization)",
+        )
 
 
 def _text(example: Example, tokenizer: TokenizerFacts | None) -> str:

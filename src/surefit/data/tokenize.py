@@ -8,7 +8,7 @@ given when it is evaluated, whatever the answer's first letters would merge with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -293,21 +293,27 @@ def build_dataset(
     Args:
         examples: what `read_splits` returned.
         tokenizer: the model's.
-        max_length: tokens per example. A longer one is never cut: that would take away the end of its answer.
-        too_long: "drop" leaves longer examples out and counts them, "error" stops.
+        max_length: tokens per example. A longer one is never cut at its end: that would take the answer away.
+        too_long: "drop" leaves longer examples out and counts them, "error" stops; "truncate" and "truncate_middle" cut
+            their documents (`data.shorten`).
         cache: the directory of the cache; `core.env.cache_dir()` if None.
         on_progress: called after every batch with the examples done.
 
     Raises:
-        DataError: no example is left, one is too long and must not be, or the template does not fit one.
+        DataError: no example is left, one is too long and must not be or cannot be cut, or the template does not fit
+            one.
         MachineError: the cache cannot be written.
     """
     settings = {"max_length": max_length, "too_long": too_long, "date": TEMPLATE_DATE}
     key = cache_key(examples, tokenizer, settings)
     dataset = open_cached(key, cache)
     if dataset is None:
-        kept, stats = _select(_encode_all(examples, tokenizer, on_progress), examples, max_length, too_long)
-        dataset = store(key, cache, kept, stats)
+        encoded: Iterator[Encoded] = _encode_all(examples, tokenizer, on_progress)
+        cut: list[int] = []
+        if too_long.startswith("truncate"):
+            encoded = _shortened(encoded, examples, tokenizer, max_length, too_long, cut)
+        kept, stats = _select(encoded, examples, max_length, too_long)
+        dataset = store(key, cache, kept, replace(stats, cut=len(cut)))
     else:
         on_progress(len(examples), len(examples), "from the cache")
     return dataset.counting_skipped(len(examples.skipped))
@@ -334,6 +340,28 @@ def _encode_placed(tokenizer: PreTrainedTokenizerBase, examples: Examples, index
     except DataError as error:
         path = examples.where[index]
         raise DataError(error.message, path=path, field=error.field, help=error.help) from error
+
+
+def _shortened(
+    encoded: Iterator[Encoded],
+    examples: Examples,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    too_long: str,
+    cut: list[int],
+) -> Iterator[Encoded]:
+    """The examples with documents that fit; `cut` takes the numbers of those that did not."""
+    from surefit.data.shorten import shorten
+
+    for index, one in enumerate(encoded):
+        if len(one[0]) > max_length:
+            try:
+                one = encode(tokenizer, [shorten(examples[index], tokenizer, max_length, too_long)])[0]
+            except DataError as error:
+                where = examples.where[index]
+                raise DataError(error.message, path=where, field=error.field, help=error.help) from error
+            cut.append(index)
+        yield one
 
 
 def _select(

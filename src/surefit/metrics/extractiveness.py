@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,13 +14,14 @@ def novelty(document: Sequence[str], summary: Sequence[str], n: int) -> float:
     >>> novelty("the tax on figs is two percent".split(), "the tax is two percent".split(), 2)
     0.25
     """
-    own = _grams(summary, n)
-    known = set(_grams(document, n))
+    own = list(_grams(summary, n))
+    asked = set(own)
+    known = {gram for gram in _grams(document, n) if gram in asked}
     return sum(gram not in known for gram in own) / max(1, len(own))
 
 
-def _grams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+def _grams(words: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
+    return zip(*(words[start:] for start in range(n)), strict=False)
 
 
 def fragments(document: Sequence[str], summary: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""ROUGE as the `rouge-score` package computes it (Lin 2004; google-research/rouge), for one answer or very many.
+"""ROUGE as the `rouge-score` package computes it (Lin 2004; google-research/rouge).
 
 The package lower-cases, takes a–z and 0–9 for the only letters there are, and stems with Porter's rules for English. So
 accents split words and other scripts score nothing: "letters" is a second way of making tokens that keeps every letter.
@@ -6,11 +6,7 @@ accents split words and other scripts score nothing: "letters" is a second way o
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache, partial
-from multiprocessing import get_context
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from surefit.metrics.words import words
@@ -18,8 +14,8 @@ from surefit.metrics.words import words
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 Tokens = Literal["stemmed", "plain", "letters"]
 """stemmed and plain: the package's own tokens with and without Porter's stemmer; letters: `metrics.words.words`."""
-WORTH_PROCESSES = 50_000_000
-"""Cells of the tables of common subsequences, about five seconds: below that, starting processes takes longer."""
+CELL_SECONDS = 3e-7
+"""What filling in a cell of a table of common subsequences takes, in Python."""
 
 
 class Rouge(NamedTuple):
@@ -56,35 +52,6 @@ def rouge(target: str, prediction: str, tokens: Tokens = "stemmed") -> dict[str,
     return {kind: Rouge(*map(float, found[kind])) for kind in KINDS}
 
 
-def rouge_of_all(
-    pairs: Sequence[tuple[str, str]], tokens: Iterable[Tokens] = ("stemmed",), processes: int | None = None
-) -> list[dict[Tokens, dict[str, Rouge]]]:
-    """`rouge` of many (target, prediction) pairs, in their order; in several processes where that is worth it.
-
-    Args:
-        tokens: the ways in which every pair is scored.
-        processes: at most so many; by default as many as this process may use, and one where there is little to do.
-    """
-    ways = tuple(dict.fromkeys(tokens))
-    if processes is None:
-        processes = _cores() if len(ways) * sum(map(_cells, pairs)) > WORTH_PROCESSES else 1
-    score = partial(_scored, ways)
-    if processes <= 1 or len(pairs) < 2:
-        return [score(pair) for pair in pairs]
-    # Spawned, not forked: the caller may hold a model, threads and a CUDA context. The workers import no torch.
-    with ProcessPoolExecutor(min(processes, len(pairs)), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(score, pairs, chunksize=max(1, len(pairs) // (8 * processes))))
-
-
-def _scored(ways: Sequence[Tokens], pair: tuple[str, str]) -> dict[Tokens, dict[str, Rouge]]:
-    return {way: rouge(*pair, way) for way in ways}
-
-
-def _cells(pair: tuple[str, str]) -> int:
-    """What ROUGE-L and ROUGE-Lsum fill in, about: a cell for each word of one text and each of the other, twice."""
-    target, prediction = pair
-    return 2 * target.count(" ") * prediction.count(" ")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def seconds(target: str, prediction: str) -> float:
+    """About how long `rouge` takes for one pair: a cell for each word of one text and each of the other, twice."""
+    return 2 * CELL_SECONDS * target.count(" ") * prediction.count(" ")

@@ -7,10 +7,11 @@ import unicodedata
 
 _ALONE = ("CJK UNIFIED", "CJK COMPATIBILITY", "HIRAGANA", "KATAKANA")
 """Scripts that put no spaces between words: a character is a word."""
-_ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st no nos sec secs art arts para fig inc ltd co corp v vs cf al pub stat rev app dist".split()
-)
-_END = re.compile(r"[.!?…]+[\"'”’)\]]*\s+|(?<=[。！？])|\n+")
+_ABBREVIATIONS = {
+    *("mr", "mrs", "ms", "dr", "prof", "st", "no", "nos", "sec", "secs", "art", "arts", "para", "fig", "cf", "al"),
+    *("inc", "ltd", "co", "corp", "v", "vs", "pub", "stat", "rev", "app", "dist"),
+}
+_END = re.compile("[.!?\u2026]+[\"'\u201d\u2019)\\]]*\\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _LAST_WORD = re.compile(r"(\w+)\.$")
 
 

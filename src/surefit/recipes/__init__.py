@@ -12,7 +12,16 @@ from surefit.core.errors import ConfigError, did_you_mean
 from surefit.task import TaskRecipe
 
 _RECIPES = {
+    "amr_parsing": "surefit.recipes.amr_parsing:RECIPE",
+    "amr_parsing_two_task": "surefit.recipes.amr_parsing:TWO_TASK",
+    "code_generation": "surefit.recipes.code_generation:RECIPE",
     "function_calling": "surefit.recipes.function_calling:RECIPE",
+    "long_summarization": "surefit.recipes.long_summarization:RECIPE",
+    "long_summarization_letters": "surefit.recipes.long_summarization:LETTERS",
+    "rec_ranking": "surefit.recipes.rec_ranking:RECIPE",
+    "math_boxed": "surefit.recipes.math_reasoning:BOXED",
+    "math_reasoning": "surefit.recipes.math_reasoning:RECIPE",
+    "math_reasoning_annotated": "surefit.recipes.math_reasoning:ANNOTATED",
     "sft": "surefit.recipes.sft:RECIPE",
 }
 ENTRY_POINT_GROUP = "surefit.recipes"

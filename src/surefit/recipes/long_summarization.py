@@ -1,0 +1,263 @@
+"""Summaries of documents, short or of hundreds of thousands of tokens: a document in, its summary out.
+
+The scores are ROUGE as the field's own package computes it. They say how many words and passages a summary shares with
+the reference, not whether it is true; so how much of it is copied, and how long it is, is said beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.core.units import shortened
+from surefit.metrics.extractiveness import coverage_and_density, novelty
+from surefit.metrics.many import map_many
+from surefit.metrics.rouge import KINDS, Rouge, rouge, seconds
+from surefit.metrics.words import sentences, words
+from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
+
+INSTRUCTION = "Summarise the text."
+_DOCUMENT = ("text", "original_text", "judgement", "article", "report", "origin_prompt")
+_SUMMARY = ("reference_summary", "gold", "highlights")
+_HAS_INSTRUCTION = "origin_prompt"
+"""A column whose text begins with the instruction."""
+_OTHER_LETTERS = 0.02
+"""The share of a reference's letters outside a–z from which on ROUGE with letters is reported too."""
+_GRAMS = {"novel_unigrams": 1, "novel_bigrams": 2, "novel_trigrams": 3}
+_COLUMNS_HELP = (
+    f"a row has the columns document (or {', '.join(_DOCUMENT)}) and summary (or {', '.join(_SUMMARY)}), and may have "
+    "instruction and language; a row that is only to be predicted has no column with a summary at all"
+)
+
+
+@dataclass(frozen=True)
+class Gold:
+    """What a summary is judged by.
+
+    Attributes:
+        summary: the reference.
+        document: what was summarised, whole; None where the row does not hold it.
+        letters: ROUGE with all letters is reported too.
+    """
+
+    summary: str
+    document: str | None
+    letters: bool
+
+
+def to_example(row: Row) -> Example:
+    """A row → system (instruction), user (document), assistant (summary).
+
+    Args:
+        row: `document` and `summary` under one of their names; `instruction` in place of the usual one; `language`, of
+            which all but "en" say that letters outside a–z matter (known by the summary's letters if it is not given).
+
+    Raises:
+        DataError: a column is missing, null, empty or no text.
+    """
+    column = _column("document", row)
+    document = _text(row, column)
+    messages: list[Message] = [{"role": "user", "content": document}]
+    if column != _HAS_INSTRUCTION:
+        messages.insert(0, {"role": "system", "content": _instruction(row)})
+    if not _has_summary(row):
+        _refuse_misspelt_summary(row)
+        return Example(messages=tuple(messages), document=document)
+    gold = _gold(row, document)
+    messages.append({"role": "assistant", "content": gold.summary})
+    return Example(tuple(messages), completion=gold.summary, reference=gold, document=document)
+
+
+def to_gold(row: Row) -> Example:
+    """A row with a summary and, for the scores that compare with it, perhaps a document."""
+    column = _column("document", row)
+    return Example(reference=_gold(row, _text(row, column) if column in row else None))
+
+
+def _gold(row: Row, document: str | None) -> Gold:
+    summary = _text(row, _column("summary", row))
+    return Gold(summary, document, _letters_matter(row, summary))
+
+
+def _column(name: str, row: Row) -> str:
+    """The name under which a row has a column; its own where it has it under none."""
+    return RECIPE.columns_in(list(row))[RECIPE.columns.index(name)]
+
+
+def _has_summary(row: Row) -> bool:
+    return _column("summary", row) in row
+
+
+def _text(row: Row, column: str) -> str:
+    if column not in row:
+        problem = f"the row has no column {column!r}, only {', '.join(map(repr, row)) or 'none'}"
+        raise DataError(problem + did_you_mean(column, row), field=column, help=_COLUMNS_HELP)
+    value = row[column]
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str):
+        problem = f"{column} is {'null' if value is None else shortened(repr(value))}, not one text"
+        raise DataError(problem, field=column, help=_COLUMNS_HELP)
+    if not value.strip():
+        raise DataError(f"{column} is empty", field=column, help="fill it in, or drop the row")
+    return value.strip()
+
+
+def _instruction(row: Row) -> str:
+    return INSTRUCTION if row.get("instruction") is None else _text(row, "instruction")
+
+
+def _letters_matter(row: Row, summary: str) -> bool:
+    language = row.get("language")
+    if isinstance(language, str) and language:
+        return language.lower().partition("-")[0] != "en"
+    letters = [character for character in summary if character.isalpha()]
+    return sum(not character.isascii() for character in letters) > _OTHER_LETTERS * len(letters)
+
+
+def _refuse_misspelt_summary(row: Row) -> None:
+    meant = get_close_matches("summary", list(row), n=1, cutoff=0.8)
+    if meant:
+        raise DataError(
+            f"the row has a column {meant[0]!r} but no column 'summary'",
+            field="summary",
+            help=f"rename {meant[0]!r} to 'summary'; a row that is only to be predicted has neither",
+        )
+
+
+def parse(text: str) -> str | None:
+    """The summary; an empty one is none."""
+    return text.strip() or None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One answer to be judged, with all that another process needs for it."""
+
+    gold: Gold
+    text: str
+    letters: bool
+
+    @property
+    def seconds(self) -> float:
+        """What judging it takes, about."""
+        document = 1e-6 * len(self.gold.document or "")
+        return document + (3 if self.letters else 2) * seconds(self.gold.summary, self.text)
+
+
+def score(example: Example, prediction: Prediction, always_letters: bool = False) -> Scores:
+    """ROUGE, the length and how much is copied. A summary that was cut off is scored as it stands."""
+    return _judged(_asked(example, prediction, always_letters))
+
+
+def score_many(rows: Sequence[tuple[Example, Prediction]], always_letters: bool = False) -> list[Scores]:
+    """`score` of many rows, in several processes where that is worth it."""
+    asked = [_asked(*row, always_letters) for row in rows]
+    return map_many(_judged, asked, sum(one.seconds for one in asked))
+
+
+def _asked(example: Example, prediction: Prediction, always_letters: bool) -> _Asked:
+    gold = _reference(example)
+    return _Asked(gold, prediction.text, always_letters or gold.letters)
+
+
+def _judged(asked: _Asked) -> Scores:
+    gold, text = asked.gold, asked.text
+    plain = rouge(gold.summary, text, "plain")
+    scores = _shown(rouge(gold.summary, text)) | {f"{kind}_plain": plain[kind].f for kind in KINDS}
+    if asked.letters:
+        letters = rouge(gold.summary, text, "letters")
+        scores |= {f"{kind}_letters": letters[kind].f for kind in KINDS}
+    return scores | _form(gold, words(text))
+
+
+def _reference(example: Example) -> Gold:
+    if not isinstance(example.reference, Gold):
+        raise DataError("the row has no summary to score against", field="summary", help=_COLUMNS_HELP)
+    return example.reference
+
+
+def _shown(found: Mapping[str, Rouge]) -> Scores:
+    scores = {kind: found[kind].f for kind in KINDS}
+    for kind in KINDS:
+        scores |= {f"{kind}_precision": found[kind].precision, f"{kind}_recall": found[kind].recall}
+    return scores
+
+
+def _form(gold: Gold, said: Sequence[str]) -> Scores:
+    scores = {"length_ratio": len(said) / max(1, len(words(gold.summary)))}
+    if gold.document is None:
+        return scores
+    document = words(gold.document)
+    coverage, density = coverage_and_density(document, said)
+    grams = {name: novelty(document, said, n) for name, n in _GRAMS.items()}
+    return {**scores, **grams, "coverage": coverage, "density": density}
+
+
+def _leading(pieces: Iterable[str], separator: str) -> Prediction:
+    text = separator.join(pieces)
+    return Prediction(text, parsed=parse(text))
+
+
+def _document(example: Example) -> str:
+    if example.document is None:
+        raise DataError("the row has no document", field="document", help=_COLUMNS_HELP)
+    return example.document
+
+
+def lead_sentences(count: int, example: Example) -> Prediction:
+    """The document's first sentences, one per line."""
+    return _leading(sentences(_document(example))[:count], "\n")
+
+
+def lead_words(count: int, example: Example) -> Prediction:
+    """The document's first words, as they are written, line breaks too."""
+    document = _document(example)
+    ends = [word.end() for word in islice(re.finditer(r"\S+", document), count)]
+    return _leading([document[: ends[-1]]] if ends else [], "")
+
+
+def lead_oracle(example: Example) -> Prediction:
+    """As many of the document's first words as the reference has: it is told a length that no model is told."""
+    return lead_words(len(_reference(example).summary.split()), example)
+
+
+BASELINES: dict[str, Any] = {
+    "lead-1": lambda example: lead_sentences(1, example),
+    "lead-3": lambda example: lead_sentences(3, example),
+    "lead-100-words": lambda example: lead_words(100, example),
+    "oracle-lead": lead_oracle,
+}
+
+RECIPE = TaskRecipe(
+    name="long_summarization",
+    version=1,
+    citation=(
+        "ROUGE: Lin 2004, as rouge-score 0.1.2 computes it (google-research/rouge); coverage and density: Grusky, "
+        "Naaman & Artzi 2018, arXiv:1804.11283; new n-grams: See, Liu & Manning 2017, arXiv:1704.04368"
+    ),
+    columns=("document", "summary"),
+    to_example=to_example,
+    parse=parse,
+    score=score,
+    primary_metric="rougeLsum",
+    baselines=BASELINES,
+    to_gold=to_gold,
+    aliases={"document": _DOCUMENT, "summary": _SUMMARY},
+    score_many=score_many,
+)
+
+LETTERS = replace(
+    RECIPE,
+    name="long_summarization_letters",
+    score=partial(score, always_letters=True),
+    primary_metric="rougeLsum_letters",
+    score_many=partial(score_many, always_letters=True),
+)
+"""For languages with letters outside a–z: the same rows and scores, judged by ROUGE over all letters."""

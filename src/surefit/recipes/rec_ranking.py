@@ -1,0 +1,175 @@
+"""Ranking for recommendation: what somebody watched and twenty candidates in, the candidates' order out.
+
+The prompt is LlamaRec's (arXiv:2311.02089). The model is not asked to write anything: the probabilities of the letters
+as its answer order the candidates (`choices`), which one forward pass gives.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+from typing import Any
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.core.units import shortened
+from surefit.metrics.ranking import ranking_scores
+from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
+
+_INSTRUCTION = (
+    "Given user history in chronological order, recommend an item from the candidate pool with its index letter."
+)
+_COLUMNS_HELP = (
+    "a row has the columns history and candidates (lists of titles) and answer (the right candidate's letter); "
+    "`surefit retrieve` writes such rows. A row that is only to be predicted has no column answer at all"
+)
+_LETTERS = re.compile(r"\(?[A-Z]\)?(?:\s*[\s,>;]\s*\(?[A-Z]\)?)*")
+_MOST = len(string.ascii_uppercase)
+
+
+@dataclass(frozen=True)
+class Gold:
+    """What a row is judged by.
+
+    Attributes:
+        letters: of its candidates, in the retriever's order.
+        answer: the right one's, or None where the right item is not among them or not known.
+        rank: the right item's place in the retriever's ranking of all items, where it is known and not among them.
+    """
+
+    letters: str
+    answer: str | None
+    rank: int | None = None
+
+
+def to_example(row: Row) -> Example:
+    """A row of `surefit retrieve` → user (history and candidates), assistant (the letter).
+
+    Args:
+        row: `history` and `candidates` (lists of titles), `answer` (a letter). Where the right item is not among the
+            candidates `answer` is "" and `rank` (int) says where the retriever had it: such a row is scored, and not
+            trained on. Without the column `answer` it can only be predicted.
+
+    Raises:
+        DataError: a column is missing or is not what it should be; `field` names it.
+    """
+    history, candidates = _titles("history", row), _titles("candidates", row)
+    if not 2 <= len(candidates) <= _MOST:
+        problem = f"{len(candidates)} candidates, and there must be 2 to {_MOST}: one for each letter"
+        raise DataError(problem, field="candidates", help=_COLUMNS_HELP)
+    letters = string.ascii_uppercase[: len(candidates)]
+    watched = " \n ".join(f"({number}) {title}" for number, title in enumerate(history, start=1))
+    offered = " \n ".join(f"({letter}) {title}" for letter, title in zip(letters, candidates, strict=True))
+    prompt: Message = {
+        "role": "user",
+        "content": f"{_INSTRUCTION}\n\nUser history: {watched}; \n Candidate pool: {offered}",
+    }
+    if "answer" not in row:
+        return Example(messages=(prompt,), reference=Gold(letters, None))
+    gold = _gold(row, letters)
+    if gold.answer is None:
+        return Example(messages=(prompt,), reference=gold)
+    return Example((prompt, {"role": "assistant", "content": gold.answer}), completion=gold.answer, reference=gold)
+
+
+def to_gold(row: Row) -> Example:
+    """A row → its gold answer; of history and candidates only the number of the latter matters (20 if not there)."""
+    candidates = row.get("candidates")
+    count = len(candidates) if isinstance(candidates, list) else 20
+    if not 2 <= count <= _MOST:
+        raise DataError(f"{count} candidates, and there must be 2 to {_MOST}", field="candidates", help=_COLUMNS_HELP)
+    return Example(reference=_gold(row, string.ascii_uppercase[:count]))
+
+
+def _titles(column: str, row: Row) -> list[str]:
+    value = row.get(column)
+    if value is None:
+        what = "null" if column in row else f"not there; the row has {', '.join(map(repr, row)) or 'nothing'}"
+        raise DataError(f"{column} is {what}{did_you_mean(column, row)}", field=column, help=_COLUMNS_HELP)
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{column} is {shortened(repr(value))}, not a list of titles", field=column, help=_COLUMNS_HELP)
+    for place, title in enumerate(value):
+        if not isinstance(title, str) or not title.strip():
+            problem = f"a title is {shortened(repr(title))}, not a text"
+            raise DataError(problem, field=f"{column}[{place}]", help=_COLUMNS_HELP)
+    return value
+
+
+def _gold(row: Row, letters: str) -> Gold:
+    answer, rank = row.get("answer"), row.get("rank")
+    if not isinstance(answer, str) or (answer and answer not in list(letters)):
+        what = "null" if answer is None else shortened(repr(answer))
+        raise DataError(f"answer is {what}, not a letter from A to {letters[-1]}", field="answer", help=_COLUMNS_HELP)
+    if answer:
+        return Gold(letters, answer)
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank <= len(letters):
+        raise DataError(
+            f"the right item is not among the candidates (answer is ''), and rank is {shortened(repr(rank))}",
+            field="rank",
+            help=f"rank is its place in the retriever's ranking of all items: {len(letters) + 1} or more",
+        )
+    return Gold(letters, None, rank)
+
+
+def parse(text: str) -> dict[str, float] | None:
+    """Letters in an order, best first → {letter: the higher the better}, or None where the text is anything else.
+
+    >>> parse("C"), parse("(B) > A"), parse("Toy Story"), parse("A, B, A")
+    ({'C': 0.0}, {'B': 0.0, 'A': -1.0}, None, None)
+    """
+    letters = re.findall(r"[A-Z]", text)
+    if len(set(letters)) < len(letters) or not _LETTERS.fullmatch(text.strip()):
+        return None
+    return {letter: -float(place) for place, letter in enumerate(letters)}
+
+
+def score(example: Example, prediction: Prediction) -> Scores:
+    """Recall, MRR and NDCG at 1, 5, 10 and 20: of every user, and again as valid/… of those whom a ranker can help.
+
+    A user whose right item is not among the candidates keeps the retriever's scores, whatever the answer. Letters that
+    an answer leaves out, or that are none of the row's, come after all others: the right one among them is not found.
+    """
+    gold = example.reference
+    if not isinstance(gold, Gold) or (gold.answer is None and gold.rank is None):
+        raise DataError("the row has no answer to score against", field="answer", help=_COLUMNS_HELP)
+    if gold.answer is None:
+        return ranking_scores(gold.rank)
+    scores = ranking_scores(_rank(gold, prediction.parsed))
+    return scores | {f"valid/{name}": value for name, value in scores.items()}
+
+
+def _rank(gold: Gold, parsed: Any) -> int | None:
+    if not isinstance(parsed, dict) or gold.answer not in parsed:
+        return None
+    # Of equal ones the retriever's order decides.
+    order = sorted((letter for letter in gold.letters if letter in parsed), key=lambda letter: -parsed[letter])
+    return 1 + order.index(str(gold.answer))
+
+
+def _as_retrieved(example: Example) -> Prediction:
+    letters = example.reference.letters
+    return Prediction(letters[0], parsed={letter: -float(place) for place, letter in enumerate(letters)})
+
+
+def _choices(example: Example) -> tuple[str, ...]:
+    gold = example.reference
+    # Whatever the model says about a row without the right item, its scores are the retriever's: nothing is to choose.
+    return tuple(gold.letters if gold.rank is None else gold.letters[0])
+
+
+RECIPE = TaskRecipe(
+    name="rec_ranking",
+    version=1,
+    citation=(
+        "prompt and protocol: LlamaRec, arXiv:2311.02089, Yueeeeeeee/LlamaRec commit "
+        "48b288b23197b57d564955753c69ac2baa4c1dad; MovieLens: Harper and Konstan 2015, doi:10.1145/2827872"
+    ),
+    columns=("history", "candidates"),
+    to_example=to_example,
+    parse=parse,
+    score=score,
+    primary_metric="ndcg@10",
+    choices=_choices,
+    baselines={"retriever": _as_retrieved},
+    to_gold=to_gold,
+)

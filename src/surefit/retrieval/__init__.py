@@ -1,0 +1,1 @@
+"""The first stage of a recommender: from a history to candidates."""

@@ -1,0 +1,105 @@
+"""What a retriever found, as rows for a language model to rank: `recipe: rec_ranking` reads them.
+
+As in LlamaRec (arXiv:2311.02089) a row shows the last titles of a history and twenty candidates. To train on, those are
+the item that came next and random ones that the user never took; to be scored on, the retriever's first twenty in its
+order. Users whose right item is not among these stay in the files: the ranker cannot help them, and every mean is
+over all users.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from surefit.core.units import shortened
+from surefit.retrieval.interactions import Interactions
+from surefit.retrieval.ranking import Ranking
+
+SHOWN = 20
+"""Titles of a history that are shown."""
+TITLE = 96
+"""Characters of a title. LlamaRec cuts at 32 tokens; no tokenizer is known here, and titles take about three characters
+per token."""
+
+
+@dataclass(frozen=True)
+class RankerRows:
+    """How the rows are made.
+
+    Attributes:
+        interactions: the histories.
+        candidates: how many titles there are to choose from: 2 to 26, one for each letter.
+        seed: of which places in the histories are asked about, and of the wrong candidates.
+    """
+
+    interactions: Interactions
+    candidates: int = 20
+    seed: int = 0
+
+    def train(self, count: int) -> Iterator[dict[str, Any]]:
+        """Up to `count` rows, drawn evenly from all places in what is trained on that have an item before them."""
+        places = [(user, at) for user, history in enumerate(self.interactions.trained) for at in range(1, len(history))]
+        draw = Random(self.seed)
+        for n in sorted(draw.sample(range(len(places)), min(count, len(places)))):
+            yield self._train_row(*places[n], draw)
+
+    def _train_row(self, user: int, at: int, draw: Random) -> dict[str, Any]:
+        history = self.interactions.trained[user]
+        items = [history[at], *self._never_taken(set(history), self.candidates - 1, draw)]
+        draw.shuffle(items)
+        answer = string.ascii_uppercase[items.index(history[at])]
+        return {**self._row(user, history[:at], items), "answer": answer}
+
+    def _never_taken(self, taken: set[int], count: int, draw: Random) -> list[int]:
+        free = [item for item in range(1, len(self.interactions.items) + 1) if item not in taken]
+        return draw.sample(free, min(count, len(free)))
+
+    def scored(self, split: Literal["valid", "test"], ranking: Ranking) -> Iterator[dict[str, Any]]:
+        """A row for every user: the candidates in the retriever's order, the right item's `rank` among all items, and
+        as `answer` its letter; an empty text where it is not among the candidates."""
+        histories, targets = self.interactions.questions(split)
+        for user, (history, target, rank) in enumerate(zip(histories, targets, ranking.ranks.tolist(), strict=True)):
+            items = ranking.top[user, : self.candidates].tolist()
+            answer = string.ascii_uppercase[items.index(target)] if target in items else ""
+            yield {**self._row(user, history, items), "answer": answer, "rank": rank}
+
+    def _row(self, user: int, history: Sequence[int], items: Sequence[int]) -> dict[str, Any]:
+        return {
+            "user": str(self.interactions.users[user]),
+            "history": [self._title(item) for item in history[-SHOWN:]],
+            "candidates": [self._title(item) for item in items],
+        }
+
+    def _title(self, item: int) -> str:
+        return cut_title(self.interactions.titles[item])
+
+
+def cut_title(title: str, limit: int = TITLE) -> str:
+    """A title of at most `limit` characters, cut between words where that leaves most of it.
+
+    >>> cut_title("Alien (1979)"), cut_title("one two three", 9)
+    ('Alien (1979)', 'one two…')
+    """
+    if len(title) <= limit:
+        return title
+    words = shortened(title, limit)[:-1].rpartition(" ")[0]
+    return f"{words}…" if len(words) > limit // 2 else shortened(title, limit)
+
+
+def candidate_lines(
+    interactions: Interactions, split: Literal["valid", "test"], ranking: Ranking
+) -> Iterator[dict[str, Any]]:
+    """What was retrieved, by the data set's own keys: for other rankers than ours."""
+    _, targets = interactions.questions(split)
+    for user, target in enumerate(targets):
+        yield {
+            "split": split,
+            "user": interactions.users[user],
+            "target": interactions.items[target - 1],
+            "rank": int(ranking.ranks[user]),
+            "items": [interactions.items[item - 1] for item in ranking.top[user].tolist()],
+            "scores": [round(float(score), 5) for score in ranking.scores[user]],
+        }

@@ -1,0 +1,68 @@
+"""Retrievers that only count: what most people took, and what was taken shortly after what.
+
+No score of a trained retriever means anything without these beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from surefit.retrieval.ranking import Floats, Histories
+
+
+class Popularity:
+    """How often an item was taken in what is trained on."""
+
+    def __init__(self, trained: Histories, items: int) -> None:
+        taken = np.fromiter((item for history in trained for item in history), dtype=np.int64)
+        self.counts: Floats = np.bincount(taken, minlength=items + 1).astype(np.float32)
+
+    def scores(self, histories: Histories) -> Floats:
+        return np.broadcast_to(self.counts, (len(histories), len(self.counts)))
+
+
+class CoOccurrence:
+    """How often an item came shortly after each of the last ones, in what is trained on.
+
+    Args:
+        trained: histories to count in.
+        items: how many items there are.
+        weights: of a pair of items 1, 2, … places apart in a history that is counted.
+        recent: of the last, the one before it, … of a history that is continued.
+
+    Where pairs say nothing or the same, what is taken more often comes first.
+    """
+
+    def __init__(self, trained: Histories, items: int, weights: Sequence[float], recent: Sequence[float]) -> None:
+        self.recent = tuple(recent)
+        popular = Popularity(trained, items).counts
+        # Below the smallest difference that pairs make.
+        self.otherwise: Floats = popular / (popular.max() + 1) * np.float32(1e-3)
+        pairs, counts = _pairs(trained, items + 1, weights)
+        self.after, self.counts = pairs % (items + 1), counts.astype(np.float32)
+        self.starts = np.searchsorted(pairs // (items + 1), np.arange(items + 2))
+
+    def scores(self, histories: Histories) -> Floats:
+        scores = np.tile(self.otherwise, (len(histories), 1))
+        for row, history in zip(scores, histories, strict=True):
+            for weight, item in zip(self.recent, reversed(history), strict=False):
+                part = slice(self.starts[item], self.starts[item + 1])
+                row[self.after[part]] += weight * self.counts[part]
+        return scores
+
+
+def _pairs(trained: Histories, size: int, weights: Sequence[float]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(first × size + second of every distinct pair, ascending; the sum of its weights)."""
+    found, sums = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    for history in trained:
+        numbers = np.asarray(history, dtype=np.int64)
+        for apart, weight in enumerate(weights, start=1):
+            first, second = numbers[:-apart], numbers[apart:]
+            found.append(first * size + second)
+            sums.append(np.full(len(first), weight))
+    pairs, place = np.unique(np.concatenate(found), return_inverse=True)
+    weighted: NDArray[np.float64] = np.bincount(place, np.concatenate(sums), len(pairs)).astype(np.float64)
+    return pairs, weighted

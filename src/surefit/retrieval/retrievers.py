@@ -1,0 +1,78 @@
+"""The retrievers by their names, and the baselines that always stand beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefit.core.progress import OnProgress, silent
+from surefit.retrieval.blend import select
+from surefit.retrieval.interactions import Interactions
+from surefit.retrieval.markov import CoOccurrence, Popularity
+from surefit.retrieval.ranking import Retriever
+
+
+@dataclass(frozen=True)
+class Made:
+    """A retriever, and what is to be known of how it was made."""
+
+    retriever: Retriever
+    settings: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def _popularity(interactions: Interactions) -> Retriever:
+    return Popularity(interactions.trained, len(interactions.items))
+
+
+def _markov(interactions: Interactions) -> Retriever:
+    return CoOccurrence(interactions.trained, len(interactions.items), weights=(1.0,), recent=(1.0,))
+
+
+def _window(interactions: Interactions) -> Retriever:
+    near = tuple(1 / apart for apart in range(1, 6))
+    return CoOccurrence(interactions.trained, len(interactions.items), weights=near, recent=(1.0,) * 5)
+
+
+BASELINES: dict[str, Callable[[Interactions], Retriever]] = {
+    "popularity": _popularity,
+    "markov": _markov,
+    "window5": _window,
+}
+"""Those that only count: the most popular; what came after the last item; what came within five places of the last
+five."""
+DEFAULT = "blend"
+NAMES = (DEFAULT, "lrurec", *BASELINES)
+BLENDED = "window5"
+"""The counts that `blend` joins to LRURec."""
+
+
+def make(
+    name: str,
+    interactions: Interactions,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    on_progress: OnProgress = silent,
+) -> Made:
+    """A retriever for these interactions.
+
+    Args:
+        name: one of `NAMES`.
+        seed: of a trained one.
+        checkpoint: where a trained one is kept, and taken up again.
+    """
+    if name in BASELINES:
+        return Made(BASELINES[name](interactions))
+    import torch
+
+    from surefit.retrieval.fitting import Fitting, fit, settings_of
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    fitted = fit(interactions, Fitting(seed=seed), device=device, checkpoint=checkpoint, on_progress=on_progress)
+    if name == "lrurec":
+        return Made(fitted.retriever, settings_of(fitted), fitted.seconds)
+    retriever, tried = select(interactions, fitted.retriever, BASELINES[BLENDED](interactions))
+    blended = {"share_of_counts": retriever.share, "valid_ndcg@10_by_share": tried}
+    return Made(retriever, settings_of(fitted) | blended, fitted.seconds)

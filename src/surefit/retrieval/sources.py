@@ -1,0 +1,296 @@
+"""The files that recommendation data sets come in, as `Events`.
+
+MovieLens in its three layouts (ratings.csv with movies.csv, ratings.dat with movies.dat, u.data with u.item), and
+reviews as Amazon's data sets have them: one JSON object per line, of 2014 and 2018 (reviewerID, asin, unixReviewTime)
+or of 2023 (user_id, parent_asin, timestamp), compressed or not, with the titles in a meta… file beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from surefit.core.errors import DataError, did_you_mean
+from surefit.core.units import plural, shortened
+from surefit.data.detectors.vintage import MovieLens
+from surefit.retrieval.interactions import Events, Key
+
+_WANTED = (
+    "name MovieLens (ratings.csv, ratings.dat or u.data; its titles are found beside it), a file of reviews "
+    "(.json, .jsonl, also .gz), or the directory that holds one of them"
+)
+_REVIEW_FILE = re.compile(r"\.(json|jsonl)(\.gz)?$", re.IGNORECASE)
+_REVIEW_COLUMNS = (("reviewerID", "asin", "unixReviewTime"), ("user_id", "parent_asin", "timestamp"))
+"""User, item and time: until 2018 in seconds, in 2023 in milliseconds; only their order is used."""
+_YEAR = re.compile(r"\s*\((\d{4})(?:[-–]\d{0,4})?\)\s*$")
+_ARTICLE = re.compile(r"^(.*), (The|A|An|Les|Le|La|L'|Der|Die|Das|El|Los|Las|Il)$", re.IGNORECASE)
+
+
+def read_events(data: Path) -> Events:
+    """Read a data set.
+
+    Args:
+        data: a file of events, or the directory it is in.
+
+    Returns:
+        Its events in the order of the file. `notes` says what is unusual about it: another release than its name says,
+        rows that somebody appended, one user taking one item twice.
+
+    Raises:
+        DataError: no such file or layout, or a row that cannot be read, with its line.
+    """
+    path = _events_file(data)
+    read = _MOVIELENS.get(path.name.lower())
+    events = read(path) if read else _reviews(path)
+    if not events.users:
+        raise DataError("there are no events in this file", path=path, help="was it downloaded completely?")
+    repeated = len(events.users) - len(set(zip(events.users, events.items, strict=True)))
+    notes = [*_vintage_notes(path)] if read else []
+    if repeated:
+        notes.append(f"{plural(repeated, 'event')} repeat an item that their user took before: never a right answer")
+    return Events(events.name, events.users, events.items, events.times, events.titles, events.files, tuple(notes))
+
+
+def vintage(data: Path) -> str | None:
+    """Which MovieLens this is, by its counts and its first row; None for other data."""
+    found = MovieLens().look_at(_events_file(data)).get("movielens")
+    return found.detail if found else None
+
+
+def _events_file(data: Path) -> Path:
+    if data.is_file():
+        return data
+    if not data.is_dir():
+        siblings = [str(entry) for entry in data.parent.glob("*")] if data.parent.is_dir() else []
+        raise DataError(f"no such file or directory{did_you_mean(str(data), siblings)}", path=data, help=_WANTED)
+    files = sorted(entry for entry in data.iterdir() if entry.is_file())
+    known = [entry for entry in files if entry.name.lower() in _MOVIELENS]
+    found = known or [entry for entry in files if _REVIEW_FILE.search(entry.name) and not _is_meta(entry)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        names = ", ".join(entry.name for entry in files[:5]) or "nothing"
+        raise DataError(f"no ratings or reviews in this directory, but {names}", path=data, help=_WANTED)
+    names = ", ".join(entry.name for entry in found[:5])
+    raise DataError(f"several data sets in one directory: {names}", path=data, help="name the file that is meant")
+
+
+def _is_meta(path: Path) -> bool:
+    return path.name.lower().startswith("meta")
+
+
+def _vintage_notes(path: Path) -> Iterator[str]:
+    """What the data passport says of the same file, but for what `read_events` refuses itself."""
+    for name, seen in MovieLens().look_at(path).items():
+        if name not in ("movielens", "movielens_corrupt_rows") and seen.detail:
+            yield seen.detail
+
+
+def _comma_rows(path: Path) -> Events:
+    """ratings.csv: userId,movieId,rating,timestamp, in UTF-8, either line ending."""
+    with _opened(path) as file:
+        reader = csv.reader(file, strict=True)
+        _require_header(next(reader, []), ["userid", "movieid", "rating", "timestamp"], path)
+        events = _rated(((reader.line_num, row) for row in reader if row), path)
+    titles_at = path.with_name("movies.csv")
+    titles: dict[Key, str] = {}
+    if titles_at.is_file():
+        with _opened(titles_at) as file:
+            reader = csv.reader(file, strict=True)
+            _require_header(next(reader, []), ["movieid", "title"], titles_at)
+            titles = _titled(((reader.line_num, row) for row in reader if row), titles_at)
+    return _movielens(path, events, titles_at, titles)
+
+
+def _double_colons(path: Path) -> Events:
+    """ratings.dat: UserID::MovieID::Rating::Timestamp; movies.dat in Latin-1."""
+    titles_at = path.with_name("movies.dat")
+    return _separated(path, "::", titles_at)
+
+
+def _tabs(path: Path) -> Events:
+    """u.data: user, item, rating, time; u.item in Latin-1, its fields between bars."""
+    return _separated(path, "\t", path.with_name("u.item"), "|")
+
+
+def _separated(path: Path, separator: str, titles_at: Path, title_separator: str | None = None) -> Events:
+    with _opened(path, "latin-1") as file:
+        events = _rated(_split(file, separator), path)
+    titles: dict[Key, str] = {}
+    if titles_at.is_file():
+        with _opened(titles_at, "latin-1") as file:
+            titles = _titled(_split(file, title_separator or separator), titles_at)
+    return _movielens(path, events, titles_at, titles)
+
+
+def _split(file: TextIO, separator: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            yield number, line.rstrip("\r\n").split(separator)
+
+
+def _rated(rows: Iterator[tuple[int, list[str]]], path: Path) -> tuple[list[Key], list[Key], list[int]]:
+    users: list[Key] = []
+    items: list[Key] = []
+    times: list[int] = []
+    for line, row in rows:
+        if len(row) != 4:
+            raise _bad_row(f"{len(row)} values where user, item, rating and time are expected", row, path, line)
+        try:
+            user, item, rating, time = int(row[0]), int(row[1]), float(row[2]), int(row[3])
+        except ValueError:
+            problem = "user, item and time must be whole numbers and the rating a number"
+            raise _bad_row(problem, row, path, line) from None
+        if user < 0 or item < 0 or time < 0 or not 0 <= rating <= 5:
+            raise _bad_row("a number below 0, or a rating above 5", row, path, line)
+        users.append(user)
+        items.append(item)
+        times.append(time)
+    return users, items, times
+
+
+def _titled(rows: Iterator[tuple[int, list[str]]], path: Path) -> dict[Key, str]:
+    titles: dict[Key, str] = {}
+    for line, row in rows:
+        if len(row) < 2 or not row[0].isdigit():
+            raise _bad_row("a film's number and its title are expected", row, path, line)
+        titles[int(row[0])] = readable_title(row[1])
+    return titles
+
+
+def _movielens(
+    path: Path, events: tuple[list[Key], list[Key], list[int]], titles_at: Path, titles: dict[Key, str]
+) -> Events:
+    if not titles:
+        raise DataError(
+            f"there are ratings but no titles: {titles_at.name} is not beside them",
+            path=path,
+            help=f"copy {titles_at.name} of the same release there: a language model ranks titles, not numbers",
+        )
+    return Events(path.resolve().parent.name, *events, titles, (path, titles_at))
+
+
+def readable_title(title: str) -> str:
+    """A film's title as a person says it: the article in front, without its other names, with its year.
+
+    >>> readable_title("City of Lost Children, The (Cité des enfants perdus, La) (1995)")
+    'The City of Lost Children (1995)'
+    >>> readable_title("Babylon 5"), readable_title("(500) Days of Summer (2009)")
+    ('Babylon 5', '(500) Days of Summer (2009)')
+    """
+    found = _YEAR.search(title)
+    year = f" ({found[1]})" if found else ""
+    name = title[: found.start()] if found else title
+    name = re.sub(r"(?<=\S)\s*\([^()]*\)", "", name).strip()
+    article = _ARTICLE.match(name)
+    if article:
+        name = f"{article[2]}{'' if article[2].endswith(chr(39)) else ' '}{article[1]}"
+    return " ".join(f"{name}{year}".split()) or title.strip()
+
+
+_MOVIELENS: dict[str, Callable[[Path], Events]] = {
+    "ratings.csv": _comma_rows,
+    "ratings.dat": _double_colons,
+    "u.data": _tabs,
+}
+
+
+def _reviews(path: Path) -> Events:
+    if not _REVIEW_FILE.search(path.name):
+        raise DataError(f"{path.name} is no layout that is known", path=path, help=_WANTED)
+    users: list[Key] = []
+    items: list[Key] = []
+    times: list[int] = []
+    columns: tuple[str, str, str] | None = None
+    for line, row in _objects(path):
+        columns = columns or _columns(row, path, line)
+        user, item, time = (row.get(name) for name in columns)
+        if not isinstance(user, str) or not isinstance(item, str) or not user or not item:
+            raise _bad_row(f"{columns[0]} and {columns[1]} must be texts", row, path, line)
+        if isinstance(time, bool) or not isinstance(time, int) or time < 0:
+            raise _bad_row(f"{columns[2]} must be a whole number, the time of the review", row, path, line)
+        users.append(user)
+        items.append(item)
+        times.append(time)
+    metas = [entry for entry in sorted(path.parent.iterdir()) if _is_meta(entry) and _REVIEW_FILE.search(entry.name)]
+    meta = _meta_of(path, metas)
+    titles = _meta_titles(meta) if meta else {}
+    return Events(path.name.split(".")[0], users, items, times, titles, (path, meta) if meta else (path,))
+
+
+def _columns(row: dict[str, Any], path: Path, line: int) -> tuple[str, str, str]:
+    for columns in _REVIEW_COLUMNS:
+        if all(name in row for name in columns):
+            return columns
+    names = ", ".join(map(repr, list(row)[:6])) or "none"
+    wanted = " or ".join(", ".join(columns) for columns in _REVIEW_COLUMNS)
+    raise DataError(f"a review has the columns {names}", path=path, line=line, help=f"expected are {wanted}")
+
+
+def _meta_of(path: Path, metas: list[Path]) -> Path | None:
+    """The file of titles whose name shares most with the reviews' ("meta_Beauty.json" of "reviews_Beauty_5.json")."""
+    words = set(re.split(r"[^A-Za-z]+", path.name)) - {"", "json", "jsonl", "gz", "reviews", "meta"}
+    shared = [(len(words & set(re.split(r"[^A-Za-z]+", meta.name))), meta) for meta in metas]
+    best = max(shared, default=(0, None), key=lambda found: found[0])
+    return best[1] if best[0] or len(metas) == 1 else None
+
+
+def _meta_titles(path: Path) -> dict[Key, str]:
+    titles: dict[Key, str] = {}
+    for _, row in _objects(path):
+        key, title = row.get("parent_asin") or row.get("asin"), row.get("title")
+        if isinstance(key, str) and isinstance(title, str) and title.strip():
+            titles[key] = " ".join(title.split())
+    return titles
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON object of every line."""
+    with _opened(path) as file:
+        for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError):
+                python = text.startswith("{'")
+                problem = "a Python dict, not JSON" if python else "not a JSON object on a line of its own"
+                raise _bad_row(problem, text, path, line) from None
+            if not isinstance(row, dict):
+                raise _bad_row("not a JSON object", text, path, line)
+            yield line, row
+
+
+@contextlib.contextmanager
+def _opened(path: Path, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
+    """A text file, compressed or not; what its reading ends with becomes an error that names it."""
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opened(path, "rt", encoding=encoding, newline="") as file:
+            yield file
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot be read: {error}", path=path, help="was it downloaded completely?") from None
+
+
+def _require_header(header: list[str], wanted: list[str], path: Path) -> None:
+    found = [name.strip().lower().replace("_", "") for name in header]
+    if found[: len(wanted)] != wanted:
+        raise DataError(
+            f"the first line is {shortened(','.join(header))!r}", path=path, line=1,
+            help=f"MovieLens' own first line begins with {','.join(wanted)}: was it cut off?",
+        )  # fmt: skip
+
+
+def _bad_row(problem: str, row: Any, path: Path, line: int) -> DataError:
+    return DataError(
+        f"{problem}: {shortened(row if isinstance(row, str) else repr(row))}",
+        path=path,
+        line=line,
+        help="the file is damaged: download it again, or correct or remove that line",
+    )

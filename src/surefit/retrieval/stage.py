@@ -1,0 +1,124 @@
+"""The first stage from end to end: read a data set, make a retriever, write what it found and rows for the ranker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from surefit.core.errors import ConfigError, did_you_mean
+from surefit.core.progress import OnProgress, silent
+from surefit.core.rundir import file_sha256, write_atomic, write_json
+from surefit.metrics.ranking import mean_ranking
+from surefit.retrieval.candidates import RankerRows, candidate_lines
+from surefit.retrieval.interactions import Interactions, Numbering, build
+from surefit.retrieval.ranking import Ranking, Retriever, rank
+from surefit.retrieval.retrievers import BASELINES, DEFAULT, NAMES, make
+from surefit.retrieval.sources import read_events, vintage
+
+SPLITS: tuple[Literal["valid", "test"], ...] = ("valid", "test")
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """What `surefit retrieve` is asked for.
+
+    Attributes:
+        data: a data set (`sources.read_events`).
+        output: the directory that is written.
+        retriever: one of `retrievers.NAMES`.
+        seed: of a trained retriever, and of what is drawn for the ranker's training rows.
+        train_rows: for the ranker to learn from, at most.
+        core: events that a user and an item have at least.
+        candidates: titles in a row.
+        numbering: of the items (`interactions.Numbering`).
+    """
+
+    data: Path
+    output: Path
+    retriever: str = DEFAULT
+    seed: int = 0
+    train_rows: int = 10_000
+    core: int = 5
+    candidates: int = 20
+    numbering: Numbering = "sorted"
+
+    def __post_init__(self) -> None:
+        if self.retriever not in NAMES:
+            raise ConfigError(
+                f"there is no retriever {self.retriever!r}{did_you_mean(self.retriever, NAMES)}",
+                field="retriever",
+                help=f"there are {', '.join(NAMES)}",
+            )
+        if not 2 <= self.candidates <= 26:
+            problem = f"{self.candidates} candidates: every one needs a letter of its own"
+            raise ConfigError(problem, field="candidates", help="use 2 to 26")
+
+
+def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, Any]:
+    """Do all of it.
+
+    Writes candidates.jsonl (what was retrieved, by the data set's keys), train.jsonl, valid.jsonl and test.jsonl (rows
+    of `recipe: rec_ranking`) and, last, manifest.json. A trained retriever is kept in retriever.pt: the same call takes
+    it up again, finished or not.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ConfigError, DataError, MachineError: what was asked for, the data set, or the machine is not usable.
+    """
+    events = read_events(asked.data)
+    interactions = build(events, asked.core, asked.numbering)
+    made = make(asked.retriever, interactions, asked.seed, asked.output / "retriever.pt", on_progress)
+    rankings = {split: _ranked(made.retriever, interactions, split, asked.candidates) for split in SPLITS}
+    rows = RankerRows(interactions, asked.candidates, asked.seed)
+    written: dict[str, list[dict[str, Any]]] = {
+        "candidates": [line for split in SPLITS for line in candidate_lines(interactions, split, rankings[split])],
+        "train": list(rows.train(asked.train_rows)),
+        **{split: list(rows.scored(split, rankings[split])) for split in SPLITS},
+    }
+    files = {name: _write(asked.output / f"{name}.jsonl", lines) for name, lines in written.items()}
+    manifest = {
+        "data": {
+            "name": events.name,
+            "vintage": vintage(asked.data),
+            "notes": list(events.notes),
+            "files": {path.name: file_sha256(path) for path in events.files},
+            "events": len(events.users),
+            "without_title": interactions.without_title,
+            **interactions.counts(),
+        },
+        "retriever": {"name": asked.retriever, "seconds": made.seconds, **made.settings},
+        "settings": {key: value for key, value in asdict(asked).items() if key not in ("data", "output", "retriever")},
+        "scores": {split: mean_ranking(rankings[split].ranks.tolist()) for split in SPLITS},
+        "baselines": baseline_scores(interactions),
+        "within_candidates": {split: sum(bool(row["answer"]) for row in written[split]) for split in SPLITS},
+        "written": files,
+    }
+    write_json(asked.output / "manifest.json", manifest)
+    return manifest
+
+
+def _ranked(
+    retriever: Retriever, interactions: Interactions, split: Literal["valid", "test"], candidates: int
+) -> Ranking:
+    return rank(retriever, *interactions.questions(split), k=candidates)
+
+
+def baseline_scores(interactions: Interactions) -> dict[str, dict[str, float]]:
+    """Baseline → its mean scores on the test items."""
+    made = {name: baseline(interactions) for name, baseline in BASELINES.items()}
+    return {
+        name: mean_ranking(_ranked(retriever, interactions, "test", 1).ranks.tolist())
+        for name, retriever in made.items()
+    }
+
+
+def _write(path: Path, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Write rows; returns how many there are, and the file's hash."""
+    rows = [json.dumps(line, ensure_ascii=False) for line in lines]
+    write_atomic(path, "".join(f"{row}\n" for row in rows))
+    return {"rows": len(rows), "sha256": file_sha256(path)}
