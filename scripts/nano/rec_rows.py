@@ -24,7 +24,9 @@ def _watched(people: int = 260) -> Interactions:
     """Six to nine films of each, four of five of the favourite kind; films of one kind are not equally popular."""
     rng = Random(7)
     films = [(kind, place) for kind in _KINDS for place in range(len(_FIRST))]
-    titles: dict[int | str, str] = {n: f"{kind}: {_FIRST[place]} {rng.choice(_SECOND)}" for n, (kind, place) in enumerate(films)}
+    titles: dict[int | str, str] = {
+        n: f"{kind}: {_FIRST[place]} {rng.choice(_SECOND)}" for n, (kind, place) in enumerate(films)
+    }
     users, items, times = [], [], []
     for user in range(people):
         favourite = rng.choice(_KINDS)

@@ -27,6 +27,7 @@ class Example:
         completion: the text the model should answer to `prompt` with; None where the row has no gold answer.
         reference: whatever `score` needs to judge an answer (parsed gold, schemas…).
         text: plain text to continue, for rows that are not a conversation; then `messages` is empty.
+        document: the part of the last user turn that may be cut where the example is too long (`data.too_long`).
     """
 
     messages: tuple[Message, ...] = ()
@@ -34,6 +35,7 @@ class Example:
     completion: str | None = None
     reference: Any = None
     text: str | None = None
+    document: str | None = None
 
     @property
     def prompt(self) -> tuple[Message, ...]:
@@ -95,6 +97,7 @@ class TaskRecipe:
         version: raised whenever a change makes scores incomparable with earlier ones.
         citation: where the task, its data format and its scoring rules come from.
         columns: the row's columns; empty when the general data formats are used.
+        aliases: column → other names under which rows may have it, the most usual first; `to_example` knows them too.
         to_example: row → `Example`; raises `DataError` (with `field`) on a row it cannot use.
         parse: raw answer → parsed object, or None where it does not parse; never evaluates it.
         score: (example, prediction) → metric name → value in [0, 1].
@@ -105,8 +108,9 @@ class TaskRecipe:
         choices: example → labels. Such a task is answered by one forward pass that ranks the labels, not by generating:
             `Prediction.parsed` is {label: log-probability}, most probable first, and `text` the first label.
         score_samples: (example, several sampled predictions) → scores, for tasks that are judged so (pass@k).
-        baselines: name → an answer that needs no model, scored beside the models: leading sentences, a retriever's order.
-        to_gold: row → `Example` with `reference` only, for rows that hold a gold answer but no prompt (`surefit score`).
+        score_many: what `score` gives for each of many rows, for scorers so slow that they want several processes.
+        baselines: name → an answer without a model, scored beside the models: leading sentences, a retriever's order.
+        to_gold: row → `Example` with `reference` only, for rows with a gold answer but no prompt (`surefit score`).
         stop: texts that end an answer; they are cut off.
     """
 
@@ -126,3 +130,12 @@ class TaskRecipe:
     baselines: Mapping[str, Callable[[Example], Prediction]] = field(default_factory=dict)
     to_gold: Callable[[Row], Example] | None = None
     stop: tuple[str, ...] = ()
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    score_many: Callable[[Sequence[tuple[Example, Prediction]]], Sequence[Scores]] | None = None
+
+    def columns_in(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Its columns, each under the name that rows with these columns have it."""
+        return tuple(
+            next((name for name in (column, *self.aliases.get(column, ())) if name in names), column)
+            for column in self.columns
+        )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from surefit.core.rundir import RunDir, write_json
 from surefit.report.build import build_report
+from surefit.report.comparison import build_comparison
+from surefit.task import mean_scores
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -46,6 +53,102 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_report(MAKE["write_run"](tmp_path_factory.mktemp("run")))
 
 
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with all its parts: baselines, grammars, failed checks, a dry pass, a batch audit."""
+    run: RunDir = MAKE["write_run"](tmp_path_factory.mktemp("everything"))
+    summary = json.loads(run.eval_summary.read_text())
+    scores = summary["sets"]["eval"]
+    scores["variants"] |= {f"{name}+grammar": scores["variants"][name] for name in ("base", "merged")}
+    scores["variants"]["baseline:lead-3"] = scores["variants"]["base"]
+    line = next(c for c in scores["comparisons"] if c["b"] == "merged" and c["metric"] == "ast_accuracy")
+    pairs = [("baseline:lead-3", "merged"), ("base+grammar", "merged+grammar"), ("merged", "merged+grammar")]
+    scores["comparisons"] += [line | {"a": a, "b": b} for a, b in pairs]
+    write_json(run.eval_summary, summary)
+    certificate = json.loads(run.certificate.read_text())
+    certificate["checks"][1]["passed"] = certificate["passed"] = False
+    write_json(run.certificate, certificate)
+    phases = {"dry step": {"resident": 5 * 10**8}}
+    write_json(
+        run.dry_pass, {"tokens": 4096, "loss": 2.5, "step_seconds": 1.2, "checkpoint_bytes": 9, "phases": phases}
+    )
+    shown = {"example": "micro batch 1", "tokens": 9, "supervised_tokens": 4, "before": "a", "begins": "b", "ends": "c"}
+    seen = {"attention": {"rows": 1, "of": 20}}
+    write_json(run.batch_audit, {"micro_batches": 5, "examples": 20, "observations": seen, "shown": [shown]})
+    run.plan.write_text(run.plan.read_text()[:-9])  # a damaged file has its own box
+    return build_report(run)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    one: RunDir = MAKE["write_run"](folder / "one")
+    build_report(one)
+    two = RunDir(Path(shutil.copytree(one.path, folder / "two")))
+    two.resolved.write_text(two.resolved.read_text().replace("  r: 16 ", "  r: 4 "))
+    recipe: Any = SimpleNamespace(name="r", primary_metric="ast_accuracy", aggregate=mean_scores)
+    return build_comparison([one, two], folder / "compare.html", lambda name: recipe)
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, the accessibility checker."""
+    found = find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe-playwright-python is not installed")
+    return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("which", ["everything", "comparison"])
+def test_axe_finds_nothing_at_three_widths(
+    browser: Browser, request: pytest.FixtureRequest, axe: str, which: str, scheme: str
+) -> None:
+    file: Path = request.getfixturevalue(which)
+    page, noise = visit(browser, file, color_scheme=scheme)
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    page.evaluate(axe)
+    for width in (1280, 800, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(SIDEWAYS) == 0
+        found = page.evaluate(
+            "axe.run(document).then(r => r.violations.map(v => [v.id, v.help, v.nodes.slice(0, 3).map(n => n.html)]))"
+        )
+        assert found == []
+    assert noise == []
+    page.close()
+
+
+def test_examples_are_filtered_by_kind_set_and_text(browser: Browser, report: Path) -> None:
+    page, noise = visit(browser, report, viewport={"width": 1280, "height": 900})
+    said = page.locator("#example-count")
+    assert said.inner_text() == "73 of 73 shown"
+    page.get_by_role("checkbox", name="Won").uncheck()
+    assert said.inner_text() == "43 of 73 shown"
+    page.locator("#example-filter select").select_option("old_tools")
+    assert said.inner_text() == "28 of 73 shown"
+    page.get_by_label("Containing").fill("zurich to LUSAKA")
+    shown = page.locator("details.example:visible")
+    assert 0 < shown.count() < 28
+    assert all("Zurich to Lusaka" in (text or "") for text in shown.all_text_contents())
+    page.get_by_role("button", name="Open all").press("Enter")
+    assert page.locator("details.example[open]").count() == shown.count()
+    page.get_by_role("button", name="Close all").click()
+    assert page.locator("details.example[open]").count() == 0
+    assert noise == []
+    page.close()
+
+
+def test_the_comparison_draws_all_runs_and_links_to_their_pages(browser: Browser, comparison: Path) -> None:
+    page, noise = visit(browser, comparison, viewport={"width": 1280, "height": 900})
+    assert page.locator(".chart canvas").count() == 6
+    assert page.locator("#chart-loss .u-legend").inner_text().count("one") == 1
+    page.get_by_role("link", name="one").click()
+    page.wait_for_selector("#examples")
+    assert noise == [page.url]
+    page.close()
+
+
 def visit(browser: Browser, report: Path, **options: Any) -> tuple[Page, list[str]]:
     """Open the page; the list fills with console messages, errors and requests to anywhere but the file."""
     page = browser.new_page(**options)
@@ -66,7 +169,7 @@ def test_it_fits_draws_and_is_quiet(browser: Browser, report: Path, width: int, 
     page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     assert page.evaluate(SIDEWAYS) == 0
     canvases = page.locator(".chart canvas").all()
-    assert len(canvases) == 4
+    assert len(canvases) == 5
     for canvas in canvases:
         assert canvas.evaluate(PAINTED) > 5
     for box in [figure.bounding_box() for figure in page.locator(".charts figure").all()]:
@@ -142,7 +245,7 @@ def test_on_paper_it_is_light_and_open_and_afterwards_as_before(browser: Browser
     page, noise = visit(browser, report, color_scheme="dark")
     closed = page.locator("details:not([open])").count()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.locator("details:not([open], .prompt)").count() == 0
+    assert page.locator("details:not([open], .prompt, .example)").count() == 0
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bg')") == "#f6f6f3"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not([open])").count() == closed

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from surefit.cli.all_checkpoints import say_checkpoints
 from surefit.cli.evaluating import _say_rows, say_scores
 from surefit.cli.render import Output
 from surefit.core.rundir import RunDir, write_json
@@ -79,3 +80,22 @@ def test_rows_won_and_lost(scored: Any, capsys: pytest.CaptureFixture[str]) -> N
         "eval.jsonl:1", "eval.jsonl:3", "eval.jsonl:2",
     ]  # fmt: skip
     assert "  merged, 1: say merged" in said
+
+
+def test_the_checkpoints_as_a_table_and_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = [
+        {"variant": f"step-{n}", "mean": n / 100, "ci95": [0.0, 0.5], "truncated": 1_200, "unparsed": n,
+         "there": n > 10}
+        for n in (10, 20)
+    ]  # fmt: skip
+    lead = {"variant": "step-10", "difference": 0.1, "interval": [0.02, 0.18], "more_than_chance": True}
+    best = {"variant": "step-20", "confidence": 0.95, "over": [lead]}
+    found = {"set": "eval", "n": 40, "metric": "exact_match", "checkpoints": points, "base": None, "best": best}
+    say_checkpoints(Output(), found | {"left_out": [], "passed_over": ["step-5: gone"]}, RunDir(tmp_path))
+    said = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in said.out.splitlines()]
+    assert lines[0] == "eval: 40 rows, exact_match with 95 % intervals"
+    assert lines[2] == "step-10 (deleted) 0.100 [0.000, 0.500] 1,200 10 +10.0 [+2.0, +18.0]"
+    assert lines[3] == "step-20 0.200 [0.000, 0.500] 1,200 20 best"
+    assert lines[4] == "step-20 is the best of 2, by more than chance (1 comparison, intervals of 95 %)"
+    assert "passed over: step-5: gone" in said.err

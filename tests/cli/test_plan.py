@@ -30,10 +30,21 @@ def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, co
         assert part in text, part
 
 
-def test_a_plan_for_several_processes_says_what_it_does_not_know(surefit: Surefit, config: Path) -> None:
-    planned = surefit("plan", config, "--quick", "--gpu", "t4", "--set", "hardware.count=2", "--json")
+def test_a_plan_for_several_processes_is_that_of_the_fullest_and_says_what_they_exchange(
+    surefit: Surefit, config: Path
+) -> None:
+    alone = surefit("plan", config, "--quick", "--gpu", "t4", "--json").json
+    planned = surefit("plan", config, "--quick", "--gpu", "t4", "--gpus", "2", "--json")
     assert planned.code == 0, planned.text
-    assert any("what 2 processes save and exchange (ddp)" in text for text in planned.json["left_out"])
+    ranks = planned.json["ranks"]
+    assert (ranks["mode"], ranks["processes"]) == ("ddp", 2)
+    assert ranks["exchanged_bytes_per_step"] > 0
+    assert alone["ranks"] is None
+    assert planned.json["left_out"] == alone["left_out"]
+
+    text = surefit("plan", config, "--gpu", "t4", "--gpus", "2", "--plot", "memory.svg").stdout
+    assert "Memory of one of 2 GPUs, by phase" in text
+    assert "one of 2 × T4" in Path("memory.svg").read_text(encoding="utf-8")
 
 
 def test_a_quick_plan_needs_no_torch(config: Path) -> None:

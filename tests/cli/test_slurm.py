@@ -99,3 +99,69 @@ def test_the_numbers_of_the_config_are_enough(surefit: Surefit, config: Path) ->
     assert "#SBATCH --partition=gpu\n" in script
     assert " --set " not in script
     assert json.dumps(answer.json)
+
+
+def array(surefit: Surefit, config: Path, *more: object) -> Answer:
+    return surefit("slurm", config, "--evaluate", "--set", "hardware.gpu=h100", *more)
+
+
+def test_an_array_job_for_the_checkpoints_that_are_there(surefit: Surefit, config: Path) -> None:
+    for step in (1, 2, 3):
+        (RUN.checkpoints / f"step-{step}").mkdir(parents=True)
+    answer = array(surefit, config, "--json")
+    assert answer.code == 0, answer.text
+    assert (answer.json["tasks"], answer.json["after"], answer.json["processes"]) == (3, None, 1)
+    script = answer.json["script"]
+    assert "#SBATCH --job-name=one-evaluate\n" in script
+    assert "#SBATCH --array=0-2\n" in script
+    assert "dependency" not in script
+    assert f"#SBATCH --output={RUN.path.absolute()}/slurm-%A_%a.out\n" in script
+    assert f"evaluate {config} --all-checkpoints --set hardware.gpu=h100 &\n" in script
+    assert [line for line in script.splitlines() if line != line.rstrip()] == []
+    assert not RUN.eval.exists()
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_array_waits_for_the_training_job_that_we_submitted(surefit: Surefit, config: Path, programs: Path) -> None:
+    assert two_nodes(surefit, config, "--submit").code == 0
+    kept = "--set", "checkpoint.save_total_limit=5"
+    answer = array(surefit, config, *kept, "--gpus-per-node", 2, "--array", "4%2", "--submit", "--json")
+    assert answer.code == 0, answer.text
+    assert "job 4711 trains this run" in answer.stderr
+    assert "training keeps 5 checkpoints" in answer.stderr
+    script = (RUN.eval / "job.sbatch").read_text(encoding="utf-8")
+    assert script == answer.json["script"]
+    assert "#SBATCH --array=0-3%2\n" in script
+    assert "#SBATCH --dependency=afterany:4711\n" in script
+    assert "--nproc-per-node=2" in script
+    record = read_json(RUN.eval / "slurm.json")
+    assert (record["job_id"], record["tasks"], record["after"]) == ("4711", 4, "4711")
+    assert read_json(RUN.slurm)["nodes"] == 2, "the record of the training job is as it was"
+    (programs / "squeue").write_text("#!/bin/sh\necho '4711|COMPLETED'\n", encoding="utf-8")
+    assert array(surefit, config, "--json", *kept).json["after"] is None
+    assert array(surefit, config, "--json", *kept).json["tasks"] == 5, "what training will keep"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--evaluate", "--array", "0"], "neither how many tasks nor how many at once"),
+        (["--evaluate", "--array", "1-4"], "neither how many tasks nor how many at once"),
+        (["--array", "4"], "--array goes with --evaluate"),
+    ],
+    ids=str,
+)
+def test_odd_arrays(
+    surefit: Surefit, config: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[object], told: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    answer = surefit("slurm", config, *arguments)
+    assert answer.code == 2
+    assert told in answer.text
+
+
+def test_our_check_has_no_objection_to_the_array(surefit: Surefit, config: Path) -> None:
+    assert array(surefit, config, "-o", "array.sbatch", "--array", "8").code == 0
+    assert surefit("check", "array.sbatch", "--json").json["findings"] == []
+    assert array(surefit, config, "-o", "more.sbatch", "--nodes", 2, "--gpus-per-node", 4).code == 0
+    assert surefit("check", "more.sbatch", "--json").json["findings"] == []

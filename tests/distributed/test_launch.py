@@ -102,6 +102,69 @@ def test_a_killed_rank_ends_the_run_and_is_named_and_a_stopped_run_resumes(confi
 
 
 @pytest.mark.distributed
+def test_a_stopped_run_that_is_resumed_is_the_one_that_was_not_stopped(config: Path) -> None:
+    """SIGUSR1 to the command, as SLURM sends it: one checkpoint, and in the end the same bits."""
+    short = ("--set", "train.max_steps=12")
+    process = started(config, *short)
+    after_a_checkpoint(config, process)
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED, err
+    stopped = int(re.search(r"stopped by SIGUSR1 after step (\d+) of 12", err)[1])  # type: ignore[index]
+    assert (config.parent / f"run/checkpoints/step-{stopped}/manifest.json").exists()
+    process = started(config, *short, "--resume")
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    whole = started(config, *short, "--set", f"output_dir={config.parent / 'whole'}")
+    _, err = whole.communicate(timeout=SECONDS)
+    assert whole.returncode == 0, err
+    stopped_bits, bits = (
+        (config.parent / run / "adapter/adapter_model.safetensors").read_bytes() for run in ("run", "whole")
+    )
+    assert stopped_bits == bits
+
+
+FAULT = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch
+    from surefit.core.errors import DataError
+    from surefit.train import loop
+    real, seen = loop.train_step, []
+    def failing(*given, **named):
+        seen.append(1)
+        if len(seen) > 3:
+            raise {error}
+        return real(*given, **named)
+    loop.train_step = failing
+"""
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("DataError('row 17 cannot be read', help='tokenise anew')", 2, "row 17 cannot be read"),
+        ("torch.OutOfMemoryError('no room')", EXIT_ENVIRONMENT, "the machine's memory ran out in step 4"),
+    ],
+)
+def test_an_error_of_one_rank_ends_the_run_and_is_said_with_its_rank(
+    config: Path, tmp_path: Path, error: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fault").mkdir()
+    (tmp_path / "fault/sitecustomize.py").write_text(FAULT.format(error=error))
+    known = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "fault"), *([known] if known else [])]))
+    process = started(config)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == code, err
+    assert re.search(rf"error \[rank 1\].*{re.escape(said)}", err)
+    assert "rank 1 of 2 failed" in err
+    assert err.count("Traceback") == 0
+    assert "lost" not in err, "the other rank says nothing of its own"
+
+
+@pytest.mark.distributed
 def test_torchrun_around_it_is_recognised(config: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "surefit",

@@ -18,6 +18,7 @@ from surefit.config.schema import AdapterSection
 from surefit.data.collate import collate, pack
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
+from surefit.parallel.engine import SINGLE
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import mean_loss, train_step
 
@@ -112,8 +113,13 @@ def train(model, optimizer, steps, batches=micro_batches, **how):
     return [[result.loss, result.grad_norm] for result in results]
 
 
-def held_out(model, **how):
-    return mean_loss(model, [micro_batches(0)[0], micro_batches(1)[1]], **how)[0]
+def held_out(model, engine=SINGLE, **how):
+    return mean_loss(model, own([micro_batches(0)[0], micro_batches(1)[1]], engine), engine=engine, **how)[0]
+
+
+def own(batches, engine):
+    """Of the micro batches of a step, those of this process."""
+    return batches[engine.data_rank :: engine.data_size]
 
 
 def difference(found, expected):
@@ -137,7 +143,8 @@ def same_path(make_engine, batches=micro_batches, chunked=True, **model):
     engine = make_engine()
     shared = engine.wrap(prepared(**model))
     optimizer = optimizer_of(shared)
-    found = train(shared, optimizer, range(STEPS), batches, engine=engine, chunked=chunked)
+    mine = lambda step: own(batches(step), engine)  # noqa: E731
+    found = train(shared, optimizer, range(STEPS), mine, engine=engine, chunked=chunked)
     evaluated = held_out(shared, engine=engine, chunked=chunked)
     weights = engine.whole(optimizer.parameters)
     if not engine.world.is_first:

@@ -6,7 +6,7 @@ import pytest
 
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import GIB
-from surefit.plan.fit import need, require_possible, verdict
+from surefit.plan.fit import CONTEXT, calculated, need, require_possible, verdict
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,23 @@ def test_the_worked_example_of_the_page() -> None:
     assert (needed.low / GIB, needed.high / GIB) == pytest.approx((58.45, 62.55))
     wider = need(60 * GIB, "cuda", "closed form")
     assert wider.low < needed.low < needed.high < wider.high
+
+
+@pytest.mark.parametrize(("tiles", "simulated"), [("true", 59.73), ("false", 69.22)])
+def test_the_closed_form_of_a_very_long_row_allows_for_pieces(place, tiles: str, simulated: float) -> None:
+    """What the simulation reserves for Qwen3-4B on one of four cards that share a row of 262,144 tokens."""
+    run = (
+        "adapter.r=64", "train.per_device_train_batch_size=1", "train.gradient_checkpointing=selective",
+        f"speed.tiled_mlp={tiles}", "hardware.count=4", "parallel.mode=cp", "parallel.cp=4",
+    )  # fmt: skip
+    long, model = place(*run, "data.max_length=262144", model="Qwen/Qwen3-4B", gpu="h100")
+    needed = calculated(long.resolved, model, long.hardware)
+    assert needed is not None
+    assert needed.low < simulated * GIB + CONTEXT[1] < needed.high
+    other, _ = place(*run, "data.max_length=65536", model="Qwen/Qwen3-4B", gpu="h100")
+    short = calculated(other.resolved, model, other.hardware)
+    assert short is not None
+    assert (short.above, short.spread) == (short.margin, "closed form ± 6%")
 
 
 def test_impossible_inputs(place) -> None:

@@ -18,8 +18,9 @@ def test_what_is_offloaded_is_what_the_step_sends_to_the_host(
     place: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, packing: str
 ) -> None:
     where, facts = place(
-        "train.gradient_checkpointing=offload", "train.per_device_train_batch_size=2", f"data.packing={packing}"
-    )
+        "train.gradient_checkpointing=offload", "train.per_device_train_batch_size=2", f"data.packing={packing}",
+        "train.global_batch_size=4", "data.max_length=64",
+    )  # fmt: skip
     sent: list[int] = []
     away = cuda._Away.__init__
 

@@ -62,22 +62,24 @@ def shallow(name: str, layers: int) -> tuple[Any, ModelFacts]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "processes", "checkpointing", "error"),
+    ("mode", "processes", "kind", "checkpointing", "error"),
     [
-        ("ddp", 2, True, 0.005),
-        ("fsdp", 2, True, 0.01),
-        ("fsdp", 8, False, 0.005),
-        ("tp", 2, True, 0.005),
-        ("cp", 2, True, 0.005),
-        ("pp", 2, True, 0.005),
+        ("ddp", 2, "lora", True, 0.005),
+        ("fsdp", 2, "lora", True, 0.01),
+        ("fsdp", 8, "lora", False, 0.005),
+        ("fsdp", 2, "full", True, 0.005),
+        ("tp", 2, "lora", True, 0.005),
+        ("cp", 2, "lora", True, 0.005),
+        ("pp", 2, "lora", True, 0.005),
     ],
 )
 def test_arithmetic_and_the_engines_without_data_agree(
-    mode: str, processes: int, checkpointing: bool, error: float
+    mode: str, processes: int, kind: str, checkpointing: bool, error: float
 ) -> None:
     config, facts = shallow(LLAMA_1B, 3)
     batches = {"global_batch_size": 2 * (1 if mode in ("tp", "cp", "pp") else processes)}
-    resolved = run_of(mode, processes, facts, train=batches | {"gradient_checkpointing": checkpointing})
+    train = batches | {"gradient_checkpointing": checkpointing}
+    resolved = run_of(mode, processes, facts, train=train, adapter={"kind": kind})
     closed = ranks.peak_bytes(resolved, facts, padded=False)
     sharing = sharing_of(resolved.config)
     assert closed is not None
@@ -243,6 +245,18 @@ def test_what_is_exchanged_and_how_long_it_takes() -> None:
     assert near is not None
     assert near.seconds < wide.seconds / 5  # type: ignore[operator]
     assert exchange(run_of("single", 1, facts), facts, card, 2048) is None
+
+
+@pytest.mark.parametrize("mode", ["tp", "pp"])
+def test_groups_that_share_a_model_also_exchange_gradients(mode: str) -> None:
+    """Two groups of two: half of the micro batches of one group, and the gradients that each process holds."""
+    facts, card = model_facts(LLAMA_3B), hardware_facts("a100-80")
+    one, two = (exchange(run_of(mode, 2, facts, hardware={"count": count}), facts, card, 2048) for count in (2, 4))
+    assert one is not None
+    assert two is not None
+    factors = budget.trained(facts, run_of(mode, 2, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    assert two.bytes == pytest.approx(one.bytes / 2 + 2 * 1 / 2 * 2 * factors / 2, rel=1e-6)
+    assert two.what.endswith("between the groups")
 
 
 def test_plan_json_says_whose_numbers_it_has() -> None:

@@ -42,15 +42,19 @@ def _both(setting: Setting) -> tuple[Trace, tuple[Operations, Operations]]:
 @pytest.mark.parametrize(
     "setting",
     [
-        LORA,
-        replace(LORA, packed=False, padded=True, checkpointing=True, supervised=0.7),
-        replace(LORA, adapter=AdapterSection(r=4, target_modules=["v_proj", "lm_head"], dropout=0.1)),
-        replace(LORA, dtype="float16", capability=(7, 5), cuda=True, fused_lora=True),
-        replace(LORA, cuda=False, dtype="float32"),
-        FULL,
-        replace(FULL, dtype="float32", capability=(9, 0)),
+        pytest.param(LORA, id="lora"),
+        pytest.param(FULL, id="full"),
+        *(
+            pytest.param(setting, id=name, marks=pytest.mark.slow)
+            for name, setting in {
+                "padded": replace(LORA, packed=False, padded=True, checkpointing=True, supervised=0.7),
+                "head": replace(LORA, adapter=AdapterSection(r=4, target_modules=["v_proj", "lm_head"], dropout=0.1)),
+                "turing": replace(LORA, dtype="float16", capability=(7, 5), cuda=True, fused_lora=True),
+                "cpu": replace(LORA, cuda=False, dtype="float32"),
+                "full-fp32": replace(FULL, dtype="float32", capability=(9, 0)),
+            }.items()
+        ),
     ],
-    ids=["lora", "padded", "head", "turing", "cpu", "full", "full-fp32"],
 )
 def test_repeating_chunks_changes_nothing(setting: Setting) -> None:
     chunks: list[int] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ class Simulated(Planner):
 
     factor: float = 1.0
     asked: list[Any] = field(default_factory=list)
+    pace: Callable[[Any], float] | None = None
+    """A config's seconds per step; unknown if None."""
 
     def simulated(self, resolved, hardware) -> Need:
         self.asked.append(resolved)
@@ -27,8 +31,8 @@ class Simulated(Planner):
         assert closed is not None
         return need(round(closed.bytes * self.factor), hardware.kind, "simulation")
 
-    def step(self, resolved, hardware, *, near=False) -> None:
-        return None
+    def step(self, resolved, hardware, *, near=False) -> Any:
+        return SimpleNamespace(seconds=self.pace(resolved.config)) if self.pace else None
 
 
 def test_every_candidate_is_the_same_optimisation(place) -> None:
@@ -81,6 +85,21 @@ def test_the_best_fits_and_nothing_faster_did(place) -> None:
     assert tight.best is not None
     assert tight.best.speed > chosen.best.speed
     assert tight.best.need.high <= 6 * GIB
+
+
+@pytest.mark.parametrize(("gain", "stays"), [(0.009, True), (0.011, False)])
+def test_the_config_stays_unless_something_is_faster_by_more_than_the_estimate_resolves(
+    place, gain: float, stays: bool
+) -> None:
+    here, model = place("train.gradient_checkpointing=false", "train.per_device_train_batch_size=1", gpu="h100")
+
+    def pace(config: Any) -> float:
+        return 1.0 - gain * (config.train.per_device_train_batch_size == 2)
+
+    chosen = optimize(Simulated(model, pace=pace), [here], here)
+    assert chosen.best is not None
+    assert (chosen.best is chosen.given) == stays
+    assert chosen.best.micro_batch == (1 if stays else 2)
 
 
 def test_nothing_fits(place) -> None:

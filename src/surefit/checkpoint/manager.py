@@ -145,6 +145,15 @@ def damage(path: Path, hashes: bool) -> str | None:
     return None
 
 
+def weights_sha256(path: Path) -> str | None:
+    """The sha256 of a checkpoint's weights, as its manifest has it; None where it is gone or damaged."""
+    try:
+        found: str = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"][WEIGHTS]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found
+
+
 def prune(directory: Path, keep: int, newest: int | None = None, best: Collection[int] = ()) -> list[Path]:
     """Delete all complete checkpoints but the newest `keep` and the best.
 

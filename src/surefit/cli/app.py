@@ -13,10 +13,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 from surefit import __version__
+from surefit.cli import last_mile
 from surefit.cli.ending import finish
 from surefit.cli.options import (
+    AllCheckpoints,
     Base,
     ConfigFile,
+    EachGpu,
     Gpu,
     Gpus,
     Into,
@@ -136,7 +139,8 @@ def plan(
     solve: Annotated[str | None, typer.Option(metavar="FIELD", help="max_length, batch, rank or model.")] = None,
     against: Annotated[Path | None, typer.Option(metavar="RUN", help="Beside what this run really took.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the memory as SVG.")] = None,
-    gpus: Gpus = None, as_json: Json = False,
+    gpus: Gpus = None,
+    as_json: Json = False,
 ) -> None:
     """Say what the run needs, and whether it fits: memory by phase, time, disk, with what is not counted."""
     changes = [*(overrides or ()), *([f"hardware.gpu={gpu}"] if gpu else [])]
@@ -179,15 +183,19 @@ def slurm(
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to sbatch.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the script here.")] = None,
     interface: Annotated[str | None, typer.Option(help="The network interface to talk over, e.g. ib0.")] = None,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Instead an array job that scores checkpoints.")] = False,
+    array: Annotated[str | None, typer.Option(metavar="TASKS[%AT_ONCE]", help="With --evaluate: so many.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check the run and print the batch script of a job that saves, requeues itself and resumes until it is done."""
+    if array and not evaluate:
+        raise typer.BadParameter("--array goes with --evaluate")
     if submit and output:
         raise typer.BadParameter("--submit writes job.sbatch into the run directory; --output is without it")
     finish(
         as_json,
-        lambda out: _cli("slurm").slurm(
-            out, config, overrides or (), nodes=nodes, per_node=gpus, submit=submit, output=output, interface=interface
+        lambda out: getattr(_cli("slurm"), "evaluate" if evaluate else "slurm")(
+            out, config, overrides or (), _cli("slurm").Wishes(nodes, gpus, submit, output, interface, array)
         ),
     )
 
@@ -244,6 +252,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="Only so many rows of each set, taken evenly from all.")
     ] = None,
     show: Annotated[int, typer.Option(min=0, help="Print so many rows that were won, and as many lost.")] = 0,
+    all_checkpoints: AllCheckpoints = False, gpus: EachGpu = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be asked; load no model.")] = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -253,10 +262,12 @@ def evaluate(
         *(["evaluate.constrained=both"] if constrained else []),
         *([f"evaluate.max_examples={max_examples}"] if max_examples else []),
     ]
+    if all_checkpoints and (variant or show):
+        raise typer.BadParameter("--all-checkpoints goes without --variant and --show")
     finish(
         as_json,
-        lambda out: _cli("evaluating").evaluate(
-            out, _cli("prepare").prepare(target, changes), variant, show=show, dry_run=dry_run
+        lambda out: _cli("answering").evaluate(
+            out, target, changes, variant, show=show, every=all_checkpoints, gpus=gpus, dry_run=dry_run
         ),
     )
 
@@ -279,7 +290,7 @@ def predict(
         bool, typer.Option("--constrained", help="Answer under the recipe's grammar.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is in --output.")] = False,
-    overrides: Overrides = None, as_json: Json = False,
+    gpus: EachGpu = None, overrides: Overrides = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Answer new rows, or one prompt, with a trained model."""
     named = [name for name, given in (("base", base), ("adapter", adapter), ("merged", merged)) if given]
@@ -289,14 +300,8 @@ def predict(
     changes = [*(overrides or ()), *(["evaluate.constrained=only"] if constrained else [])]
     finish(
         as_json,
-        lambda out: _cli("predict").predict(
-            out,
-            _cli("prepare").prepare(target, changes),
-            data,
-            prompt,
-            output,
-            named[0] if named else None,
-            overwrite=overwrite,
+        lambda out: _cli("answering").predict(
+            out, target, changes, data, prompt, output, named[0] if named else None, overwrite=overwrite, gpus=gpus
         ),
     )
 
@@ -359,9 +364,15 @@ def retrieve(
 
 
 @app.command()
-def report(target: Target, as_json: Json = False) -> None:
-    """Write the page that explains the run: one file, readable offline."""
-    finish(as_json, lambda out: _cli("stages").report(out, _cli("prepare").run_directory(target)))
+def report(
+    targets: Annotated[list[Path], typer.Argument(metavar="TARGET...", help="Config files, or run directories.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Of several runs: the page that compares them.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the page that explains the run, or one that compares several: one file, readable offline."""
+    finish(as_json, lambda out: _cli("reporting").report(out, targets, output))
 
 
 @app.command()
@@ -414,13 +425,10 @@ def explain(
     finish(as_json, lambda out: _cli("about").explain(out, code, every))
 
 
-@app.command()
-def runs(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to look for run directories.")] = Path("runs"),
-    as_json: Json = False,
-) -> None:
-    """List the runs below a directory: state, steps, scores."""
-    finish(as_json, lambda out: _cli("about").runs(out, directory))
+app.command()(last_mile.export)
+app.command()(last_mile.push)
+app.command("serve-check")(last_mile.serve_check)
+app.add_typer(last_mile.runs, name="runs")
 
 
 @app.command()

@@ -183,11 +183,11 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
         overridden=loaded.overridden,
         setup=setup_of(config, found.resolved),
         resolved=found.resolved,
-        columns=found.recipe.columns,
+        columns=found.recipe.columns_in(rows.columns if rows else ()),
         problems=tuple(problems),
     )
     question = config_question(config)
-    return Subject(rows, question, context, scored, found.recipe.columns, found.run.passport, found.run)
+    return Subject(rows, question, context, scored, context.columns, found.run.passport, found.run)
 
 
 def config_question(config: Config) -> Question:
@@ -241,7 +241,7 @@ def _data_subject(target: str) -> Subject:
         from surefit import recipes
 
         question = replace(question, recipe=partial(recipes.get, name))
-        expected = recipes.get(name).columns
+        expected = recipes.get(name).columns_in(columns)
     return Subject(rows, question, LintContext(None, Path(target), problems=problems), expected=expected)
 
 
@@ -251,7 +251,7 @@ def _fitting_recipe(columns: Sequence[str]) -> str | None:
     from surefit.data.formats import LAYOUTS
 
     for name in recipes.names():
-        own = recipes.get(name).columns
+        own = recipes.get(name).columns_in(columns)
         if own and all(column in columns for column in own):
             return name
     known = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())

@@ -133,7 +133,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
 
     start = time.monotonic()
     loaded, recipe, rows = found.loaded, found.recipe, found.rows
-    columns = recipe.columns if recipe else ()
+    columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
     dataset = dataset_facts(rows.source, rows, rows.where, expected=columns) if rows else None
     tokenizer, damaged = _tokenizer(found)
     examples, unusable = _examples(found, tokenizer)
@@ -174,7 +174,7 @@ def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitErro
 def _examples(found: Gathered, tokenizer: TokenizerFacts | None) -> tuple[ExampleFacts | None, list[SureFitError]]:
     """What a sample of the rows becomes, and what converting it runs into."""
     from surefit.data.formats import to_examples
-    from surefit.data.sampled import example_facts
+    from surefit.data.sampled import documents_missing, example_facts
 
     if found.rows is None or found.recipe is None:
         return None, []
@@ -183,7 +183,7 @@ def _examples(found: Gathered, tokenizer: TokenizerFacts | None) -> tuple[Exampl
         examples = to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
     except SureFitError as error:
         return None, [error]
-    return example_facts(examples, tokenizer, section.max_length), []
+    return example_facts(examples, tokenizer, section.max_length), list(documents_missing(section, examples))
 
 
 def mixed_problems(found: Gathered, limit: int | None = None) -> list[SureFitError]:

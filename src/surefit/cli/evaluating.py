@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.noting import noted, trained
+from surefit.cli.noting import at_work, trained
 from surefit.cli.prepare import Prepared
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_json
@@ -16,28 +16,42 @@ from surefit.evaluate.answers import BASELINE, GRAMMAR, base_of, read_variant, s
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.data.formats import Examples
+    from surefit.parallel.mesh import World
 
 SHOWN_TEXT = 300
 """Characters of a prompt's end and of an answer that `--show` prints."""
 
 
 def evaluate(
-    out: Output, run: Prepared, variants: Sequence[str] | None, *, show: int = 0, dry_run: bool = False
+    out: Output,
+    run: Prepared,
+    variants: Sequence[str] | None,
+    *,
+    show: int = 0,
+    dry_run: bool = False,
+    world: World | None = None,
 ) -> int:
     """Score the variants on the held-out rows and on the sets of `evaluate.also`; the gate becomes the exit code.
 
     Args:
         show: so many rows that the tuned model won against the base, and as many that it lost.
         dry_run: only say what would be asked.
+        world: the processes that share the rows, of which this is one; the first alone writes and speaks.
     """
-    require_trained(run)
     if dry_run:
+        require_trained(run)
         return _dry_run(out, run, variants)
     from surefit.evaluate.runner import evaluate as evaluate_run
+    from surefit.parallel.mesh import World, by_first
 
+    world = world or World()
     config = run.resolved.config
-    with run.run.locked("evaluate", out.note), noted(run.run, "evaluate"), out.progress("evaluating") as on_progress:
-        summary = evaluate_run(config, run.recipe, run.hardware, run.run, _sets(run), variants or None, on_progress)
+    by_first(world, lambda: require_trained(run))
+    with at_work(out, run.run, "evaluate", world.is_first), out.progress("evaluating") as on_progress:
+        sets = by_first(world, lambda: held_out_sets(run))
+        summary = evaluate_run(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
+    if not world.is_first:
+        return EXIT_OK
     say_scores(out, summary, run.run)
     for name in summary["sets"] if show else ():
         _say_rows(out, run.run, name, summary, show)
@@ -54,7 +68,8 @@ def require_trained(run: Prepared) -> None:
         raise ConfigError("nothing is trained yet in this run", path=run.run.path, help="`surefit train` comes first")
 
 
-def _sets(run: Prepared) -> dict[str, Examples]:
+def held_out_sets(run: Prepared) -> dict[str, Examples]:
+    """The rows to be scored on: "eval", and those of `evaluate.also`."""
     from surefit.data.formats import read_splits, to_examples
     from surefit.data.load import load_rows
 
@@ -76,7 +91,7 @@ def _dry_run(out: Output, run: Prepared, variants: Sequence[str] | None) -> int:
     section = config.evaluate
     chosen = choose(config, run.run, variants or None)
     asked = ways(config, run.recipe)
-    picked = {name: pick(name, examples, section.max_examples) for name, examples in _sets(run).items()}
+    picked = {name: pick(name, examples, section.max_examples) for name, examples in held_out_sets(run).items()}
     for rows in picked.values():
         require_scorable(rows, run.recipe, section.samples)
     names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in chosen for w in asked)]

@@ -1,8 +1,14 @@
-"""`train` and `run` on one device or several: who starts whom, and what the processes of a run share. Torch-free."""
+"""Verbs on one device or several: who starts whom, and what the processes of a run share. Torch-free.
+
+`train` (and `run`) have as many processes as the config has devices. `evaluate` and `predict` have those that the
+command line asks for: each loads a model of its own and answers a part of the rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +22,7 @@ from surefit.launch.local import launch
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
+    from surefit.parallel.mesh import World
 
 
 def train(
@@ -59,6 +66,61 @@ def run(
         return _launch(out, prepared, target, changes, flags)
 
     return stages.run(out, prepared, resume=resume, overwrite=overwrite, training=train_them)
+
+
+def share_rows(
+    out: Output,
+    target: Path,
+    overrides: Sequence[str],
+    gpus: int | None,
+    again: Sequence[str],
+    work: Callable[[Prepared, World | None], int],
+) -> int:
+    """Answer rows in this process; in processes that this one starts; or, where it is one of several already, its part.
+
+    Args:
+        gpus: how many processes; one if not said, whatever the config has for training.
+        again: the command line that each of them gets.
+        work: what is done with the run.
+    """
+    if env.process_place()[1] > 1:
+        return _part_of_rows(target, overrides, work)
+    run = prepare(target, overrides)
+    if gpus is None or gpus == 1:
+        return work(run, None)
+    _require_gpus(run, gpus)
+    out.note(f"{gpus} processes, each with a model of its own")
+    command = shlex.join(["surefit", *again, "--gpus", str(gpus)])
+    return launch([*again, *(["--json"] if out.as_json else [])], gpus, command, "where it was,")
+
+
+def _require_gpus(run: Prepared, gpus: int) -> None:
+    hardware = run.hardware
+    if hardware.kind == "cuda" and hardware.source == "detected" and hardware.gpu_count < gpus:
+        raise ConfigError(
+            f"--gpus is {gpus}, and this machine has {hardware.gpu_count}", help=f"--gpus {hardware.gpu_count}, or less"
+        )
+
+
+def _part_of_rows(target: Path, overrides: Sequence[str], work: Callable[[Prepared, World | None], int]) -> int:
+    from surefit.parallel.mesh import World, from_first
+
+    world = World.current()
+    with _joined_to(world, target, overrides):
+        own = prepare(target, overrides, training=False) if world.is_first else None
+        told: tuple[Any, ...] = from_first(_told(own) if own else None, world)
+        return work(own or _listening(*told), world)
+
+
+def _joined_to(world: World, target: Path, overrides: Sequence[str]) -> AbstractContextManager[None]:
+    """Connected to the other processes, on the device that the config says."""
+    import torch
+
+    from surefit.parallel.mesh import joined
+
+    config = load_config(config_file(target), overrides).config
+    on_gpu = torch.cuda.is_available() and config.hardware.gpu != "cpu"
+    return joined(world, config.parallel.timeout_minutes, on_gpu)
 
 
 def _with_count(target: Path, overrides: Sequence[str] | None, gpus: int | None) -> list[str]:
@@ -109,15 +171,11 @@ def _one_of_several(
     out: Output, target: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, dry_run: bool, adapt: bool
 ) -> int:
     """What the first process has found out and decided, all of them do."""
-    import torch
-
-    from surefit.parallel.mesh import World, from_first, joined
+    from surefit.parallel.mesh import World, from_first
 
     _refuse_adapting(adapt)
     world = World.current()
-    config = load_config(config_file(target), overrides).config
-    on_gpu = torch.cuda.is_available() and config.hardware.gpu != "cpu"
-    with joined(world, config.parallel.timeout_minutes, on_gpu):
+    with _joined_to(world, target, overrides):
         own = _counted(prepare(target, overrides), world) if world.is_first else None
         told: tuple[Any, ...] = from_first(_told(own) if own else None, world)
         run = own or _listening(*told)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_INTERRUPTED, SureFitError
 from surefit.core.rundir import RunDir
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
 
 
 @contextlib.contextmanager
@@ -26,6 +30,16 @@ def noted(run: RunDir, stage: str) -> Iterator[None]:
             run.note(stage, "interrupted" if stopped else "failed", seconds=time.monotonic() - start, error=message)
         raise
     run.note(stage, "finished", seconds=time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def at_work(out: Output, run: RunDir, stage: str, first: bool) -> Iterator[None]:
+    """Hold the run directory and note the stage; of several processes that work together, the first does it for all."""
+    if not first:
+        yield
+        return
+    with run.locked(stage, out.note), noted(run, stage):
+        yield
 
 
 def trained(directory: RunDir) -> bool:

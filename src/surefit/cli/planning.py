@@ -85,7 +85,8 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
     out.paragraph(_steps(planned["steps"], estimate))
     _say_ranks(out, planned["ranks"])
     if estimate and estimate["phases"]:
-        _say_memory(out, estimate, device["memory_bytes"])
+        ranks = planned["ranks"]
+        _say_memory(out, estimate, device["memory_bytes"], ranks["processes"] if ranks else 1)
     elif planned["memory"]:
         _say_terms(out, planned, device["memory_bytes"])
     if estimate:
@@ -129,17 +130,18 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
     return f"{text}; {estimate['setting']}; the longest row has {estimate['length']:,} tokens" if estimate else text
 
 
-def _say_memory(out: Output, estimate: dict[str, Any], capacity: int | None) -> None:
-    """Every phase, and what the fullest moment is made of."""
+def _say_memory(out: Output, estimate: dict[str, Any], capacity: int | None, gpus: int) -> None:
+    """Every phase, and what the fullest moment is made of; of one GPU, where there are several."""
     rows = [
         [phase["name"], bytes_text(phase["allocated_bytes"]), bytes_text(phase["reserved_bytes"])]
         for phase in estimate["phases"]
     ]
-    out.table("Memory by phase, at its fullest", ["phase", "in tensors", "held from the driver"], rows)
+    title = "Memory by phase, at its fullest" if gpus == 1 else f"Memory of one of {gpus} GPUs, by phase"
+    out.table(title, ["phase", "in tensors", "held from the driver"], rows)
     peak = estimate["peak"]
     terms = [(term["term"], term["bytes"]) for term in peak["terms"]]
     total, whole = sum(size for _, size in terms), _whole(terms, capacity)
-    bar = "; the bar is the whole device" if whole == capacity else ""
+    bar = f"; the bar is {f'one of the {gpus} GPUs' if gpus > 1 else 'the whole device'}" if whole == capacity else ""
     out.say(f"The fullest moment of a step: {bytes_text(total)} in tensors{bar}", "bold")
     out.stacked(terms, whole, bytes_text)
     out.paragraph(
@@ -167,12 +169,11 @@ def _whole(parts: Sequence[tuple[str, float]], capacity: int | None) -> float:
 
 def _say_verdict(out: Output, estimate: dict[str, Any], device: dict[str, Any]) -> None:
     """The interval beside what the device has, and what can be said of it."""
-    margin = f"{estimate['how']} ± {estimate['margin']:.0%}"
     have = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "an unknown amount"
     verdict = estimate["verdict"]
     out.paragraph(
         f"{verdict.capitalize()}: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} needed "
-        f"({margin}, and {estimate['beside']}) of {have}",
+        f"({estimate['spread']}, and {estimate['beside']}) of {have}",
         VERDICT_STYLE.get(verdict, "bold yellow"),
         indent=2,
     )

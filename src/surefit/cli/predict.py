@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.cli.prepare import Prepared
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
-from surefit.core.progress import OnProgress
+from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
 from surefit.core.units import plural
 from surefit.data.formats import Examples, to_prompts
 from surefit.data.load import Rows, load_rows, resolve_source
 from surefit.data.readers import READERS, Placed
+from surefit.evaluate.across import in_order, of_all, share
 from surefit.evaluate.asking import PORTION, Respondent
 from surefit.evaluate.rows import Answer, Picked, predictions, scored_line
 from surefit.evaluate.runner import respondents
 from surefit.evaluate.variants import VARIANTS, choose, identity, place
 from surefit.evaluate.ways import Way, ways
+from surefit.parallel.mesh import World, from_first
 from surefit.task import Example
 
 if TYPE_CHECKING:
@@ -45,8 +47,17 @@ def predict(
     variant: str | None,
     *,
     overwrite: bool = False,
+    world: World | None = None,
 ) -> int:
-    """Answer new rows or one prompt; with gold answers in the rows, score them too."""
+    """Answer new rows or one prompt; with gold answers in the rows, score them too.
+
+    Args:
+        world: the processes that share each portion, of which this is one; the first alone reads, writes and speaks.
+    """
+    world = world or World()
+    if not world.is_first:
+        _help_answering(run, world)
+        return EXIT_OK
     config = run.resolved.config
     rows = _rows(run, data, prompt)
     (chosen,) = choose(config, run.run, [variant or best_variant(run)])
@@ -56,11 +67,16 @@ def predict(
     if done:
         out.note(f"{plural(done, 'answer')} of {rows.count:,} are there already: going on behind them")
     records: list[dict[str, Any]] = []
+    from_first(chosen if done < rows.count else None, world)
     if done < rows.count:
         with out.progress("answering") as on_progress:
             for _, respondent in respondents(config, run.recipe, run.hardware, run.run, [chosen]):
-                for lines in _answered(run, respondent, way, rows, done, on_progress):
+                for portion in _portions(way, rows, done, world):
+                    from_first(portion, world)
+                    part = _behind(on_progress, portion.indices[0], rows.count)
+                    lines = _answered(run, respondent, way, portion, world, part)
                     target.add(lines) if target else _show(out, records, lines, prompt)
+                from_first(None, world)
                 del respondent
     if target:
         out.say(f"Wrote {output}: {plural(rows.count, 'answer')} by {way.of(chosen)}")
@@ -69,6 +85,19 @@ def predict(
     out.result({"variant": way.of(chosen), "n": rows.count, "output": str(output) if output else None,
                 "answers": None if output else records})  # fmt: skip
     return EXIT_OK
+
+
+def _help_answering(run: Prepared, world: World) -> None:
+    """What a process behind the first does: its part of every portion that the first one reads."""
+    chosen: str | None = from_first(None, world)
+    if chosen is None:
+        return
+    way = ways(run.resolved.config, run.recipe)[0]
+    for _, respondent in respondents(run.resolved.config, run.recipe, run.hardware, run.run, [chosen]):
+        picked: Picked | None
+        while (picked := from_first(None, world)) is not None:
+            _answered(run, respondent, way, picked, world, silent)
+        del respondent
 
 
 def _show(out: Output, records: list[dict[str, Any]], lines: Sequence[dict[str, Any]], prompt: str | None) -> None:
@@ -149,24 +178,32 @@ def _placed(data: str) -> tuple[Rows | None, Callable[[], Iterable[Placed]]]:
     return rows, lambda: (Placed(row, *rows.place(number)) for number, row in enumerate(rows))
 
 
-def _answered(
-    run: Prepared, respondent: Respondent, way: Way, rows: _ToAnswer, done: int, on_progress: OnProgress
-) -> Iterator[list[dict[str, Any]]]:
-    """The lines of the rows behind the first `done`, portion by portion."""
+def _portions(way: Way, rows: _ToAnswer, done: int, world: World) -> Iterator[Picked]:
+    """The rows behind the first `done`, as many at a time as are answered before they are written."""
     index = 0
-    for examples in rows.read(max(1, PORTION * way.decoding.batch_size // way.samples)):
+    for examples in rows.read(max(1, world.size * PORTION * way.decoding.batch_size // way.samples)):
         numbers = range(index, index + len(examples))
         index += len(examples)
         picked = Picked(list(numbers), examples.examples, examples.where)
         picked = picked.subset([place for place, number in enumerate(numbers) if number >= done])
-        if not picked:
-            continue
-        prompts = respondent.prompts(picked)
-        answers = respondent.answer(picked, prompts, way, _behind(on_progress, picked.indices[0], rows.count))
-        yield [
-            _line(run, way, picked, place, respondent.shown(prompt), answer)
-            for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        ]
+        if picked:
+            yield picked
+
+
+def _answered(
+    run: Prepared, respondent: Respondent, way: Way, picked: Picked, world: World, on_progress: OnProgress
+) -> list[dict[str, Any]]:
+    """The lines of a portion, each process having answered its part of it."""
+    places = share(picked, world)
+    mine = picked.subset(places)
+    prompts = respondent.prompts(mine)
+    part = of_all(on_progress, world, len(picked))
+    answers = respondent.answer(mine, prompts, way, part) if mine else []
+    lines = [
+        _line(run, way, mine, place, respondent.shown(prompt), answer)
+        for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
+    return in_order(places, lines, world)
 
 
 def _behind(on_progress: OnProgress, before: int, total: int) -> OnProgress:

@@ -64,8 +64,11 @@ class Prepared:
     gathered: Gathered
 
 
-def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
+def gather(target: Path, overrides: Sequence[str] | None = None, *, training: bool = True) -> Gathered:
     """Read a config file, or the resolved config of a run directory, and look at all it names.
+
+    Args:
+        training: the processes of which this is one train together; others say nothing about the run's devices.
 
     Raises:
         ConfigError: the config itself is not usable; every other problem is returned.
@@ -105,7 +108,7 @@ def gather(target: Path, overrides: Sequence[str] | None = None) -> Gathered:
     resolved = None
     if model and hardware:
         needed = upper_end(model, hardware)
-        started = _started()
+        started = _started() if training else None
         resolved = attempt(lambda: resolve(loaded, model, hardware, count, added, needed, started))
         if resolved is None:
             with contextlib.suppress(ConfigError):  # it is among the problems already
@@ -125,13 +128,13 @@ def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> 
     return len(rows), sum(passes * len(mixed[source]) for source, passes in config.data.mix.items())
 
 
-def prepare(target: Path, overrides: Sequence[str] | None = None) -> Prepared:
+def prepare(target: Path, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:
     """`gather`, and stop at what is missing.
 
     Raises:
         SureFitError: the first problem, the others behind it.
     """
-    found = gather(target, overrides)
+    found = gather(target, overrides, training=training)
     if found.problems:
         first, *rest = found.problems
         first.also = (*first.also, *rest)

@@ -70,8 +70,8 @@ def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
     hardware, needed = best.place.hardware, best.need
     assert hardware.memory_bytes is not None
     out.paragraph(
-        f"Fits {_where(best)}: {bytes_text(needed.low)} to {bytes_text(needed.high)} needed ({needed.how} ± "
-        f"{needed.margin:.0%}) of {bytes_text(hardware.memory_bytes)}; "
+        f"Fits {_where(best)}: {bytes_text(needed.low)} to {bytes_text(needed.high)} needed "
+        f"({needed.spread}) of {bytes_text(hardware.memory_bytes)}; "
         f"{bytes_text(hardware.memory_bytes - needed.high)} to spare",
         "bold green",
         indent=2,
@@ -96,10 +96,11 @@ def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
 
 def _reason(chosen: Choice, best: Candidate) -> str:
     """Why this one, beside the config as it is."""
+    from surefit.plan.search import RESOLUTION
+
     given = chosen.given
-    ways = [(one.micro_batch, one.checkpointing, one.tiled, one.packed, one.sharing) for one in (best, given)]
-    if ways[0] == ways[1] and best.place.hardware.name == given.place.hardware.name:
-        return "it is the config as it is: no faster one fits"
+    if best is given:
+        return f"it is the config as it is: nothing that fits is faster by more than {RESOLUTION:.0%}"
     if best.step and given.step and given.verdict == "fits":
         return (
             f"{duration_text(best.step.seconds)} per step instead of {duration_text(given.step.seconds)} "

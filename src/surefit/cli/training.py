@@ -237,12 +237,13 @@ def _train_once(
     from surefit.model.adapter import trainable_parameters
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
-    from surefit.parallel.engine import SINGLE, engine_of
+    from surefit.parallel.engine import engine_of
+    from surefit.parallel.mesh import World
     from surefit.telemetry.sinks import make_sinks
     from surefit.train.loop import Training
 
     config = run.resolved.config
-    engine = SINGLE if world is None else engine_of(config.parallel, world)
+    engine = engine_of(config.parallel, world or World())
     sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()
     base = load_model(config.model, run.hardware, engine.loading_device(run.hardware.kind))
     model, notes = prepare_for_training(base, config, run.hardware)
@@ -325,3 +326,5 @@ def _say_what_was_left_out(out: Output, rows: Any, examples: Any) -> None:
             out.note(f"left out: {number:,} of {stats.rows:,} {why}")
     for place in examples.skipped[:3]:
         out.note(f"  {place}")
+    if stats.cut:
+        out.note(f"cut: the documents of {stats.cut:,} of {stats.rows:,} examples, to fit into data.max_length")

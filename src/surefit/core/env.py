@@ -107,6 +107,12 @@ def cache_dir() -> Path:
     return Path(own).expanduser() if own else _user_cache() / "surefit"
 
 
+def llama_cpp() -> Path | None:
+    """The user's checkout of llama.cpp, whose converter makes GGUF files."""
+    named = os.environ.get("LLAMA_CPP")
+    return Path(named).expanduser() if named else None
+
+
 def _user_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base).expanduser() if base else Path.home() / ".cache"

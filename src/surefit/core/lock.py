@@ -18,6 +18,11 @@ from pathlib import Path
 
 from surefit.core.errors import MachineError
 
+
+class InUse(MachineError):
+    """Another process holds the lock."""
+
+
 _NOT_THERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """What file systems without `flock` answer."""
 _held: dict[Path, int] = {}
@@ -25,22 +30,26 @@ _held: dict[Path, int] = {}
 
 
 @contextlib.contextmanager
-def locked(path: Path, stage: str, on_note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+def locked(
+    path: Path, stage: str, on_note: Callable[[str], None] = lambda text: None, *, wait: bool = False
+) -> Iterator[None]:
     """Hold the lock of a directory, whose lock file is `path`.
 
     Args:
         path: the file is made where it is not there, and stays.
         stage: what is done under the lock, for whoever comes second.
         on_note: told where the file system has no locks; the work goes on without.
+        wait: until whoever holds it is done; for what takes a moment.
 
     Raises:
-        MachineError: another process holds it, with its number and its host.
+        InUse: another process holds it, with its number and its host.
+        MachineError: the file cannot be written.
     """
     path = path.absolute()
     descriptor = None if path in _held else _open(path, on_note)
     try:
         if descriptor is not None:
-            _take(descriptor, path, stage, on_note)
+            _take(descriptor, path, stage, on_note, wait)
         _held[path] = _held.get(path, 0) + 1
         try:
             yield
@@ -68,11 +77,11 @@ def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
         return None
 
 
-def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None]) -> None:
+def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None], wait: bool) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        raise MachineError(
+        raise InUse(
             f"in use by {_holder(descriptor)}",
             path=path.parent,
             help="wait for it, stop it, or choose another output_dir; nothing was touched",

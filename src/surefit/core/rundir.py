@@ -18,6 +18,7 @@ A run directory is all that anyone needs to understand a run a year later:
     merged/ certificate.json the merged model and the proof that it equals base + adapter
     eval/SET/VARIANT.json    scores; VARIANT.predictions.jsonl beside it; eval/summary.json compares them
     report.html              the page that shows all of it
+    export/FORMAT/           what `surefit export` made for others
     job.sbatch slurm.json    the batch script and the job that `surefit slurm --submit` made of it
 """
 
@@ -141,6 +142,10 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def exports(self) -> Path:
+        return self.path / "export"
+
+    @property
     def job_script(self) -> Path:
         return self.path / "job.sbatch"
 
@@ -158,7 +163,7 @@ class RunDir:
         files += [self.batch_audit, self.dry_pass, self.metrics, self.telemetry, self.prometheus_target]
         return [
             *files, self.tensorboard, self.wandb, self.checkpoints, self.rejected, self.adapter, self.model,
-            self.merged, self.certificate, self.eval, self.report,
+            self.merged, self.certificate, self.eval, self.report, self.exports,
         ]  # fmt: skip
 
     def create(self) -> None:
@@ -275,8 +280,8 @@ def sweep(directory: Path) -> list[Path]:
     Killed between its two renames, the old content has lost its name and the new has none yet: the old gets its name
     back. To be called by whoever holds the lock: another process's temporary names look the same.
     """
-    leftovers = [path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name)] if directory.is_dir() else []
-    for path in leftovers:
+    found = leftovers(directory)
+    for path in found:
         name, kind = _LEFTOVER.fullmatch(path.name).groups()  # type: ignore[union-attr]
         original = path.with_name(name)
         with contextlib.suppress(OSError):
@@ -286,7 +291,12 @@ def sweep(directory: Path) -> list[Path]:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    return [path for path in leftovers if path.exists()]
+    return [path for path in found if path.exists()]
+
+
+def leftovers(directory: Path) -> list[Path]:
+    """What `sweep` would look at."""
+    return [path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name)] if directory.is_dir() else []
 
 
 def fsync_directory(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 GIB = 1024**3
 MIB = 1024**2
 KIB = 1024
@@ -62,3 +64,15 @@ def shortened(text: str, limit: int = 60) -> str:
     'abcd…'
     """
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+_DIRECTORIES = re.compile(r"(?<![\w:/.~<-])(?:~|\.{1,2})?/(?:[\w.@+-]+/)*(?=[\w.@+-])")
+
+
+def without_paths(text: str) -> str:
+    """A text that may leave this machine: of every path with directories, only the name at its end.
+
+    >>> without_paths("trained from /home/me/models/base, see ../data/x.jsonl and https://a.org/b/c, Qwen/Qwen3-4B</p>")
+    'trained from base, see x.jsonl and https://a.org/b/c, Qwen/Qwen3-4B</p>'
+    """
+    return _DIRECTORIES.sub("", text)

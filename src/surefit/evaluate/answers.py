@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ BASELINE = "baseline:"
 GRAMMAR = "+grammar"
 """What the names of variants that answered under a grammar end with."""
 PREDICTIONS = ".predictions.jsonl"
+_CHECKPOINT = re.compile(r"step-(\d+)")
 MODELS = ("base", "adapter", "merged", "model", "served")
 """Every model that a run can ask, in the order of training; what is served is the tuned model."""
 
@@ -46,9 +48,23 @@ class Answers:
 
 def shipped(variants: Iterable[str]) -> str | None:
     """The tuned model among a set's variants, in the order of training: the last, without a grammar where it has
-    answered without; None where there are only the base and baselines."""
-    tuned = [name for name in variants if name.removesuffix(GRAMMAR) != "base" and not name.startswith(BASELINE)]
+    answered without; None where there are only the base, baselines and checkpoints."""
+    tuned = [
+        name
+        for name in variants
+        if name.removesuffix(GRAMMAR) != "base" and not name.startswith(BASELINE) and step_of(name) is None
+    ]
     return next((name for name in reversed(tuned) if not name.endswith(GRAMMAR)), tuned[-1] if tuned else None)
+
+
+def step_of(variant: str) -> int | None:
+    """The step of a variant that is one of the run's checkpoints; None of every other.
+
+    >>> step_of("step-40"), step_of("step-40+grammar"), step_of("merged")
+    (40, 40, None)
+    """
+    found = _CHECKPOINT.fullmatch(variant.removesuffix(GRAMMAR))
+    return int(found[1]) if found else None
 
 
 def base_of(tuned: str) -> str:
@@ -95,16 +111,19 @@ def read_run(text: str, set_name: str) -> Answers:
 
 
 def scored_variants(run: RunDir, set_name: str) -> list[str]:
-    """The variants with scores on a set: baselines, base, adapter, merged or model, served, each free one first."""
+    """The variants with scores on a set: baselines, base, checkpoints, adapter, merged or model, served, each free one
+    first."""
     return sorted((path.stem for path in (run.eval / set_name).glob("*.json")), key=training_order)
 
 
-def training_order(variant: str) -> tuple[int, str]:
-    """To sort variants by: baselines, base, tuned models, each without a grammar first."""
-    plain = variant.removesuffix(GRAMMAR)
+def training_order(variant: str) -> tuple[int, int, str]:
+    """To sort variants by: baselines, base, checkpoints, tuned models, each without a grammar first."""
+    plain, step = variant.removesuffix(GRAMMAR), step_of(variant)
     if variant.startswith(BASELINE):
-        return -1, variant
-    return MODELS.index(plain) if plain in MODELS else len(MODELS), variant
+        return -1, 0, variant
+    if step is not None:
+        return MODELS.index("base"), step, variant
+    return MODELS.index(plain) if plain in MODELS else len(MODELS), 0, variant
 
 
 def read_variant(run: RunDir, set_name: str, variant: str) -> Answers:

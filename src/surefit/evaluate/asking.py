@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,7 @@ from surefit.evaluate.rows import Answer, Picked, errors_at
 from surefit.evaluate.ways import Way
 from surefit.generate.engine import Generation, generate
 from surefit.generate.verbalizer import rank_labels
-from surefit.task import Grammar, TaskRecipe
+from surefit.task import Example, Grammar, TaskRecipe
 
 if TYPE_CHECKING:
     from surefit.generate.server import ServedModel
@@ -46,16 +46,18 @@ class Respondent(Protocol):
 
 
 class LocalModel:
-    """A model in this process; its prompts are token ids."""
+    """A model in this process; its prompts are token ids, `cut` where documents are too long (`data.shorten`)."""
 
-    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, recipe: TaskRecipe) -> None:
-        self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
+    def __init__(
+        self, model: Any, tokenizer: PreTrainedTokenizerBase, recipe: TaskRecipe, cut: Callable[[Example], Example]
+    ) -> None:
+        self.model, self.tokenizer, self.recipe, self.cut = model, tokenizer, recipe, cut
 
     def prompts(self, rows: Picked) -> list[list[int]]:
         found = []
         for example, where in zip(rows.examples, rows.where, strict=True):
             with errors_at(where):
-                found.append(tokenize_prompt(example, self.tokenizer))
+                found.append(tokenize_prompt(self.cut(example), self.tokenizer))
         return found
 
     def shown(self, prompt: list[int]) -> str:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from surefit.config.schema import Config
 from surefit.core.progress import silent
 from surefit.data.formats import Examples
+from surefit.data.shorten import prompt_cutter
 from surefit.evaluate.asking import LocalModel
 from surefit.evaluate.rows import errors_at, judge, pick, predictions
 from surefit.evaluate.settings import require_settings
@@ -37,11 +38,12 @@ def scorer(
     require_settings(config.evaluate, recipe)
     way = ways(config, recipe)[0]
     rows = pick("eval", held_out, config.evaluate.max_examples)
-    prompts = LocalModel(None, tokenizer, recipe).prompts(rows)
+    cut = prompt_cutter(config, tokenizer)
+    prompts = LocalModel(None, tokenizer, recipe, cut).prompts(rows)
 
     def score(model: Any) -> Mapping[str, float]:
         with reads_padding(model):
-            answers = LocalModel(model, tokenizer, recipe).answer(rows, prompts, way, silent)
+            answers = LocalModel(model, tokenizer, recipe, cut).answer(rows, prompts, way, silent)
         scores = []
         for example, where, answer in zip(rows.examples, rows.where, answers, strict=True):
             with errors_at(where):

@@ -2,6 +2,7 @@
 
 The file lies beside the scores while a variant is being asked and is gone when they are written. Its first line says
 which model was asked and how; every other line is a row's answer under a key that says which row and which prompt.
+Of several processes that share the rows each writes a file of its own, and reads those of all.
 """
 
 from __future__ import annotations
@@ -24,14 +25,33 @@ class Kept:
         path: the file; None keeps nothing.
         asked: the model and the settings that answers depend on, as JSON. Answers of another model, or made in another
             way, are forgotten as soon as there are new ones.
+        rank: of this process; those behind the first have their number in the file's name.
     """
 
-    def __init__(self, path: Path | None, asked: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | None, asked: Mapping[str, Any], rank: int = 0) -> None:
         self.path, self.header = path, _line({"asked": asked})
+        self._every = f"{path.stem}*.jsonl" if path is not None else ""
+        if path is not None and rank:
+            self.path = path.with_name(f"{path.stem}.{rank}.jsonl")
         self._ours = False
 
     def read(self) -> dict[str, tuple[Answer, float]]:
-        """Key → the answer and the seconds it took."""
+        """Key → the answer and the seconds it took; those of the other processes, and of an earlier call's, too."""
+        others = (self._of_other(path) for path in self._files() if path != self.path)
+        return {key: value for found in (*others, self._own()) for key, value in found.items()}
+
+    def _files(self) -> list[Path]:
+        return sorted(self.path.parent.glob(self._every)) if self.path is not None else []
+
+    def _of_other(self, path: Path) -> dict[str, tuple[Answer, float]]:
+        """It may be at work on it: only whole lines count, and nothing is mended."""
+        try:
+            header, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
+        except FileNotFoundError:
+            return {}
+        return dict(_read(json.loads(line)) for line in lines if line.endswith(b"\n")) if header == self.header else {}
+
+    def _own(self) -> dict[str, tuple[Answer, float]]:
         if self.path is None or not self.path.exists():
             return {}
         header, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
@@ -64,9 +84,9 @@ class Kept:
         self._ours = True
 
     def forget(self) -> None:
-        """Remove the file: what is in it has been scored."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        """Remove the files of all processes: what is in them has been scored."""
+        for path in self._files():
+            path.unlink(missing_ok=True)
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any
 
@@ -21,8 +21,15 @@ def svg(compared: dict[str, Any]) -> str:
     """
     metrics = compared["metrics"]
     bottom = TOP + len(metrics) * ROW
-    height = bottom + 112
-    title = escape(f"{shortened(compared['b'], 40)} against {shortened(compared['a'], 40)}: {compared['n']:,} rows")
+    title = f"{shortened(compared['b'], 40)} against {shortened(compared['a'], 40)}: {compared['n']:,} rows"
+    under = "difference with its 95 % interval; right of the line is better"
+    counts = _counts(metrics[compared["metric"]], compared["metric"], bottom + 52)
+    return document(title, bottom + 112, under, [*_forest(metrics, bottom), *counts])
+
+
+def document(title: str, height: int, under: str, lines: Iterable[str]) -> str:
+    """A picture with a title and a line under it; both may hold anything."""
+    title = escape(title)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
@@ -30,9 +37,8 @@ def svg(compared: dict[str, Any]) -> str:
             f"<title>{title}</title>",
             f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
             f'<text x="12" y="26" font-size="16" font-weight="bold">{title}</text>',
-            '<text x="12" y="46" fill="#555555">difference with its 95 % interval; right of the line is better</text>',
-            *_forest(metrics, bottom),
-            *_counts(metrics[compared["metric"]], compared["metric"], bottom + 52),
+            f'<text x="12" y="46" fill="#555555">{escape(under)}</text>',
+            *lines,
             "</svg>\n",
         ]
     )

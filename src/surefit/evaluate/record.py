@@ -12,7 +12,7 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
-from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS
+from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, step_of
 from surefit.evaluate.gate import gate_metric
 from surefit.evaluate.kept import Kept
 from surefit.evaluate.rows import Picked
@@ -60,10 +60,15 @@ class Files:
         self.config, self.recipe, self.run = config, recipe, run
         self.identity = functools.cache(functools.partial(identity, config, run))
 
-    def kept(self, name: str, variant: str, way: Way) -> Kept:
-        """Where a variant's answers are kept until they are scored."""
-        asked = {"model": self.identity(variant) or place(self.config, self.run, variant), **way.settings}
-        return Kept(self.run.eval / name / f"{way.of(variant)}.partial.jsonl", asked)
+    def kept(self, name: str, variant: str, way: Way, model: str | None, rank: int = 0) -> Kept:
+        """Where a variant's answers are kept until they are scored.
+
+        Args:
+            model: the variant's `identity`, which one of several processes finds out for all.
+            rank: of this process.
+        """
+        asked = {"model": model or place(self.config, self.run, variant), **way.settings}
+        return Kept(self.run.eval / name / f"{way.of(variant)}.partial.jsonl", asked, rank)
 
     def write(self, name: str, scored: Scored) -> None:
         """Write a variant's predictions and its record."""
@@ -97,8 +102,7 @@ class Files:
 
     def has(self, name: str, variant: str, rows: Picked) -> bool:
         """Whether a variant's scores are there and comparable."""
-        path, _ = _paths(self.run, name, variant)
-        return path.exists() and isinstance(self._read(name, variant, self._expected()[variant], rows), tuple)
+        return isinstance(self.read(name, variant, self._expected()[variant], rows), tuple)
 
     def comparable(
         self, picked: Mapping[str, Picked]
@@ -110,9 +114,9 @@ class Files:
         left_out = []
         for name, rows in picked.items():
             for variant, settings in self._expected().items():
-                if not _paths(self.run, name, variant)[0].exists():
+                read = self.read(name, variant, settings, rows)
+                if read is None:
                     continue
-                read = self._read(name, variant, settings, rows)
                 if isinstance(read, str):
                     left_out.append(f"{name}/{variant}: {read}")
                 else:
@@ -121,11 +125,13 @@ class Files:
                     about.setdefault(name, {})[variant] = {key: record.get(key) for key in ABOUT_ANSWERS}
         return found, about, left_out
 
-    def _read(
+    def read(
         self, name: str, variant: str, settings: Mapping[str, Any], rows: Picked
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]] | str:
-        """A variant's record and lines, or why they are not comparable."""
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]] | str | None:
+        """A variant's record and lines, or why they are not comparable; None where it has not been scored."""
         path, predictions = _paths(self.run, name, variant)
+        if not path.exists():
+            return None
         try:
             record, lines = read_json(path), read_jsonl(predictions)
             return self._fault(variant, settings, record, lines, rows) or (record, lines)
@@ -164,7 +170,9 @@ class Files:
     def _same_model(self, variant: str, record: Mapping[str, Any]) -> bool:
         if variant == SERVED:
             return bool(record["model"] == place(self.config, self.run, variant))
-        return bool(record["model_sha256"] == self.identity(variant))
+        now = self.identity(variant)
+        gone = step_of(variant) is not None and now is None  # a deleted checkpoint's scores stay what they were
+        return gone or bool(record["model_sha256"] == now)
 
 
 def _differing(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> str | None:

@@ -87,6 +87,15 @@ def judge(recipe: TaskRecipe, example: Example, found: Sequence[Prediction], sam
     return recipe.score(example, found[0])
 
 
+def judge_at_once(
+    recipe: TaskRecipe, examples: Sequence[Example], found: Sequence[Sequence[Prediction]], samples: int
+) -> Sequence[Scores | None]:
+    """The scores of all rows, where the recipe has a way to judge many; None for those to be judged one by one."""
+    if recipe.score_many is None or samples > 1:
+        return [None] * len(examples)
+    return recipe.score_many([(example, own[0]) for example, own in zip(examples, found, strict=True)])
+
+
 def require_scorable(rows: Picked, recipe: TaskRecipe, samples: int) -> None:
     """Find a row without a gold answer now, not after an hour of generating.
 
@@ -99,9 +108,16 @@ def require_scorable(rows: Picked, recipe: TaskRecipe, samples: int) -> None:
 
 
 def scored_line(
-    recipe: TaskRecipe | None, index: int, where: str, example: Example, found: Sequence[Prediction], samples: int
+    recipe: TaskRecipe | None,
+    index: int,
+    where: str,
+    example: Example,
+    found: Sequence[Prediction],
+    samples: int,
+    scores: Scores | None = None,
 ) -> dict[str, Any]:
-    """A row's line of the predictions file, without its prompt; without a recipe it is not judged."""
+    """A row's line of the predictions file, without its prompt; without a recipe it is not judged, and where its scores
+    are known already, not again."""
     first = found[0]
     line: dict[str, Any] = {"index": index, "where": where, "gold": example.completion, "text": first.text}
     line |= {"truncated": first.truncated, "parsed": first.parsed}
@@ -109,7 +125,7 @@ def scored_line(
         line["samples"] = [{"text": p.text, "truncated": p.truncated, "parsed": p.parsed} for p in found]
     if recipe is not None:
         with errors_at(where):
-            line["scores"] = judge(recipe, example, found, samples)
+            line["scores"] = scores if scores is not None else judge(recipe, example, found, samples)
     return line
 
 

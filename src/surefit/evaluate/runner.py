@@ -7,7 +7,7 @@ recipe's zeros, never one that is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from surefit.config.resolve import HardwareLike
@@ -15,17 +15,20 @@ from surefit.config.schema import Config
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import RunDir, write_json
 from surefit.data.formats import Examples
+from surefit.data.shorten import prompt_cutter
+from surefit.evaluate.across import score_across
 from surefit.evaluate.answers import BASELINE
-from surefit.evaluate.asking import LocalModel, Respondent, Server, ask
+from surefit.evaluate.asking import LocalModel, Respondent, Server
 from surefit.evaluate.gate import require_reference
-from surefit.evaluate.kept import Kept
-from surefit.evaluate.record import Files, Scored, baseline_settings
-from surefit.evaluate.rows import Picked, errors_at, pick, predictions, require_scorable, scored_line
+from surefit.evaluate.judging import score_baseline
+from surefit.evaluate.record import Files
+from surefit.evaluate.rows import Picked, pick, require_scorable
 from surefit.evaluate.settings import require_settings
 from surefit.evaluate.summary import summarise
 from surefit.evaluate.variants import SERVED, choose, open_variants
-from surefit.evaluate.ways import Way, ways
-from surefit.task import Prediction, TaskRecipe
+from surefit.evaluate.ways import ways
+from surefit.parallel.mesh import World, by_first
+from surefit.task import TaskRecipe
 
 
 def evaluate(
@@ -36,6 +39,7 @@ def evaluate(
     sets: Mapping[str, Examples],
     variants: Sequence[str] | None = None,
     on_progress: OnProgress = silent,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Score variants on sets; write eval/SET/VARIANT.json with its predictions, and eval/summary.json.
 
@@ -50,6 +54,7 @@ def evaluate(
         sets: name → rows, "eval" (the held-out rows) among them.
         variants: which to score now; all of the run's kind by default.
         on_progress: called with (rows done, rows, what is being scored).
+        world: the processes that share the rows; all of them call this, and the first writes.
 
     Returns:
         The summary, as in eval/summary.json. Its "gate" is None, or says whether it passed and why.
@@ -61,6 +66,33 @@ def evaluate(
         GateError: merged/ is not the model that its certificate was given for.
         MachineError: not enough GPU memory, the disk, or the server.
     """
+    world = world or World()
+    chosen, picked = by_first(world, partial(_looked_at, config, recipe, run, sets, variants))
+    files = Files(config, recipe, run)
+    if world.is_first:
+        _score_baselines(files, recipe, picked, config.evaluate.samples)
+    asked = ways(config, recipe)
+    total, done = len(chosen) * len(asked) * sum(len(rows) for rows in picked.values()), 0
+    for variant, respondent in respondents(config, recipe, hardware, run, chosen):
+        model = by_first(world, partial(files.identity, variant))
+        for way in asked:
+            for name, rows in picked.items():
+                name_now = way.of(variant)
+                kept = files.kept(name, variant, way, model, world.rank)
+                part = _part_of(on_progress, done, total, f"{name_now} on {name}")
+                scored = score_across(name_now, respondent, recipe, rows, way, kept, world, part)
+                if world.is_first:
+                    files.write(name, scored)
+                    kept.forget()
+                done += len(rows)
+        del respondent  # the next variant needs the memory
+    return by_first(world, partial(_summarised, files, picked))
+
+
+def _looked_at(
+    config: Config, recipe: TaskRecipe, run: RunDir, sets: Mapping[str, Examples], variants: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, Picked]]:
+    """The variants and the rows, once it is clear that they can be scored."""
     require_settings(config.evaluate, recipe)
     if config.evaluate.gate:
         require_reference(config.evaluate.gate, recipe)
@@ -68,28 +100,23 @@ def evaluate(
     picked = {name: pick(name, examples, config.evaluate.max_examples) for name, examples in sets.items()}
     for rows in picked.values():
         require_scorable(rows, recipe, config.evaluate.samples)
-    files = Files(config, recipe, run)
+    return chosen, picked
+
+
+def _score_baselines(files: Files, recipe: TaskRecipe, picked: Mapping[str, Picked], samples: int) -> None:
     for name, rows in picked.items():
         for baseline in recipe.baselines:
             if not files.has(name, BASELINE + baseline, rows):
-                files.write(name, score_baseline(baseline, recipe, rows, config.evaluate.samples))
-    asked = ways(config, recipe)
-    total, done = len(chosen) * len(asked) * sum(len(rows) for rows in picked.values()), 0
-    for variant, respondent in respondents(config, recipe, hardware, run, chosen):
-        for way in asked:
-            for name, rows in picked.items():
-                label = f"{way.of(variant)} on {name}"
-                kept = files.kept(name, variant, way)
-                part = _part_of(on_progress, done, total, label)
-                files.write(name, score_variant(way.of(variant), respondent, recipe, rows, way, kept, part))
-                kept.forget()
-                done += len(rows)
-        del respondent  # the next variant needs the memory
+                files.write(name, score_baseline(baseline, recipe, rows, samples))
+
+
+def _summarised(files: Files, picked: Mapping[str, Picked]) -> dict[str, Any]:
+    """eval/summary.json, written."""
     scored, about, left_out = files.comparable(picked)
-    summary = summarise(recipe, config.evaluate.gate, scored, left_out, run)
+    summary = summarise(files.recipe, files.config.evaluate.gate, scored, left_out, files.run)
     for name, found in about.items():
         summary["sets"][name]["answers"] = found
-    write_json(run.eval_summary, summary)
+    write_json(files.run.eval_summary, summary)
     return summary
 
 
@@ -98,7 +125,7 @@ def respondents(
 ) -> Iterator[tuple[str, Respondent]]:
     """(variant, what answers for it), one after the other. Let go of each before asking for the next: it is a model."""
     for name, model, tokenizer in open_variants(config, hardware, run, chosen):
-        yield name, LocalModel(model, tokenizer, recipe)
+        yield name, LocalModel(model, tokenizer, recipe, prompt_cutter(config, tokenizer))
         del model
     if SERVED in chosen:
         from surefit.generate.server import ServedModel
@@ -109,47 +136,3 @@ def respondents(
 
 def _part_of(on_progress: OnProgress, before: int, total: int, label: str) -> OnProgress:
     return lambda done, _, text: on_progress(before + done, total, f"{label} {text}".rstrip())
-
-
-def score_variant(
-    variant: str,
-    respondent: Respondent,
-    recipe: TaskRecipe,
-    rows: Picked,
-    way: Way,
-    kept: Kept,
-    on_progress: OnProgress = silent,
-) -> Scored:
-    """Ask one variant about these rows in one way, and judge its answers. Nothing is written but what `kept` keeps."""
-    asked = ask(respondent, recipe, rows, way, kept, on_progress)
-    found = [predictions(recipe, answer) for answer in asked.answers]
-    lines = [
-        _with_prompt(scored_line(recipe, index, where, example, own, way.samples), respondent.shown(prompt))
-        for index, where, example, own, prompt in zip(
-            rows.indices, rows.where, rows.examples, found, asked.prompts, strict=True
-        )
-    ]
-    tokens = sum(answer.tokens for answer in asked.answers)
-    return Scored(variant, lines, way.settings, way.costs, *_failures(found), asked.seconds, tokens)
-
-
-def score_baseline(name: str, recipe: TaskRecipe, rows: Picked, samples: int = 1) -> Scored:
-    """Judge what one of the recipe's baselines answers to these rows; it answers the same however often it is asked."""
-    found, lines = [], []
-    for index, where, example in zip(rows.indices, rows.where, rows.examples, strict=True):
-        with errors_at(where):
-            answer = recipe.baselines[name](example)
-        answer = answer if answer.parsed is not None else replace(answer, parsed=recipe.parse(answer.text))
-        found.append([answer])
-        lines.append(scored_line(recipe, index, where, example, [answer] * samples, samples))
-    return Scored(BASELINE + name, lines, baseline_settings(samples), {}, *_failures(found))
-
-
-def _with_prompt(line: dict[str, Any], prompt: str) -> dict[str, Any]:
-    return {"index": line.pop("index"), "where": line.pop("where"), "prompt": prompt, **line}
-
-
-def _failures(found: Sequence[Sequence[Prediction]]) -> tuple[int, int]:
-    """Answers that were cut, and answers that do not parse (the cut ones among them)."""
-    every = [one for own in found for one in own]
-    return sum(one.truncated for one in every), sum(one.parsed is None for one in every)

@@ -73,10 +73,11 @@ def score_files(recipe: TaskRecipe, predictions: str, references: str, on_progre
     answers = read_predictions(predictions)
     pairs, matched_by = match(answers, rows, examples)
     lines: list[dict[str, Any]] = []
-    for done, (answer, number) in enumerate(pairs):
+    judged = _at_once(recipe, [(answer, examples.examples[number]) for answer, number in pairs])
+    for done, ((answer, number), scores) in enumerate(zip(pairs, judged, strict=True)):
         on_progress(done, len(pairs), "")
         example, where = examples.examples[number], examples.where[number]
-        line = _judged(recipe, answer, example, where)
+        line = _judged(recipe, answer, example, where, scores)
         lines.append({"index": number, "where": where, "prompt": _prompt(example), "gold": example.completion})
         lines[-1] |= line | {"recipe": recipe.name, "recipe_version": recipe.version}
     record = {
@@ -101,17 +102,26 @@ def _prompt(example: Example) -> str | None:
 
 def _gold(rows: Rows, recipe: TaskRecipe) -> Examples:
     """The rows as examples; with only the gold columns where they hold no more and the recipe can do with them."""
-    complete = bool(recipe.columns) and all(column in rows.columns for column in recipe.columns)
+    complete = bool(recipe.columns) and all(column in rows.columns for column in recipe.columns_in(rows.columns))
     if recipe.to_gold is None or complete:
         return to_examples(rows, recipe)
     return to_prompts(rows, replace(recipe, columns=tuple(rows.columns), to_example=recipe.to_gold))
 
 
-def _judged(recipe: TaskRecipe, answer: Answer, example: Example, where: str) -> dict[str, Any]:
-    """One row's scores. A truncated answer is not parsed, as in `surefit evaluate`."""
+def _at_once(recipe: TaskRecipe, pairs: Sequence[tuple[Answer, Example]]) -> Sequence[Scores | None]:
+    """The scores of all rows, where the recipe has a way to judge many; None for those to be judged one by one."""
+    if recipe.score_many is None or any(answer.sampled for answer, _ in pairs):
+        return [None] * len(pairs)
+    return recipe.score_many([(example, _prediction(recipe, answer.texts[0], answer.row)) for answer, example in pairs])
+
+
+def _judged(recipe: TaskRecipe, answer: Answer, example: Example, where: str, known: Scores | None) -> dict[str, Any]:
+    """One row's scores, if they are not known. A truncated answer is not parsed, as in `surefit evaluate`."""
     predictions = [_prediction(recipe, text, answer.row) for text in answer.texts]
     with errors_at(where):
-        if not answer.sampled:
+        if known is not None:
+            scores = known
+        elif not answer.sampled:
             scores = recipe.score(example, predictions[0])
         elif recipe.score_samples is not None:
             scores = recipe.score_samples(example, predictions)
@@ -137,10 +147,12 @@ def _baselines(recipe: TaskRecipe, rows: Sequence[tuple[Example, str]]) -> dict[
         return {}
     found = {}
     for name, answer in recipe.baselines.items():
-        scores: list[Scores] = []
+        answered: list[tuple[Example, Prediction]] = []
         for example, where in rows:
             with errors_at(where):
-                scores.append(recipe.score(example, answer(example)))
+                answered.append((example, answer(example)))
+        many = recipe.score_many
+        scores = many(answered) if many else [recipe.score(*pair) for pair in answered]
         found[BASELINE + name] = estimates(scores, recipe)
     return found
 

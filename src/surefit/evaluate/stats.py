@@ -141,8 +141,10 @@ def _of_differences(
         low, high = _all_equal(mean, len(differences), _z(confidence), -1.0, 1.0)
     else:
         low, high = _quantiles(_resampled_means(more, seed), n, confidence, rows=differ + 2)
-    # The two rows draw the interval to zero, but the mean is always in it; no difference of scores is larger than 1.
-    return min(mean, max(-1.0, float(low))), max(mean, min(1.0, float(high)))
+    # The two rows draw the interval to zero, but the mean is always in it; no difference of scores is larger than 1,
+    # unless they are ratios.
+    widest = max(1.0, float(np.abs(differences).max()))
+    return min(mean, max(-widest, float(low))), max(mean, min(widest, float(high)))
 
 
 def resampled_aggregates(

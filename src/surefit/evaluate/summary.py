@@ -28,8 +28,7 @@ def estimates(rows: Rows, recipe: TaskRecipe) -> dict[str, dict[str, Any]]:
     else:
         intervals_of = aggregate_intervals(rows, recipe.aggregate)
         found = {
-            name: _estimate(value, intervals_of[name], len(rows))
-            for name, value in recipe.aggregate(rows).items()
+            name: _estimate(value, intervals_of[name], len(rows)) for name, value in recipe.aggregate(rows).items()
         }
     if recipe.primary_metric not in found:
         raise DataError(

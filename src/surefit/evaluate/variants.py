@@ -7,13 +7,16 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from surefit.checkpoint.manager import weights_sha256
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, GateError
 from surefit.core.rundir import RunDir, read_json
+from surefit.evaluate.answers import step_of
 from surefit.model.identity import adapter_identity, base_directory, base_identity
-from surefit.model.load import load_model, load_tokenizer
+from surefit.model.layers import load_to_answer
+from surefit.model.load import load_tokenizer
 from surefit.model.saved import load_adapted, load_saved
 
 VARIANTS = {"lora": ("base", "adapter", "merged"), "full": ("base", "model")}
@@ -97,7 +100,7 @@ def open_variants(
         yield "adapter", model, tokenizer
         del model
     elif "base" in chosen:
-        yield "base", load_model(section, hardware), tokenizer
+        yield "base", load_to_answer(section, hardware), tokenizer
     for name, path in (("merged", run.merged), ("model", run.model)):
         if name in chosen:
             own = load_tokenizer(section.model_copy(update={"name_or_path": str(path), "revision": None}))
@@ -108,6 +111,8 @@ def place(config: Config, run: RunDir, variant: str) -> str:
     """Where a variant lies: a path in the run, the base model's name, or a server's URL."""
     if variant == SERVED:
         return redact(str(config.evaluate.server))
+    if step_of(variant) is not None:
+        return str(run.checkpoints / variant)
     return config.model.name_or_path if variant == "base" else str(run.path / variant)
 
 
@@ -115,6 +120,8 @@ def identity(config: Config, run: RunDir, variant: str) -> str | None:
     """The sha256 of the model that a score belongs to; None where it is no longer there, or behind a server."""
     if variant == "base":
         return base_identity(base_directory(config.model))
+    if step_of(variant) is not None:
+        return weights_sha256(run.checkpoints / variant)
     if variant == SERVED or not (run.path / variant).is_dir():
         return None
     return adapter_identity(run.adapter) if variant == "adapter" else base_identity(run.path / variant)

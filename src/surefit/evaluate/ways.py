@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.config.schema import Config
+from surefit.data.shorten import prompt_limit
 from surefit.evaluate.answers import GRAMMAR
 from surefit.generate.engine import Decoding
 from surefit.task import TaskRecipe
@@ -20,12 +21,14 @@ class Way:
         samples: answers per row.
         constrained: answers are held to the recipe's grammar.
         ranked: nothing is generated, the row's labels are ranked.
+        prompt_limit: tokens that prompts with a document are cut to, if they are.
     """
 
     decoding: Decoding
     samples: int = 1
     constrained: bool = False
     ranked: bool = False
+    prompt_limit: int | None = None
 
     def of(self, variant: str) -> str:
         """What a variant that is asked in this way is called in files and summaries."""
@@ -44,6 +47,8 @@ class Way:
             found["num_beams"] = decoding.num_beams
         if drawn:
             found |= {"temperature": decoding.temperature, "seed": decoding.seed, "samples": self.samples}
+        if self.prompt_limit is not None:
+            found["prompt_limit"] = self.prompt_limit
         if decoding.stop:
             found["stop"] = list(decoding.stop)
         return found | ({"constrained": True} if self.constrained else {})
@@ -70,4 +75,5 @@ def ways(config: Config, recipe: TaskRecipe) -> list[Way]:
     )
     constrained = {"none": (False,), "only": (True,), "both": (False, True)}[section.constrained]
     ranked = recipe.choices is not None
-    return [Way(decoding, section.samples, each, ranked) for each in constrained]
+    limit = prompt_limit(config)
+    return [Way(decoding, section.samples, each, ranked, limit) for each in constrained]

@@ -60,8 +60,8 @@ AMPERE, ADA = (8, 0), (8, 9)
 MASK_MULTIPLE = 8
 """The memory-efficient kernel wants each row of a mask to begin at a multiple of so many numbers."""
 ATTENTION_INPUTS, MLP_INPUTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-FLOAT8_INPUT = 9
-"""Bytes per number that are scaled to float8 at the fullest: itself in float32, the quotient in float32, the result."""
+FLOAT8 = 1
+"""Bytes of a number that a product takes in float8, beside the scaled one in the model's type it is rounded from."""
 LLAMA_LIKE = {
     "LlamaForCausalLM": False,
     "MistralForCausalLM": False,
@@ -234,14 +234,16 @@ def _attention_backward(batch: MicroBatch) -> int:
 
 
 def _mlp_backward(batch: MicroBatch) -> int:
-    """What the backward pass of an MLP has at its fullest besides what a layer keeps; of a tile, all of it."""
+    """What the backward pass of an MLP has at its fullest besides what a layer keeps; of a tile, all of it. The mask of
+    the product's dropout is needed for the last of the three gradients."""
     width, number = batch.mlp_width, batch.number
     tokens = min(TILE, batch.tokens) if batch.tiled else batch.tokens
     kept = 3 * number * width if batch.tiled else 0
     joined = 2 * number * batch.model.hidden_size * batch.tokens if batch.tiled else 0
     weights = dequantized_bytes(batch, batch.model.hidden_size, width)
     gradients = max(3 * number * width, 2 * number * width + -(-weights // tokens))
-    return tokens * (kept + gradients) + joined
+    mask = width if batch.dropout and "down_proj" in (batch.factors or ()) else 0
+    return tokens * (kept + gradients + mask) + joined
 
 
 def forward_bytes(batch: MicroBatch) -> int:
@@ -250,7 +252,7 @@ def forward_bytes(batch: MicroBatch) -> int:
     if batch.quantization != "fp8" or (batch.capability or AMPERE) < ADA or batch.checkpointing or batch.tiled:
         return 0
     hidden = batch.number * batch.model.hidden_size
-    return kept_bytes(batch) - final_bytes(batch) + (FLOAT8_INPUT * batch.mlp_width + hidden) * batch.tokens
+    return kept_bytes(batch) - final_bytes(batch) + ((batch.number + FLOAT8) * batch.mlp_width + hidden) * batch.tokens
 
 
 def dequantized_bytes(batch: MicroBatch, outputs: int, inputs: int) -> int:
@@ -260,7 +262,7 @@ def dequantized_bytes(batch: MicroBatch, outputs: int, inputs: int) -> int:
         case "nf4":
             return numbers * batch.number + 2 * FLOAT32 * numbers // 64
         case "fp8":
-            return 2 * FLOAT32 * numbers
+            return numbers * batch.number
         case _:
             return 0
 

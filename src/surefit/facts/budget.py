@@ -456,7 +456,21 @@ def _logits(batch: MicroBatch) -> tuple[int, str]:
 
 
 def _backward_term(batch: MicroBatch, part: Trained, accumulated: bool) -> Term:
-    """The fullest moment of the backward pass below the loss: at its top, in its last layer, or at the embedding."""
+    moments = backward_moments(batch, part, accumulated)
+    where = max(moments, key=lambda name: moments[name])
+    why = f"activations, temporaries and gradients at the backward pass of {where}"
+    return Term("backward pass", moments[where], why, "backward")
+
+
+EMBEDDING = "the embedding"
+
+
+def backward_moments(batch: MicroBatch, part: Trained, accumulated: bool) -> dict[str, int]:
+    """Bytes at the moments of the backward pass below the loss that may be its fullest.
+
+    Args:
+        accumulated: gradients have a place already, where they are put as soon as they are made.
+    """
     model = batch.model
     gradients = _gradients(batch, part, accumulated)
     layer = layer_backward_bytes(batch)
@@ -465,13 +479,10 @@ def _backward_term(batch: MicroBatch, part: Trained, accumulated: bool) -> Term:
     if batch.checkpointing == "offload":
         others += 2 * batch.number * model.hidden_size * batch.tokens
     stream = batch.number * model.hidden_size * batch.tokens
-    moments = {
+    return {
         "the final norm": norm_backward_bytes(batch) + gradients.head,
         "the last layer": others + layer + gradients.layer,
         "the first layer": layer + (stream if batch.checkpointing else 0) + gradients.above,
-        "the embedding": stream + gradients.all,
+        EMBEDDING: stream + gradients.all,
         "the last MLP, which has just run": forward_bytes(batch),
     }
-    where = max(moments, key=lambda name: moments[name])
-    why = f"activations, temporaries and gradients at the backward pass of {where}"
-    return Term("backward pass", moments[where], why, "backward")

@@ -4,10 +4,10 @@ A process is one GPU. Every mode is described by what it changes of the single p
 are seen (then the arithmetic of `budget` applies to those), what of weights and optimizer is held in shares, and which
 buffers the engine adds. Where the processes are not alike, the numbers are those of the one that needs most.
 
-    ddp     everything whole; the gradients lie in buckets, b n, from the start. Accumulated ones are tensors beside them
+    ddp     everything whole; the gradients lie in buckets, b n, from the start. Accumulated ones are tensors besides
     fsdp    ⌈d₀ / N⌉ rows of every tensor; embedding, last norm and head gathered while a micro batch runs; at the loss
-            the last layer's buffer, in the backward pass two layers and the buffer that fetches the next; gradients of a
-            layer are added up in float32
+            the last layer's buffer, in the backward pass two layers and the buffer that fetches the next; gradients of
+            a layer are added up in float32
     zero2   weights whole; of what is trained 4 (masters) + 8 (moments) + 4 (gradients) bytes for ⌈n / N⌉ numbers, each
             parameter group filled up to a multiple of 2 N; a bucket of 5e8 numbers in the backward pass
     zero3   ⌈numel / N⌉ of every tensor, the same 16 bytes of what is trained, up to 1e9 numbers gathered at a time, and
@@ -217,13 +217,12 @@ def _fsdp(run: _Run, whole: Budget) -> Budget:
     }
     # Full training: the root's gradients wait for its last use, and are copied to float32 to be added up.
     outer_trained = sum(math.prod(tensor.shape) for tensor in outer if tensor.trained)
-    own = run.of(run.model, in_buckets=True)
-    reduced = (number + FLOAT32) * layer_trained + FLOAT32 * layer_trained
+    backward, layers, reduced = _fsdp_backward(run, 3 * number * layer, layer_trained)
     return _rebuilt(
-        own,
-        changed,
+        run.of(run.model, in_buckets=True),
+        changed | {"backward pass": backward},
         Term(GATHERED, root + number * layer, "embeddings, last norm, head, and a layer's buffer", "loss"),
-        Term(GATHERED, root + 3 * number * layer, "the same, two layers and the buffer of the next", "backward"),
+        Term(GATHERED, root + layers, "the same, and of layers what is there", "backward"),
         Term(
             GATHERED, 2 * (root + number * layer), "the first layer and what is outside, with their buffers", "gather"
         ),
@@ -234,6 +233,25 @@ def _fsdp(run: _Run, whole: Budget) -> Budget:
 
 
 GATHERED = "gathered weights"
+
+
+def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[Term, int, int]:
+    """The backward pass where it is fullest: among the layers, of which `gathered` bytes are there, two and the buffer
+    of the next, and the gradients of one, `trained` numbers, whole and twice in float32; or at the embedding, where no
+    layer is there and the first one's gradients are in float32 once. The term, and those two sizes."""
+    config = run.resolved.config
+    part = budget.trained(run.model, config.adapter, config.model.dtype)
+    assert part is not None, "the whole model was covered"
+    moments = budget.backward_moments(run.batch(run.model), part, True)
+    last = moments.pop(budget.EMBEDDING)
+    first, reduced = max(moments.values()), (run.number + 2 * FLOAT32) * trained
+    if first + gathered + reduced >= last + FLOAT32 * trained:
+        return (
+            Term("backward pass", first, "activations, temporaries and gradients of a layer", "backward"),
+            gathered,
+            reduced,
+        )
+    return Term("backward pass", last, "gradients of the embedding", "backward"), 0, FLOAT32 * trained
 
 
 def _zero(run: _Run, whole: Budget) -> Budget:

@@ -43,9 +43,7 @@ def save_model(
     save_surroundings(model, tokenizer, base, directory)
 
 
-def save_surroundings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, base: Path, directory: Path
-) -> None:
+def save_surroundings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, base: Path, directory: Path) -> None:
     """Write all that belongs to a model's weights: config, tokenizer with its chat template, and the base's generation
     config completed by `stop_token_ids`."""
     stops = stop_token_ids(model, tokenizer)

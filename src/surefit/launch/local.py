@@ -28,11 +28,14 @@ SAVING_SECONDS = 600.0
 LOOK_SECONDS = 0.05
 
 
-def launch(arguments: Sequence[str], processes: int, resume_command: str) -> int:
+def launch(
+    arguments: Sequence[str], processes: int, resume_command: str, where: str = "from the last checkpoint"
+) -> int:
     """Run `python -m surefit ARGUMENTS` in so many processes, and return what the command as a whole exits with.
 
     Args:
         resume_command: what continues the run, for the message.
+        where: it continues from.
 
     Raises:
         MachineError: another process than the first has failed, or one was killed; with the exit code of that one.
@@ -40,7 +43,7 @@ def launch(arguments: Sequence[str], processes: int, resume_command: str) -> int
     group = Group([sys.executable, "-m", "surefit", *arguments], processes)
     with group.handing_on_signals():
         group.wait()
-    return _verdict(group.codes, group.ended_by_us, processes, resume_command)
+    return _verdict(group.codes, group.ended_by_us, processes, resume_command, where)
 
 
 class Group:
@@ -103,10 +106,16 @@ class Group:
             process.send_signal(number)
 
 
-def _verdict(codes: Mapping[int, int], ended_by_us: Sequence[int], processes: int, resume_command: str) -> int:
+def _verdict(
+    codes: Mapping[int, int],
+    ended_by_us: Sequence[int],
+    processes: int,
+    resume_command: str,
+    where: str = "from the last checkpoint",
+) -> int:
     """The exit code of the whole, by whoever failed of itself; those that only lost another do not count."""
     failed = {rank: code for rank, code in codes.items() if code != EXIT_OK and rank not in ended_by_us}
-    help_text = f"mend the cause, then continue from the last checkpoint with: {resume_command}"
+    help_text = f"mend the cause, then continue {where} with: {resume_command}"
     for rank, code in failed.items():
         if code < 0:
             name = signal.Signals(-code).name

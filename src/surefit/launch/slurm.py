@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,10 @@ from surefit.core.units import plural
 
 LOG = "slurm-%j.out"
 """The output of a job, in the run directory; %j is its number, which a requeued job keeps."""
+ARRAY_LOG = "slurm-%A_%a.out"
+"""The same of an array job's tasks: %A is the job's number, %a the task's."""
+ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+"""States of a job that will not run again by itself."""
 ANSWER_SECONDS = 20
 """How long SLURM's own commands may take: a busy controller is slow, a dead one answers never."""
 _PLAIN = re.compile(r"[\w@+:,./=-]+")
@@ -105,7 +109,35 @@ def render(job: Job) -> str:
         ConfigError: the numbers do not come out even; there is no such virtual environment; a secret would stand in it.
     """
     check_arithmetic(job)
-    parts = [_head(job), _environment(job), _meeting_point(job), _start(job), _END]
+    head = _head(job, f"{job.world}; a global batch of {job.config.train.global_batch_size}.", {})
+    return _joined(job, [head, _environment(job), _meeting_point(job), _start(job), _END])
+
+
+def render_array(job: Job, tasks: int, at_once: int | None = None, after: str | None = None) -> str:
+    """The script of an array job that scores every checkpoint of a run, each task one at a time.
+
+    No task is told which: it takes the next one that nobody has scored or is scoring, until there is none left. So
+    any number of tasks will do, and a checkpoint that comes while they wait is scored as well.
+
+    Args:
+        job: one task; its config has the processes of a task, which share the rows.
+        tasks: how many there are; at_once: how many may run together.
+        after: the job that trains; they start when it has ended.
+
+    Raises:
+        ConfigError: there is no such virtual environment; a secret would stand in the script.
+    """
+    more = {
+        "job-name": f"{job.run.name}-evaluate",
+        "array": f"0-{tasks - 1}" + (f"%{at_once}" if at_once else ""),
+        "dependency": f"afterany:{after}" if after else None,
+        "output": _in_run(job, ARRAY_LOG),
+    }
+    head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; they share out the checkpoints.", more)
+    return _joined(job, [head, _environment(job), _meeting_point(job), _evaluate(job)])
+
+
+def _joined(job: Job, parts: Sequence[str]) -> str:
     script = "\n".join(part.strip("\n") + "\n" for part in parts if part)
     if redact(script) != script:
         raise ConfigError(
@@ -116,10 +148,9 @@ def render(job: Job) -> str:
     return script
 
 
-def _head(job: Job) -> str:
-    """Comments and #SBATCH lines."""
+def _head(job: Job, about: str, more: Mapping[str, str | None]) -> str:
+    """Comments and #SBATCH lines; `more` of these, or others in their place."""
     slurm = job.config.slurm
-    batch = job.config.train.global_batch_size
     options = {
         "job-name": job.run.name,
         "nodes": job.nodes,
@@ -131,16 +162,17 @@ def _head(job: Job) -> str:
         "partition": slurm.partition,
         "account": slurm.account,
         "chdir": job.directory,
-        "output": str(job.run).replace("%", "%%") + f"/{LOG}",
+        "output": _in_run(job, LOG),
         "open-mode": "append",
         "signal": f"B:USR1@{slurm.signal_seconds}",
+        **more,
     }
     lines = [f"#SBATCH --{name}={_option(value)}" for name, value in options.items() if value is not None]
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             f"# Written by SureFit {__version__} for {_one_line(job.config_file)}.",
-            f"# {job.world}; a global batch of {batch}.",
+            f"# {about}",
             *lines,
             "#SBATCH --requeue",
             *(f"#SBATCH {option}" for option in slurm.options),
@@ -148,6 +180,10 @@ def _head(job: Job) -> str:
             "set -eo pipefail # not -u: the scripts of modules and environments read variables that are not set",
         ]
     )
+
+
+def _in_run(job: Job, name: str) -> str:
+    return str(job.run).replace("%", "%%") + f"/{name}"
 
 
 def _environment(job: Job) -> str:
@@ -195,17 +231,7 @@ export MASTER_ADDR MASTER_PORT
 
 def _start(job: Job) -> str:
     """`srun` of one launcher per node; or of the one process."""
-    train = ["-m", "surefit", "train", str(job.config_file), "--resume"]
-    for override in job.overrides:
-        train += ["--set", override]
-    launcher = ["python"]
-    if job.processes > 1:
-        launcher = [
-            f'torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={job.per_node}',
-            '--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
-        ]
-    step = 'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK"'
-    command = " \\\n    ".join([step, 'bash -c "$ignoring" bash', *launcher, shlex.join(train)])
+    command = _command(job, ['bash -c "$ignoring" bash'], ["train", str(job.config_file), "--resume"])
     each = "one torchrun on each node, which starts a process per GPU" if job.processes > 1 else "one process"
     each = each if job.on_gpus else each.replace(" per GPU", " per worker")
     events = shlex.quote(str(job.run / "events.jsonl"))
@@ -224,6 +250,42 @@ ignoring='trap "" USR1; exec "$@"'
 {command} &
 step=$!
 """
+
+
+def _evaluate(job: Job) -> str:
+    command = _command(job, [], ["evaluate", str(job.config_file), "--all-checkpoints"])
+    scores = shlex.quote(str(job.run / "eval" / "eval"))
+    return f"""
+# Near the end of its time the task goes back into the queue, and later goes on where it was: its answers are kept as
+# they come. Not where nothing has come since it began: so it would never get further.
+kept() {{ {{ ls -l {scores} || true; }} 2>&1 | cksum; }}
+before=$(kept) told=0
+trap 'told=1; [[ $(kept) == "$before" ]] || scontrol requeue "$SLURM_JOB_ID"' USR1
+
+# Score: the next checkpoint that nobody has scored or is scoring, until there is none. Whoever ends last writes the
+# summary of all.
+{command} &
+step=$! code=0
+wait "$step" || code=$?
+if [[ $told == 1 ]]; then
+    code=0
+    wait "$step" || code=$?
+fi
+exit "$code"
+"""
+
+
+def _command(job: Job, wrapper: Sequence[str], verb: Sequence[str]) -> str:
+    """`srun` of one launcher per node, or of the one process, with the config's overrides."""
+    words = ["-m", "surefit", *verb, *(part for override in job.overrides for part in ("--set", override))]
+    launcher = ["python"]
+    if job.processes > 1:
+        launcher = [
+            f'torchrun --nnodes="$SLURM_NNODES" --nproc-per-node={job.per_node}',
+            '--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
+        ]
+    step = 'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK"'
+    return " \\\n    ".join([step, *wrapper, *launcher, shlex.join(words)])
 
 
 _END = """

@@ -7,7 +7,7 @@ transformers loads what it can: weights that a checkpoint lacks are drawn at ran
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,9 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(section: ModelSection, hardware: HardwareLike, device: str | None = None) -> PreTrainedModel:
+def load_model(
+    section: ModelSection, hardware: HardwareLike, device: str | None = None, placed: Mapping[str, int] | None = None
+) -> PreTrainedModel:
     """The base model with every weight from its files, in evaluation mode, on the device.
 
     Attention is torch's `scaled_dot_product_attention` wherever the model supports it; transformers falls back to its
@@ -89,6 +91,7 @@ def load_model(section: ModelSection, hardware: HardwareLike, device: str | None
         section: its `dtype` decided.
         hardware: `kind` is "cpu" or "cuda".
         device: another place than that device: "cpu" for a model of which it gets a part only.
+        placed: which GPU holds which module, where one does not hold all (model/layers.py).
 
     Raises:
         ModelError: no weights, some missing, of other shapes or damaged; a gated or unknown hub id; an architecture
@@ -107,7 +110,9 @@ def load_model(section: ModelSection, hardware: HardwareLike, device: str | None
     dtype, device = getattr(torch, section.dtype), device or hardware.kind
     # Only what quantises needs a device at this point: the others are read on the CPU and moved as a whole.
     quantized = quantization_config(section, dtype)
-    placed = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": device}}
+    options = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": device}}
+    if placed is not None:
+        options["device_map"] = dict(placed)
     with _reading(section, "model"), _on_the_device(section):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place,
@@ -118,14 +123,15 @@ def load_model(section: ModelSection, hardware: HardwareLike, device: str | None
             # Reported by us, in one message with the missing ones, instead of raised by transformers without the names.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **placed,
+            **options,
         )
     model, report = loaded
     _require_complete(section, report)
     assert isinstance(model, PreTrainedModel)
     model = finish_loading(model, section.quantization)
     with _on_the_device(section):
-        return model.to(device).eval()  # type: ignore[arg-type, no-any-return]
+        there = model if placed is not None else model.to(device)  # type: ignore[arg-type]
+    return there.eval()  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

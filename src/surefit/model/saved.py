@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.model.adapter import factors_in_compute_dtype
-from surefit.model.load import load_model
+from surefit.model.layers import load_to_answer
 
 
 def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -> PreTrainedModel:
@@ -22,7 +22,7 @@ def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -
         ModelError: weights are missing or damaged.
     """
     saved = {"name_or_path": str(directory), "revision": None, "quantization": "none"}
-    return load_model(section.model_copy(update=saved), hardware)
+    return load_to_answer(section.model_copy(update=saved), hardware)
 
 
 def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike) -> PeftModel:
@@ -33,7 +33,7 @@ def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike)
     Raises:
         ModelError: the base's weights are missing or damaged.
     """
-    adapted = PeftModel.from_pretrained(load_model(section, hardware), str(directory), autocast_adapter_dtype=False)
+    adapted = PeftModel.from_pretrained(load_to_answer(section, hardware), str(directory), autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
     factors_in_compute_dtype(adapted)
     return adapted.eval()

@@ -24,7 +24,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
 from surefit.core.errors import ConfigError, ModelError
-from surefit.core.units import MIB
 from surefit.data.cache import MASKED
 from surefit.data.collate import pack
 from surefit.facts.attention import attention_needs
@@ -32,11 +31,10 @@ from surefit.model.attention import NAME, require_packable, use_varlen
 from surefit.model.neftune import Neftune
 from surefit.model.varlen import Documents, Share, sharing
 from surefit.parallel.engine import Batch, Engine, Loss
+from surefit.parallel.gradients import sum_gradients
 from surefit.parallel.mesh import World, any_of, device_of, summed
 
 FIELD = "parallel.cp"
-BUCKET_BYTES = 64 * MIB
-"""Gradients are summed over the processes in tensors of about this size."""
 
 
 class ContextParallel(Engine):
@@ -229,29 +227,6 @@ def tokens_of(pieces: Sequence[Piece]) -> list[torch.Tensor]:
     return [torch.arange(piece.first, piece.last) for piece in pieces]
 
 
-def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Sum the gradients of some parameters over all processes, in place; where one process has none, it has zeros.
-
-    The sum is taken in the gradients' own type, a bucket at a time.
-    """
-    if not parameters:
-        return
-    known = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
-    known = known.to(parameters[0].device)
-    dist.all_reduce(known, dist.ReduceOp.MAX)
-    used = [parameter for parameter, flag in zip(parameters, known.tolist(), strict=True) if flag]
-    for parameter in used:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    for bucket in _buckets(used):
-        gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-
-
 # torch 2.13 has them under new names and warns about the old ones, which 2.11 has alone. Can go with the lower bound.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -294,19 +269,6 @@ def _documents(lengths: Sequence[int], device: torch.device) -> Documents:
 
 def _tokens(pieces: Sequence[Piece]) -> int:
     return sum(piece.last - piece.first for piece in pieces)
-
-
-def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Neighbours of one type, up to `BUCKET_BYTES` together."""
-    bucket: list[torch.nn.Parameter] = []
-    for parameter in parameters:
-        full = sum(held.nbytes for held in bucket) + parameter.nbytes > BUCKET_BYTES
-        if bucket and (full or parameter.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(parameter)
-    if bucket:
-        yield bucket
 
 
 def _base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:

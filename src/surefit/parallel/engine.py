@@ -134,8 +134,11 @@ ENGINES: dict[str, tuple[str, Callable[[ParallelSection], tuple[Any, ...]]]] = {
 
 
 def engine_of(section: ParallelSection, world: World) -> Engine:
-    """The engine that `parallel.mode`, decided, asks for; every process is `joined`."""
-    if section.mode == "single":
+    """The engine that `parallel.mode`, decided, asks for; every process is `joined`.
+
+    One process alone has nobody to share with: there only ZeRO is an engine of its own, for `parallel.offload`.
+    """
+    if section.mode == "single" or (world.size == 1 and section.mode in ("ddp", "fsdp")):
         return Engine(world)
     place, arguments = ENGINES[section.mode]
     module, _, name = place.partition(":")

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from surefit.core.errors import ConfigError, ModelError
@@ -24,37 +25,45 @@ from surefit.facts.shares import split_layers
 from surefit.model.compat import wrap_forward
 from surefit.model.prepare import base_of
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.parallel.gradients import sum_gradients
 from surefit.parallel.mesh import World, device_of, summed
 
 FIELD = "parallel.pp"
 
 
 class Pipeline(Engine):
-    """One stage of the pipeline per process, in the order of the ranks; all of them read the same rows.
+    """One stage of a pipeline per process, in the order of the ranks; several pipelines may share the rows of a step.
+
+    Ranks 0 to `stages` − 1 are the first pipeline, and so on. Those of one read the same rows.
 
     Args:
-        world: all processes.
-        stages: `parallel.pp`.
+        world: all processes, joined.
+        stages: `parallel.pp`; divides the number of all.
 
     Attributes:
+        stage: of this process, from 0.
         layers: the decoder layers of this stage, after `wrap`.
         elsewhere: the names of the parameters that other stages hold. Here they have their shape and no memory.
 
     Raises:
-        ConfigError: another number of stages than there are processes.
+        ConfigError: it does not divide them.
     """
 
     name = "pp"
 
     def __init__(self, world: World, stages: int) -> None:
         super().__init__(world)
-        if stages != world.size:
+        if world.size % stages:
             raise ConfigError(
-                f"parallel.pp is {stages}, and there are {world.size} processes",
+                f"{world.size} processes cannot be pipelines of {stages} stages",
                 field=FIELD,
-                help=f"start {stages} processes, or set parallel.pp: {world.size}",
+                help=f"set parallel.pp to {world.size}, or to a divisor of it",
             )
-        self.is_last = world.rank == world.size - 1
+        self.data_rank, self.stage = divmod(world.rank, stages)
+        self.stages, self.data_size = stages, world.size // stages
+        self.is_last = self.stage == stages - 1
+        groups = init_device_mesh(device_of(world).type, (self.data_size, stages), mesh_dim_names=("data", "stages"))
+        self.group, self.data_group = groups.get_group("stages"), groups.get_group("data")
         self.layers = range(0)
         self.elsewhere: frozenset[str] = frozenset()
         self._tied: torch.nn.Parameter | None = None
@@ -73,21 +82,26 @@ class Pipeline(Engine):
             ConfigError: fewer layers than stages.
         """
         parts = _Parts(model)
-        stages = split_layers(parts.costs(), self.world.size)
+        stages = split_layers(parts.costs(), self.stages)
         parts.require_exact(stages)
-        self.layers = stages[self.world.rank]
-        first, last = self.world.rank == 0, self.is_last
+        self.layers = stages[self.stage]
+        first, last = self.stage == 0, self.is_last
         parts.become(self.layers, first, last)
         tied = parts.tied_weight()
         away = parts.let_go(self.layers, first, last, device_of(self.world))
         self.elsewhere = frozenset(name for name, p in model.named_parameters() if id(p) in away)
         if tied and parts.tied_weight_is_trained():
-            # Made by every process, as torch asks for it.
-            self._ends = dist.new_group([0, self.world.size - 1])
+            self._ends = self._join_ends()
             self._tied = parts.embeddings.weight if first or last else None
         self._parts = parts
         self._require_shards(model)
         return model
+
+    def _join_ends(self) -> dist.ProcessGroup | None:
+        """The first and the last stage of this pipeline; every process makes those of all, as torch asks for it."""
+        firsts = range(0, self.world.size, self.stages)
+        ends: list[dist.ProcessGroup | None] = [dist.new_group([first, first + self.stages - 1]) for first in firsts]
+        return ends[self.data_rank]
 
     def _require_shards(self, model: torch.nn.Module) -> None:
         """What this stage must hold, and no more."""
@@ -102,7 +116,7 @@ class Pipeline(Engine):
         self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
     ) -> torch.Tensor:
         # The same numbers on every stage would drop the same places in layers of different stages.
-        torch.manual_seed(torch.initial_seed() + self.world.rank)
+        torch.manual_seed(torch.initial_seed() + self.stage)
         device = device_of(self.world)
         tokens = max(batch["input_ids"].numel() for batch in micro_batches)
         stage = _Stage(self._parts, model, micro_batches, loss_of, scale / supervised, tokens, self.is_last, device)
@@ -114,6 +128,8 @@ class Pipeline(Engine):
         schedule.step(number=numbers, return_outputs=False, **target)
         if self._tied is not None:
             self._exchange_tied()
+        if self.data_size > 1:
+            sum_gradients([parameter for parameter in model.parameters() if parameter.requires_grad], self.data_group)
         total = torch.zeros((), device=device)
         return total + torch.stack(losses).sum().detach() / scale if losses else total
 
@@ -121,16 +137,16 @@ class Pipeline(Engine):
         """1F1B over this step's micro batches. Where there are fewer of them than stages, torch refuses the name, and
         GPipe's order is the same."""
         travels = torch.empty(tokens, self._parts.width, dtype=self._parts.dtype, device="meta", requires_grad=True)
-        first = self.world.rank == 0
         piece = PipelineStage(
             stage,
-            self.world.rank,
-            self.world.size,
+            self.stage,
+            self.stages,
             device_of(self.world),
-            input_args=() if first else (travels,),
+            input_args=() if self.stage == 0 else (travels,),
             output_args=torch.empty(1, device="meta", requires_grad=True) if self.is_last else travels,
+            group=self.group,
         )
-        kind = Schedule1F1B if count >= self.world.size else ScheduleGPipe
+        kind = Schedule1F1B if count >= self.stages else ScheduleGPipe
         return kind(piece, count, loss_fn=_itself, scale_grads=False)
 
     def _exchange_tied(self) -> None:
@@ -142,22 +158,25 @@ class Pipeline(Engine):
 
     @torch.no_grad()
     def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
-        """The summed loss, the same in every process."""
-        device, rank = device_of(self.world), self.world.rank
+        """The summed loss, the same in every process of a pipeline."""
+        device, rank = device_of(self.world), self.world.rank  # neighbours in the pipeline are neighbours among all
         tokens = batch["input_ids"].numel()
         stage = _Stage(self._parts, model, [batch], loss_of, 1.0, tokens, self.is_last, device)
         received: tuple[torch.Tensor, ...] = ()
-        if rank > 0:
+        if self.stage > 0:
             hidden = torch.empty(tokens, self._parts.width, dtype=self._parts.dtype, device=device)
             dist.recv(hidden, rank - 1)
             received = (hidden,)
         output = stage(*received, number=torch.zeros(1, dtype=torch.int64))
         if not self.is_last:
             dist.send(output.contiguous(), rank + 1)
-        return summed(float(output) if self.is_last else 0.0, self.world)
+        return summed(float(output) if self.is_last else 0.0, self.world, self.group)
+
+    def total(self, value: float) -> float:
+        return summed(value, self.world, self.data_group) if self.data_size > 1 else value
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Only the last stage has one."""
+        """Only last stages have one."""
         dist.all_reduce(loss)
         return loss
 
@@ -165,14 +184,16 @@ class Pipeline(Engine):
         """Over all stages; a weight that two of them hold counts once."""
         own = [p for p in parameters if not (self.is_last and p is self._tied)]
         square = norm(own).to(device_of(self.world), torch.float64).square()
-        dist.all_reduce(square)
+        dist.all_reduce(square, group=self.group)
         return square.sqrt().float()
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Rank 0 gets the tensors of every stage, those of others on the host; the others get nothing."""
+        if self.data_rank > 0:  # the first pipeline has them all
+            return {}
         own = {name: tensor.detach() for name, tensor in tensors.items() if not self._is_elsewhere(name)}
-        described: list[Any] = [None] * self.world.size
-        dist.all_gather_object(described, {name: (t.shape, t.dtype) for name, t in own.items()})
+        described: list[Any] = [None] * self.stages
+        dist.all_gather_object(described, {name: (t.shape, t.dtype) for name, t in own.items()}, group=self.group)
         found = dict(own) if self.world.is_first else {}
         known = set(described[0])
         for rank, entries in enumerate(described[1:], start=1):

@@ -27,7 +27,8 @@ from surefit.core.errors import ConfigError, ModelError
 from surefit.model.fused_lora import is_fused
 from surefit.model.prepare import base_of
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
-from surefit.parallel.mesh import World, device_of
+from surefit.parallel.gradients import sum_gradients
+from surefit.parallel.mesh import World, device_of, summed
 
 FIELD = "parallel.tp"
 OTHER_MODES = "set parallel.mode: fsdp, or pp"
@@ -52,30 +53,35 @@ HEADS = ("k_proj", "qkv_proj", "query_key_value")
 
 
 class TensorParallel(Engine):
-    """All processes share every matrix and read the same rows.
+    """Processes that share every matrix and read the same rows; groups of them may share the rows of a step.
+
+    Ranks 0 to `size` − 1 are the first group, and so on: those of a group exchange most, and should be on one machine.
 
     Args:
-        world: all processes.
-        size: `parallel.tp`.
+        world: all processes, joined.
+        size: `parallel.tp`; divides the number of all.
 
     Attributes:
-        mesh: of all processes, one dimension.
+        mesh: of this process's group, one dimension.
 
     Raises:
-        ConfigError: another number than there are processes.
+        ConfigError: it does not divide them.
     """
 
     name = "tp"
 
     def __init__(self, world: World, size: int) -> None:
         super().__init__(world)
-        if size != world.size:
+        if world.size % size:
             raise ConfigError(
-                f"parallel.tp is {size}, and there are {world.size} processes",
+                f"{world.size} processes cannot share matrices in groups of {size}",
                 field=FIELD,
-                help=f"start {size} processes, or set parallel.tp: {world.size}",
+                help=f"set parallel.tp to {world.size}, or to a divisor of it",
             )
-        self.mesh: DeviceMesh = init_device_mesh(device_of(world).type, (world.size,), mesh_dim_names=("tp",))
+        self.data_rank, place = divmod(world.rank, size)
+        self.data_size, self.counts_whole = world.size // size, place == 0
+        groups = init_device_mesh(device_of(world).type, (self.data_size, size), mesh_dim_names=("data", "tp"))
+        self.size, self.mesh, self.data_group = size, groups["tp"], groups.get_group("data")
 
     def loading_device(self, kind: str) -> str:
         """The host: no device has to hold the whole model."""
@@ -92,13 +98,13 @@ class TensorParallel(Engine):
         causal_lm = cast(Any, base_of(model))
         _require_plain(model)
         before = _hidden(causal_lm)
-        chosen = list(_chosen(causal_lm, self.world.size))
+        chosen = list(_chosen(causal_lm, self.size))
         for part in chosen:
             self._cut(part)
         self._share_trained(causal_lm, {id(part.module) for part in chosen if part.style == ON_SLICES})
         model.to(device_of(self.world))
         for part in chosen:
-            _require_cut(part, self.world.size)
+            _require_cut(part, self.size)
         assert all(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
         _require_same(causal_lm, before, _hidden(causal_lm))
         return model
@@ -138,7 +144,19 @@ class TensorParallel(Engine):
             gradient: Any = parameter.grad
             if gradient is not None and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
                 parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+        if self.data_size > 1:
+            sum_gradients([parameter for parameter in model.parameters() if parameter.requires_grad], self.data_group)
         return total
+
+    def total(self, value: float) -> float:
+        return summed(value, self.world, self.data_group) if self.data_size > 1 else value
+
+    def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        if self.data_size == 1:
+            return loss
+        whole = loss.clone()
+        dist.all_reduce(whole, group=self.data_group)
+        return whole
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
         """What is cut is added up over the processes, what is whole counts once."""
@@ -149,14 +167,16 @@ class TensorParallel(Engine):
                 gradient: Any = parameter.grad
                 (cut if gradient.placements[0].is_shard() else whole).append(_Gradient(gradient.to_local()))
         square = norm(cut).double().square().to(device_of(self.world))
-        if self.world.is_first:
+        if self.counts_whole:
             square += norm(whole).double().square().to(square.device)
-        dist.all_reduce(square)
+        dist.all_reduce(square, group=self.mesh.get_group())
         return square.sqrt().float()
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """On rank 0, on the host; the others get nothing."""
         found: dict[str, torch.Tensor] = {}
+        if self.data_rank > 0:  # the first group has them all
+            return found
         names: dict[int, str] = {}
         for name, tensor in tensors.items():
             if id(tensor) in names:  # a head that is the embedding stays it

@@ -63,8 +63,9 @@ def switch(model: Any, setting: Setting) -> None:
         Neftune(model, setting.neftune)
 
 
-def materialise(model: torch.nn.Module, recorder: Recorder) -> None:
-    """Give every parameter and buffer a fake storage as large as its own; shared ones stay shared."""
+def materialise(model: torch.nn.Module, recorder: Recorder, weights: bool = True) -> None:
+    """Give every parameter and buffer a fake storage as large as its own; shared ones stay shared. Without `weights`
+    those that are not trained stay as they are."""
     made: dict[int, torch.Tensor] = {}
     storages: dict[int, torch.Tensor] = {}
 
@@ -97,7 +98,9 @@ def materialise(model: torch.nn.Module, recorder: Recorder) -> None:
             with recorder.inside(name):
                 for store in (module._parameters, module._buffers):
                     for key, tensor in store.items():
-                        if tensor is not None and tensor.requires_grad == trained:
+                        if tensor is None or (isinstance(tensor, torch.nn.Parameter) and not weights | trained):
+                            continue
+                        if tensor.requires_grad == trained:
                             store[key] = fake_parameter(tensor)
         if not trained:
             for name, owner, attribute, tensor in list(hidden_tensors(model)):

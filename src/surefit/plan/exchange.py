@@ -82,6 +82,9 @@ def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: 
     # Whatever is recomputed gathers, and sums, what it needs once more.
     passes = 3 if config.train.gradient_checkpointing else 2
     state = number * model.hidden_size * tokens
+    groups = sharing.processes // count
+    between_groups = 2 * (groups - 1) / groups * number * trained / count
+    too = ", and gradients between the groups" if groups > 1 else ""
     match sharing.mode:
         case "ddp":
             return round(2 * part * number * trained), "the sum of all gradients"
@@ -94,14 +97,14 @@ def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: 
             each = 2 * part * number * whole + 2 * part * number * trained
             return round(micro * each), "weights gathered twice and gradients added up, for each micro batch"
         case "tp":
-            sums = 2 * model.num_layers * passes
-            return round(micro * 2 * share * sums * state), "two hidden states per layer, each way"
+            within = micro * 2 * share * 2 * model.num_layers * passes * state
+            return round(within + between_groups), f"two hidden states per layer, each way{too}"
         case "cp":
             keys = 2 * number * model.num_key_value_heads * model.head_dim * tokens
             between = micro * passes * model.num_layers * share * keys
             return round(between + 2 * part * number * trained), "keys and values of every layer, and all gradients"
         case _:
-            return round(2 * micro * state), "hidden states and their gradients"
+            return round(2 * micro * state + between_groups), f"hidden states and their gradients{too}"
 
 
 def _across(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> int:

@@ -14,6 +14,7 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import MIB, bytes_text
+from surefit.facts.budget import micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.ranks import peak_bytes
@@ -24,6 +25,14 @@ Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
 
 MARGIN: dict[How, float] = {"simulation": 0.03, "closed form": 0.06}
 """How far an estimate may be off, as a share of it. The closed form may differ from the simulation by another 3 %."""
+LONG = 16_384
+PIECES = {False: 0.40, True: 0.25}
+"""What the closed form adds to its upper end for a micro batch of more tokens than that, without and with MLPs in
+tiles: their tensors are large, and what is freed between them leaves pieces that nothing fits into. How many depends on
+their order, which only a simulation has: with 65,537 tokens of Qwen3-4B the allocator holds 35 % and 17 % more than is
+in tensors, with 262,144 tokens in whole 17 % (docs/budgets.md)."""
+WHOLE_LOGITS = 0.40
+"""The same for a loss that is not computed in chunks: 13 % and 32 % in two runs of benchmarks/plan_closed_form.py."""
 CPU_MARGIN = 0.10
 """The same for a CPU, whose allocator is the C library's: what it keeps is not simulated."""
 CONTEXT = (256 * MIB, 768 * MIB)
@@ -53,7 +62,7 @@ class Need:
         bytes: PyTorch's own memory, as estimated.
         low, high: with everything else on the device, at least and at most.
         how: what the estimate is by.
-        margin: how far it may be off, as a share.
+        margin, above: how far it may be off, as a share: too high, and too low.
         beside: what else is on the device, in words.
     """
 
@@ -62,11 +71,20 @@ class Need:
     high: int
     how: How
     margin: float
+    above: float
     beside: str
 
+    @property
+    def spread(self) -> str:
+        """The estimate's share of the interval, in words."""
+        if self.above == self.margin:
+            return f"{self.how} ± {self.margin:.0%}"
+        return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, for such large tensors leave memory in pieces"
 
-def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None) -> Need:
-    """The interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them."""
+
+def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None, pieces: float = 0.0) -> Need:
+    """The interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them. `pieces`
+    is what fragmentation may add that the estimate does not know."""
     cpu = kind == "cpu"
     margin, (least, most) = (CPU_MARGIN, PROCESS) if cpu else (MARGIN[how], CONTEXT)
     what = "the process itself" if cpu else "the CUDA context"
@@ -75,8 +93,26 @@ def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None) -> 
         least += COMMUNICATOR[0] + further * FURTHER_COMMUNICATOR[0]
         most += COMMUNICATOR[1] + further * FURTHER_COMMUNICATOR[1]
         what += " and NCCL"
-    low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + margin)) + most
-    return Need(estimate, low, high, how, margin, f"{least // MIB} to {most // MIB} MiB for {what}")
+    above = max(margin, 0.0 if cpu else pieces)
+    low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + above)) + most
+    return Need(estimate, low, high, how, margin, above, f"{least // MIB} to {most // MIB} MiB for {what}")
+
+
+def calculated(
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int | None = None
+) -> Need | None:
+    """The need by the closed form; None for a model whose activations it does not know.
+
+    Args:
+        length: tokens of the longest row; `data.max_length` if not given.
+    """
+    budget = peak_bytes(resolved, model, length, capability=hardware.compute_capability)
+    if budget is None:
+        return None
+    tokens = micro_batch_shape(resolved, length).tokens // resolved.config.parallel.cp
+    pieces = PIECES[resolved.config.speed.tiled_mlp is True] if tokens > LONG else 0.0
+    pieces = max(pieces, 0.0 if resolved.config.speed.chunked_loss else WHOLE_LOGITS)
+    return need(budget.allocated, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
 
 
 def verdict(needed: Need, capacity: int | None) -> Verdict:
@@ -95,8 +131,8 @@ def upper_end(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, i
     """
 
     def needed(config: Config, micro_batches: int) -> int | None:
-        budget = peak_bytes(Resolved(config, {}, micro_batches, None), model, capability=hardware.compute_capability)
-        return need(budget.allocated, hardware.kind, "closed form", sharing_of(config)).high if budget else None
+        found = calculated(Resolved(config, {}, micro_batches, None), model, hardware)
+        return found.high if found else None
 
     return needed
 

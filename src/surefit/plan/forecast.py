@@ -18,11 +18,11 @@ from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, m
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.facts.ranks import fullest_stage, peak_bytes
+from surefit.facts.ranks import fullest_stage
 from surefit.facts.shares import sharing_of
 from surefit.plan.among import alone, not_simulated, of_ranks
 from surefit.plan.exchange import shared_step
-from surefit.plan.fit import Need, need, require_possible, verdict
+from surefit.plan.fit import Need, calculated, need, require_possible, verdict
 from surefit.plan.host import host_plan
 from surefit.plan.loading import import_bitsandbytes, uncollected
 from surefit.plan.pace import Pace
@@ -75,8 +75,7 @@ class Planner:
 
     def closed_form(self, resolved: Resolved, hardware: HardwareFacts) -> Need | None:
         """The need by arithmetic, in a fraction of a millisecond; None where the model's layers are not known."""
-        budget = peak_bytes(resolved, self.model, length=self.length(resolved), capability=hardware.compute_capability)
-        return need(budget.allocated, hardware.kind, "closed form", sharing_of(resolved.config)) if budget else None
+        return calculated(resolved, self.model, hardware, self.length(resolved))
 
     def too_long(self, resolved: Resolved) -> str | None:
         """Why a step is calculated and not simulated: every tile would be, for minutes, DeepSpeed reads
@@ -199,12 +198,8 @@ def planned(
     if estimate:
         document["does_not_fit"] = _does_not_fit(document["does_not_fit"], estimate, hardware)
     document["left_out"] = _left_out(document["left_out"], estimate, time, quick)
-    if resolved.config.model.quantization != "none":
-        document["left_out"].append("the memory of merging, which needs the base in 16 bits")
     if resolved.config.speed.compile:
         document["left_out"].append("what compiling changes: the plan is that of the same layers uncompiled")
-    if sharing_of(resolved.config) is not None:
-        document["left_out"].append("the memory of merging: one process does that, alone")
     document["ranks"] = of_ranks(resolved, model, hardware, planner.typical(resolved))
     return document
 
@@ -240,6 +235,8 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
         "low_bytes": needed.low,
         "high_bytes": needed.high,
         "margin": needed.margin,
+        "margin_above": needed.above,
+        "spread": needed.spread,
         "beside": needed.beside,
         "verdict": verdict(needed, hardware.memory_bytes),
     }

@@ -28,7 +28,9 @@ def svg(planned: dict[str, Any]) -> str:
     lines = [*_phases(phases, scale), *_terms(peak["terms"], scale, 64 + len(phases) * (BAR + GAP))]
     if capacity is not None:
         lines += _limit(LEFT + capacity * scale, 64 + (len(phases) + 1) * (BAR + GAP), bytes_text(capacity))
-    title = escape(f"{planned['model']['name']} on {device['name']}: {estimate['verdict']}")
+    ranks = planned["ranks"]
+    where = device["name"] if ranks is None else f"one of {ranks['processes']} × {device['name']}, {ranks['which']}"
+    title = escape(f"{planned['model']['name']} on {where}: {estimate['verdict']}")
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '

@@ -34,6 +34,8 @@ Field = Literal["max_length", "batch", "rank", "model"]
 FIELDS: tuple[Field, ...] = get_args(Field)
 SIMULATED = 3
 """How many of the fastest candidates are simulated, the fastest first, until one fits."""
+RESOLUTION = 0.01
+"""The share of a step's time below which two estimates tell nothing apart: the config then stays as it is."""
 LENGTH_STEP = 64
 """Tokens between two lengths that `solve` tells apart."""
 LONGEST = 2**20
@@ -108,7 +110,8 @@ class Choice:
     """What the search found.
 
     Attributes:
-        best: the fastest candidate that fits, by simulation; None where none does.
+        best: the fastest candidate that fits, by simulation; None where none does, and `given` where that fits and the
+            fastest is not faster by more than `RESOLUTION`.
         given: the config as it was, judged in the same way.
         considered: candidates that were judged.
         fitting: those of them that fit by the closed form.
@@ -258,7 +261,17 @@ def optimize(planner: Planner, places: Sequence[Place], given: Place, allowed: S
         if len(simulated) == 2 * SIMULATED:
             break
     fitting = sum(one.verdict == "fits" for one in every)
-    return Choice(best, _simulate(planner, _judge(planner, given)), len(every), fitting, tuple(simulated))
+    mine = _simulate(planner, _judge(planner, given))
+    if best and mine.verdict == best.verdict and given.hardware in [place.hardware for place in places]:
+        best = best if _faster(best, mine) else mine
+    return Choice(best, mine, len(every), fitting, tuple(simulated))
+
+
+def _faster(one: Candidate, other: Candidate) -> bool:
+    """Whether it is, by more than the estimates may be off beside each other."""
+    if one.step is None or other.step is None:
+        return one.speed < other.speed
+    return one.step.seconds < (1 - RESOLUTION) * other.step.seconds
 
 
 def compare(planner: Planner, places: Sequence[Place]) -> list[Candidate]:

@@ -16,14 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from peft import PeftModel
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from surefit.config.schema import TrainSection
-from surefit.merge.adapter_file import Update
-from surefit.merge.certify import read_logits
-from surefit.merge.fold import fold
-from surefit.model.adapter import PREFIX, lora_modules
 from surefit.model.compat import reads_masks_of_fake_tensors
 from surefit.model.quantize import hidden_tensors
 from surefit.parallel.engine import SINGLE, Engine
@@ -31,6 +26,7 @@ from surefit.plan.allocator import CachingAllocator
 from surefit.plan.building import build, materialise, micro_batch, switch
 from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, page_states, workspace_bytes
 from surefit.plan.deepen import SHALLOW, deepen
+from surefit.plan.merging import from_files, run_merge
 from surefit.plan.ranks import RankRecorder, among_others, pretended, wrapped
 from surefit.plan.setting import Setting, require_possible
 from surefit.plan.trace import HOST, Allocation, Recorder, Trace, Watch
@@ -39,6 +35,7 @@ from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.scaling import LossScale
 from surefit.train.step import mean_loss, train_step
 
+OnModel = Callable[[torch.nn.Module, Recorder], None]
 DEEP = 8
 """A model of more layers than this is not run whole."""
 
@@ -62,8 +59,7 @@ class Memory:
     """What a run needs on one device.
 
     Attributes:
-        phases: in the order of the run. `merge` comes with its own process and allocator; it loads one model at a time.
-            Merging into a quantised base, which needs it whole and in 16 bits, is not simulated.
+        phases: in the order of the run. `merge` comes with its own process, one for all ranks, and allocator.
         terms: what the fullest moment of a step consists of, in bytes; they add up to its `allocated`. "unsplit" is
             what the allocator gives a tensor beyond its size because the rest of the block is too small to split off.
         peak: the operator, the module and the phase that make it the fullest.
@@ -96,13 +92,14 @@ class Memory:
         return self.reserved + self.context
 
 
-def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = True) -> Memory:
+def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = True, merge: bool = True) -> Memory:
     """The memory of every phase.
 
     Args:
         setting: what is trained, and on what.
         expandable: the allocator's `expandable_segments`.
         extrapolate: run a few layers and repeat their trace, where the model has more than `DEEP` like ones.
+        merge: also the process that merges.
 
     Raises:
         ConfigError, ModelError: numbers that no run can have.
@@ -110,8 +107,7 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     require_possible(setting)
     training, layers = _trace(setting, record, extrapolate)
     phases = [phase for phase in _replay(training, expandable) if phase.name != "end"]
-    # Several processes do not merge together: whoever merges is a process of its own, alone.
-    if setting.quantization == "none" and setting.sharing is None:
+    if merge:
         merging, _ = _trace(setting, record_merge, extrapolate)
         phases += [phase for phase in _replay(merging, expandable) if phase.name == "merge"]
     starts = dict(training.phases)
@@ -161,26 +157,28 @@ def record(setting: Setting, watch: Watch | None = None) -> Trace:
 
 
 def record_merge(setting: Setting) -> Trace:
-    """The allocations of merge.merge: the base is merged, looked through for NaN, and reads a row."""
-    setting = replace(setting, packed=False, sharing=None)
-    return _record(setting, lambda model, recorder: run_merge(model, setting, recorder))
+    """The allocations of merge.merge, which one process runs, alone; the rows it reads differ in length."""
+    setting = replace(setting, packed=False, padded=True, sharing=None)
+    load = partial(materialise, weights=not from_files(setting))
+    return _record(setting, lambda model, recorder: run_merge(model, setting, recorder), load)
 
 
-def _record(setting: Setting, run: Callable[[torch.nn.Module, Recorder], None]) -> Trace:
+def _record(setting: Setting, run: OnModel, load: OnModel = materialise) -> Trace:
     return record_run(
         build(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability,
-        kind=Recorder if setting.sharing is None else RankRecorder,
+        kind=Recorder if setting.sharing is None else RankRecorder, load=load,
     )  # fmt: skip
 
 
 def record_run(
     model: torch.nn.Module,
-    run: Callable[[torch.nn.Module, Recorder], None],
+    run: OnModel,
     *,
     padded: bool,
     cuda: bool,
     capability: tuple[int, int] = (8, 0),
     kind: type[Recorder] = Recorder,
+    load: OnModel = materialise,
 ) -> Trace:
     """The allocations of any code that trains a model on the meta device; its parameters are made in phase "load".
 
@@ -190,6 +188,7 @@ def record_run(
         padded: what a look at the attention mask says.
         cuda: with the operators of a GPU, of this compute capability.
         kind: of recorder.
+        load: makes its parameters.
     """
     recorder = kind(_Scalar(padded), HIDDEN, MATMULS, workspace_bytes(capability)) if cuda else kind(_Scalar(padded))
     with ExitStack() as stack:
@@ -200,7 +199,7 @@ def record_run(
         stack.enter_context(_repeated_chunks(recorder))
         stack.enter_context(recorder)
         recorder.start("load")
-        materialise(model, recorder)
+        load(model, recorder)
         recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
         recorder.tag(model.buffers(), "weights")
         recorder.tag((tensor for *_, tensor in hidden_tensors(model)), "weights")
@@ -268,25 +267,6 @@ def _first_update(trained: list[torch.nn.Parameter], optimizer: MasterOptimizer)
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-
-
-def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
-    """What `merge.merge` does with a model on its device. The adapter stays beside it throughout; there it is loaded
-    only for the reading."""
-    recorder.tag(model.parameters(), "weights")
-    model.eval()
-    recorder.start("merge")
-    with recorder.naming(model):
-        adapted = lora_modules(model) if isinstance(model, PeftModel) else {}
-        for name, (outputs, inputs) in adapted.items():
-            a, b = torch.empty(setting.adapter.r, inputs), torch.empty(outputs, setting.adapter.r)
-            base = f"{PREFIX}{name}.base_layer"
-            layer: Any = model.get_submodule(base)
-            key = (type(layer), layer.weight.shape, layer.weight.dtype)
-            recorder.repeating(key, base, partial(fold, layer.weight.data, Update(a, b, 1.0)))
-        for tensor in model.state_dict().values():
-            bool(torch.isfinite(tensor).all())
-        read_logits(model, [[0] * setting.length])
 
 
 class _Scalar:

@@ -1,9 +1,8 @@
 """What a run directory holds, read for a page that must always be written.
 
-Every artefact has a checked shape here; the fields a page can do without are optional. A missing artefact is None or
-empty, and a damaged one becomes a line in `Artefacts.problems`: reading never raises for what is in a file. Texts are
-cut to a bound, and cleaned of secrets and of what UTF-8 cannot hold, on the way in: nothing after this file has to
-think of that.
+Every artefact has a checked shape (shapes.py). A missing artefact is None or empty, and a damaged one becomes a line
+in `Artefacts.problems`: reading never raises for what is in a file. Texts are cut to a bound, and cleaned of secrets
+and of what UTF-8 cannot hold, on the way in: nothing after this file has to think of that.
 """
 
 from __future__ import annotations
@@ -13,13 +12,30 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from surefit.core.env import redact
 from surefit.core.rundir import RunDir
+from surefit.evaluate.answers import step_of
+from surefit.report.shapes import (
+    BatchAudit,
+    Certificate,
+    Check,
+    CheckpointScores,
+    DryPass,
+    Environment,
+    Evaluation,
+    Event,
+    Metrics,
+    Passport,
+    Plan,
+    Prediction,
+    Shape,
+    Summary,
+)
 from surefit.report.text import clean, shorten
 
 TEXT_LIMIT = 600
@@ -30,292 +46,8 @@ ANSWER_LIMIT = 4_000
 """The same, of a prompt or an answer."""
 MAX_SETTINGS = 250
 
-Number = Annotated[float, Field(ge=-1e18, le=1e18)]
-"""A finite number of a size that can be added up and written out."""
-Count = Annotated[int, Field(ge=-(10**15), le=10**15)]
-Interval = tuple[Number, Number]
 Origin = Literal["user", "--set", "auto", "default", "unknown"]
-
-
-class Shape(BaseModel):
-    """An artefact or a part of one; fields that the page does not show are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
 ShapeT = TypeVar("ShapeT", bound=Shape)
-
-
-class Finding(Shape):
-    code: str
-    severity: Literal["error", "warning", "info"]
-    message: str
-    name: str | None = None
-    path: str | None = None
-    line: Count | None = None
-    field: str | None = None
-    help: str | None = None
-    evidence: Any = None
-
-
-class Suppressed(Finding):
-    """A finding that the config accepts."""
-
-    reason: str = ""
-
-
-class Check(Shape):
-    """check.json"""
-
-    findings: list[Finding]
-    suppressed: list[Suppressed] = []
-    rules: Count | None = None
-
-
-class Histogram(Shape):
-    """Counts of lengths in bins of one width, from 0; `over` counts those beyond the last bin."""
-
-    width: Annotated[int, Field(ge=1, le=10**12)] = 1
-    counts: Annotated[list[Annotated[int, Field(ge=0, le=10**15)]], Field(max_length=200)] = []
-    over: Annotated[int, Field(ge=0, le=10**15)] = 0
-
-
-class Lengths(Shape):
-    """The lengths of one part of the examples."""
-
-    total: Count = 0
-    mean: Number | None = None
-    p50: Count | None = None
-    p95: Count | None = None
-    p99: Count | None = None
-    max: Count | None = None
-    histogram: Histogram = Histogram()
-
-
-class Observed(Shape):
-    """One thing that the audit looked for."""
-
-    rows: Count
-    of: Count
-    examples: list[str] = []
-    detail: str = ""
-
-
-class Passport(Shape):
-    """passport.json"""
-
-    source: str
-    sha256: str
-    rows: Count
-    audited: Count
-    usable: Count | None = None
-    unit: str = "tokens"
-    lengths: dict[str, Lengths] = {}
-    supervised_share: Number | None = None
-    observations: dict[str, Observed] = {}
-    findings: list[Finding] = []
-
-
-class Term(Shape):
-    term: str
-    bytes: Number
-    why: str = ""
-    moment: str | None = None
-
-
-class Device(Shape):
-    name: str
-    kind: str | None = None
-    memory_bytes: Number | None = None
-    source: str | None = None
-
-
-class PlannedModel(Shape):
-    name: str | None = None
-    parameters: Number | None = None
-    trainable: Number | None = None
-    architecture: str | None = None
-
-
-class PlannedSteps(Shape):
-    rows: Count | None = None
-    total_steps: Count | None = None
-    global_batch_size: Count | None = None
-    per_device_train_batch_size: Count | None = None
-    gradient_accumulation_steps: Count | None = None
-
-
-class PlannedMemory(Shape):
-    verdict: str = ""
-    how: str = ""
-    low_bytes: Number
-    high_bytes: Number
-    peak_bytes: Number
-
-
-class PlannedTime(Shape):
-    parts: dict[str, Number] | None = None
-
-
-class Plan(Shape):
-    """plan.json"""
-
-    estimate: PlannedMemory | None = None
-    time: PlannedTime | None = None
-
-    device: Device | None = None
-    model: PlannedModel = PlannedModel()
-    memory: list[Term] = []
-    memory_total_bytes: Number | None = None
-    left_out: list[str] = []
-    does_not_fit: list[str] = []
-    disk: list[Term] = []
-    disk_total_bytes: Number | None = None
-    disk_free_bytes: Number | None = None
-    steps: PlannedSteps = PlannedSteps()
-
-
-class Event(Shape):
-    """A line of events.jsonl."""
-
-    time: Number
-    stage: str
-    event: str
-    seconds: Number | None = None
-    step: Count | None = None
-    error: Any = None
-
-
-class Metrics(Shape):
-    """A line of metrics.jsonl: an optimizer step, or a measurement of the held-out loss."""
-
-    step: Count
-    loss: float | None = None
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    tokens: Number | None = None
-    tokens_per_second: float | None = None
-    seconds: Number | None = None
-    memory_bytes: Number | None = None
-    rejected: bool = False
-    eval_loss: float | None = None
-
-
-class Environment(Shape):
-    """environment.json"""
-
-    python: str | None = None
-    platform: str | None = None
-    cpu_count: Count | None = None
-    memory_bytes: Number | None = None
-    gpus: list[Any] = []
-    packages: dict[str, str] = {}
-    surefit: str | None = None
-
-
-class CertificateCheck(Shape):
-    name: str
-    value: Any = None
-    threshold: Any = None
-    comparison: str = ""
-    passed: bool
-    why: str = ""
-
-
-class CertifiedBase(Shape):
-    name: str | None = None
-    sha256: str | None = None
-
-
-class Certificate(Shape):
-    """certificate.json"""
-
-    passed: bool
-    reason: str = ""
-    checks: list[CertificateCheck] = []
-    prompts: Count | None = None
-    positions: Count | None = None
-    base: CertifiedBase = CertifiedBase()
-    adapter_sha256: str | None = None
-    merged_sha256: str | None = None
-    dtype: str | None = None
-    seconds: Number | None = None
-
-
-class Score(Shape):
-    mean: Number
-    ci95: Interval | None = None
-    n: Count | None = None
-
-
-class Decoding(Shape):
-    strategy: str | None = None
-    max_new_tokens: Count | None = None
-    batch_size: Count | None = None
-    num_beams: Count | None = None
-    samples: Count | None = None
-    temperature: Number | None = None
-    constrained: bool = False
-
-
-class Evaluation(Shape):
-    """eval/SET/VARIANT.json"""
-
-    set: str
-    variant: str
-    metrics: dict[str, Score]
-    recipe: str | None = None
-    recipe_version: Count | None = None
-    n: Count | None = None
-    primary_metric: str | None = None
-    truncated: Count | None = None
-    unparsed: Count | None = None
-    seconds: Number | None = None
-    tokens_per_second: Number | None = None
-    decoding: Decoding = Decoding()
-
-
-class Comparison(Shape):
-    a: str
-    b: str
-    metric: str
-    difference: Number
-    ci95: Interval
-    wins: Count
-    losses: Count
-    ties: Count
-
-
-class SetSummary(Shape):
-    n: Count | None = None
-    variants: dict[str, dict[str, Score]] = {}
-    comparisons: list[Comparison] = []
-
-
-class Gate(Shape):
-    passed: bool
-    reason: str = ""
-
-
-class Summary(Shape):
-    """eval/summary.json"""
-
-    primary_metric: str
-    sets: dict[str, SetSummary]
-    gate: Gate | None = None
-    left_out: list[str] = []
-
-
-class Prediction(Shape):
-    """A line of eval/SET/VARIANT.predictions.jsonl."""
-
-    index: Count
-    text: str
-    where: str | None = None
-    prompt: str = ""
-    gold: str | None = None
-    truncated: bool = False
-    scores: dict[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -339,20 +71,29 @@ class Setting:
 
 @dataclass
 class Artefacts:
-    """Everything in a run directory that the page shows. `problems`: damaged file → what is wrong with it."""
+    """Everything in a run directory that the page shows.
+
+    Attributes:
+        problems: damaged file → what is wrong with it.
+        documents: each JSON file as it is, for functions that take it so.
+    """
 
     run: RunDir
     settings: list[Setting] | None = None
     check: Check | None = None
     plan: Plan | None = None
     passport: Passport | None = None
+    batch_audit: BatchAudit | None = None
+    dry_pass: DryPass | None = None
     environment: Environment | None = None
     certificate: Certificate | None = None
     summary: Summary | None = None
+    checkpoints: CheckpointScores | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     metrics: list[Metrics] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
+    documents: dict[Path, Any] = field(default_factory=dict)
 
     def value(self, key: str) -> str | None:
         """The resolved value at a dotted key; None where it is not known or null."""
@@ -368,12 +109,15 @@ class Artefacts:
 
     def _json(self, path: Path, shape: type[ShapeT]) -> ShapeT | None:
         try:
-            return shape.model_validate(_cut(json.loads(redact(path.read_text(encoding="utf-8"))), TEXT_LIMIT))
+            document = _cut(json.loads(redact(path.read_text(encoding="utf-8"))), TEXT_LIMIT)
+            found = shape.model_validate(document)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
             self._damaged(path, error)
             return None
+        self.documents[path] = document
+        return found
 
     def _lines(self, path: Path, shape: type[ShapeT], limit: int = TEXT_LIMIT) -> list[ShapeT]:
         """The lines of a log that can be read; a last line that a crash cut short is no damage."""
@@ -406,7 +150,7 @@ class Artefacts:
             return None
 
     def _evaluations(self) -> list[Evaluation]:
-        paths = sorted(self.run.eval.glob("*/*.json"))
+        paths = sorted(path for path in self.run.eval.glob("*/*.json") if step_of(path.stem) is None)
         read = [self._json(path, Evaluation) for path in paths]
         return [evaluation for evaluation in read if evaluation is not None]
 
@@ -422,9 +166,12 @@ def read_artefacts(run: RunDir) -> Artefacts:
     found.check = found._json(run.check, Check)
     found.plan = found._json(run.plan, Plan)
     found.passport = found._json(run.passport, Passport)
+    found.batch_audit = found._json(run.batch_audit, BatchAudit)
+    found.dry_pass = found._json(run.dry_pass, DryPass)
     found.environment = found._json(run.environment, Environment)
     found.certificate = found._json(run.certificate, Certificate)
     found.summary = found._json(run.eval_summary, Summary)
+    found.checkpoints = found._json(run.eval / "checkpoints.json", CheckpointScores)
     found.evaluations = found._evaluations()
     found.events = sorted(found._lines(run.events, Event), key=lambda event: event.time)
     found.metrics = found._lines(run.metrics, Metrics)

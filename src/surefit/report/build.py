@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,8 +23,15 @@ from surefit import __version__
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import bytes_text, count_text, duration_text
 from surefit.report import scores, text
-from surefit.report.artefacts import Artefacts, Finding, Setting, read_artefacts
-from surefit.report.curves import Training, training
+from surefit.report.actual import Actual, off_by, plan_against_actual
+from surefit.report.artefacts import Artefacts, Setting, read_artefacts
+from surefit.report.certified import Group, groups, sentences
+from surefit.report.checkpoints import Checkpoints, checkpoints
+from surefit.report.curves import Chart, Mark, Training, training
+from surefit.report.examples import KINDS, Examples, examples
+from surefit.report.reproduce import Reproduction, reproduction
+from surefit.report.shapes import Finding
+from surefit.report.ship import Ship, may_it_ship
 from surefit.report.timeline import STAGES, Attempt, attempts, last_attempt
 from surefit.report.verdict import Effect, Verdict, effects, judge, trained_facts
 
@@ -48,10 +54,15 @@ class Page:
     written: float
     found: Artefacts
     verdict: Verdict
+    ship: Ship
     facts: list[tuple[str, str]]
     effects: list[Effect]
     sets: list[scores.SetScores]
-    examples: list[scores.Examples]
+    checkpoints: Checkpoints | None
+    examples: list[Examples]
+    certified: list[Group]
+    certificate: list[str]
+    actual: Actual
     training: Training | None
     findings: list[Finding]
     origins: dict[str, int]
@@ -59,7 +70,7 @@ class Page:
     defaults: list[Setting]
     attempts: list[Attempt]
     absent: dict[str, str]
-    commands: list[str]
+    reproduction: Reproduction
 
 
 def build_report(run: RunDir) -> Path:
@@ -79,16 +90,20 @@ def view(found: Artefacts) -> Page:
     sets = scores.set_scores(found)
     changes = effects(sets)
     settings = found.settings or []
-    examples = scores.examples(found, sets)
     return Page(
         name=text.clean(Path(found.value("output_dir") or found.run.path).name) or "run",
         written=time.time(),
         found=found,
         verdict=judge(found, trained, changes, tries),
+        ship=may_it_ship(found, changes, sets),
         facts=trained_facts(found, trained, sets),
         effects=changes,
         sets=sets,
-        examples=examples,
+        checkpoints=checkpoints(found),
+        examples=examples(found, sets),
+        certified=groups(found.certificate) if found.certificate else [],
+        certificate=sentences(found.certificate) if found.certificate else [],
+        actual=plan_against_actual(found, trained, tries),
         training=trained,
         findings=sorted(found.check.findings, key=lambda f: SEVERITIES.index(f.severity)) if found.check else [],
         origins=Counter(setting.origin for setting in settings),
@@ -96,7 +111,7 @@ def view(found: Artefacts) -> Page:
         defaults=[setting for setting in settings if setting.origin == "default"],
         attempts=tries,
         absent={stage: _absent(stage, found, tries) for stage in STAGES},
-        commands=_commands(found),
+        reproduction=reproduction(found),
     )
 
 
@@ -119,25 +134,50 @@ def _absent(stage: str, found: Artefacts, tries: Sequence[Attempt]) -> str:
             return f"The {stage} stage was started; no end is recorded: it is still running, or it was killed."
 
 
-def _commands(found: Artefacts) -> list[str]:
-    """The commands that run this again, from the directory that the run was started in."""
-    if found.settings is None:
-        return []
-    output = found.value("output_dir") or text.clean(str(found.run.path))
-    resolved = shlex.quote(f"{output.rstrip('/')}/resolved.yaml")
-    return [f"surefit run {resolved} --set output_dir={shlex.quote(output.rstrip('/') + '-again')}"]
-
-
 def render(page: Page) -> str:
     """The page as HTML."""
-    environment = Environment(
+    scripts = ["vendor/uplot/uPlot.iife.min.js", "page.js"] if page.training else []
+    scripts += ["examples.js"] if page.examples else []
+    training = page.training
+    data = chart_data(training.charts, training.marks) if training else None
+    return fill("page.html.j2", scripts, data, page=page, found=page.found, kinds=KINDS)
+
+
+def fill(template: str, scripts: Sequence[str], data: object, **values: object) -> str:
+    """A template of this folder with our styles, and only these of our scripts, in it.
+
+    Args:
+        template: its name.
+        scripts: names of files here; a content security policy forbids all others.
+        data: what the scripts read, if anything.
+        values: what the template draws.
+    """
+    sources = [asset(name) for name in scripts]
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            styles=[*([asset("vendor/uplot/uPlot.min.css")] if data else []), asset("page.css")],
+            scripts=sources,
+            policy=_policy(sources),
+            licence=asset("vendor/uplot/LICENSE"),
+            data=data,
+            version=__version__,
+            **values,
+        )
+    )
+
+
+def environment() -> Environment:
+    """Jinja with escaping always on, and this folder's filters."""
+    found = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
+    found.filters.update(
         bytes=bytes_text,
         count=count_text,
         duration=duration_text,
@@ -150,26 +190,16 @@ def render(page: Page) -> str:
         place=_place,
         value=text.value,
         embed=embed_json,
+        look=scores.look_of,
+        off_by=off_by,
+        quantity=text.quantity,
     )
-    scripts = [_asset("vendor/uplot/uPlot.iife.min.js"), _asset("page.js")] if page.training else []
-    return environment.get_template("page.html.j2").render(
-        page=page,
-        found=page.found,
-        styles=[*([_asset("vendor/uplot/uPlot.min.css")] if page.training else []), _asset("page.css")],
-        scripts=scripts,
-        policy=_policy(scripts),
-        licence=_asset("vendor/uplot/LICENSE"),
-        data=_chart_data(page.training) if page.training else None,
-        version=__version__,
-    )
+    return found
 
 
-def _chart_data(training: Training) -> dict[str, object]:
+def chart_data(charts: Sequence[Chart], marks: Sequence[Mark]) -> dict[str, object]:
     """What the page's script reads."""
-    return {
-        "charts": [chart.data() for chart in training.charts],
-        "marks": [asdict(mark) for mark in training.marks],
-    }
+    return {"charts": [chart.data() for chart in charts], "marks": [asdict(mark) for mark in marks]}
 
 
 def embed_json(value: object) -> Markup:
@@ -191,7 +221,7 @@ def _policy(scripts: Sequence[Markup]) -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
 
 
-def _asset(name: str) -> Markup:
+def asset(name: str) -> Markup:
     """A file of ours, as it goes into the page."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 

@@ -6,11 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefit.report.artefacts import Event, Metrics
+from surefit.report.shapes import Event, Metrics
+from surefit.report.text import words
 
 MAX_POINTS = 2_000
 """Points per curve; longer curves keep the lowest and the highest point of every stretch."""
 MAX_MARKS = 50
+MAX_SCORES = 6
+GIB = 2**30
+SERIES = tuple(f"--series-{number}" for number in range(1, 9))
+"""The colours of curves in one chart, as page.css has them."""
 TABLE_ROWS = 12
 
 Point = tuple[int, float]
@@ -82,10 +87,9 @@ class Training:
 
 def training(lines: Sequence[Metrics], events: Sequence[Event]) -> Training | None:
     """The view of metrics.jsonl; None where no optimizer step is logged."""
-    steps = _by_step([line for line in lines if line.eval_loss is None])
+    steps, held_out = in_order(lines)
     if not steps:
         return None
-    held_out = _by_step([line for line in lines if line.eval_loss is not None])
     rejected = [line.step for line in steps if line.rejected]
     resumed = [event.step for event in events if event.event == "resumed" and event.step is not None]
     marks = [Mark(step, "rejected") for step in rejected] + [Mark(step, "resumed") for step in resumed]
@@ -114,43 +118,51 @@ def _total(values: Sequence[float | None]) -> float | None:
 
 
 def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart]:
-    loss, held = _points(steps, "loss"), _points(held_out, "eval_loss")
-    rate, norm, speed = (_points(steps, name) for name in ("learning_rate", "grad_norm", "tokens_per_second"))
+    loss, held = points_of(steps, "loss"), points_of(held_out, "eval_loss")
+    rate, norm, speed, busy = (
+        points_of(steps, name) for name in ("learning_rate", "grad_norm", "tokens_per_second", "mfu")
+    )
+    memory = [(step, value / GIB) for step, value in points_of(steps, "memory_bytes")]
     losses = [
-        Curve("training loss", "--series-1", thin(loss)),
-        Curve("held-out loss", "--series-2", thin(held), dots=True),
+        Curve("training loss", SERIES[0], thin(loss)),
+        Curve("held-out loss", SERIES[1], thin(held), dots=True),
     ]
+    captions = " ".join([_from_to("Training loss", loss), _lowest("Held-out loss", held)]).strip()
     return [
-        Chart(
-            "loss",
-            "Loss",
-            " ".join([_from_to("Training loss", loss), _lowest("Held-out loss", held)]).strip(),
-            [curve for curve in losses if curve.points],
-        ),
-        Chart(
-            "learning_rate",
-            "Learning rate",
-            _highest("The learning rate", rate),
-            [Curve("learning rate", "--series-1", thin(rate))],
-        ),
-        Chart(
-            "grad_norm",
-            "Gradient norm",
-            _highest("The gradient norm, before clipping,", norm),
-            [Curve("gradient norm", "--series-1", thin(norm))],
-        ),
-        Chart(
-            "tokens_per_second",
-            "Tokens per second",
-            _median("Half of the steps ran at", speed),
-            [Curve("tokens per second", "--series-1", thin(speed))],
-        ),
+        Chart("loss", "Loss", captions, [curve for curve in losses if curve.points]),
+        *_scores(held_out),
+        _single("learning_rate", "Learning rate", _highest("The learning rate", rate), rate),
+        _single("grad_norm", "Gradient norm", _highest("The gradient norm, before clipping,", norm), norm),
+        _single("tokens_per_second", "Tokens per second", _median("Half of the steps ran at", speed), speed),
+        _single("memory", "Memory, GiB", _highest("The memory of the device, in GiB,", memory), memory),
+        _single("mfu", "Model FLOPs utilisation", _highest("The share of the device's arithmetic", busy), busy),
     ]
 
 
-def _points(lines: Sequence[Metrics], name: str) -> list[Point]:
-    values = [(line.step, getattr(line, name)) for line in lines]
-    return [(step, value) for step, value in values if value is not None and math.isfinite(value)]
+def _single(name: str, title: str, caption: str, points: list[Point]) -> Chart:
+    return Chart(name, title, caption, [Curve(title.lower().partition(",")[0], SERIES[0], thin(points))])
+
+
+def _scores(held_out: Sequence[Metrics]) -> list[Chart]:
+    """The task's scores at every measurement, where they were taken while training."""
+    names = dict.fromkeys(name for line in held_out for name in line.model_extra or ())
+    curves = [(words(name), points_of(held_out, name)) for name in names if not name.startswith(("eval_", "_"))]
+    known = [(name, points) for name, points in curves if points and name not in ("epoch", "time")][:MAX_SCORES]
+    caption = " ".join(f"{name}: highest {max(value for _, value in points):.4g}." for name, points in known)
+    lines = [Curve(name, SERIES[number], thin(points), dots=True) for number, (name, points) in enumerate(known)]
+    return [Chart("scores", "Scores while training", caption, lines)] if lines else []
+
+
+def points_of(lines: Sequence[Metrics], name: str) -> list[Point]:
+    """(step, value) of every line that has a finite number under `name`."""
+    values = [(line.step, getattr(line, name, None)) for line in lines]
+    return [(step, value) for step, value in values if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def in_order(lines: Sequence[Metrics]) -> tuple[list[Metrics], list[Metrics]]:
+    """The optimizer steps, and the measurements of the held-out loss, each in step order."""
+    steps = _by_step([line for line in lines if line.eval_loss is None])
+    return steps, _by_step([line for line in lines if line.eval_loss is not None])
 
 
 def _from_to(what: str, points: Sequence[Point]) -> str:

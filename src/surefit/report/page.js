@@ -119,10 +119,10 @@
   })).observe(hosts[0]);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
 
-  // On paper all but the whole prompts is open, light and as wide as the page.
+  // On paper all but the examples and whole prompts is open, light and as wide as the page.
   let opened = [];
   addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open], .prompt)")];
+    opened = [...document.querySelectorAll("details:not([open], .prompt, .example)")];
     opened.forEach((details) => (details.open = true));
     root.classList.add("printing");
     draw(PRINT_WIDTH);

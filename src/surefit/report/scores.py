@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from surefit.core.sampling import evenly
-from surefit.evaluate.answers import BASELINE, GRAMMAR, MODELS, base_of, shipped, training_order
-from surefit.report.artefacts import Artefacts, Comparison, Decoding, Evaluation, Prediction, Score, SetSummary
-from surefit.report.text import shorten
+from surefit.evaluate.answers import BASELINE, GRAMMAR, MODELS, base_of, shipped, step_of, training_order
+from surefit.report.artefacts import Artefacts
+from surefit.report.shapes import Comparison, Decoding, Evaluation, Score, SetSummary
 
 HELD_OUT = "eval"
 MAX_SETS = 8
 MAX_METRICS = 24
 MAX_VARIANTS = 12
-EXAMPLES = 5
-EXAMPLE_SETS = 3
-SHOWN_ANSWER = 1_200
-"""Bytes of an answer; of a prompt the artefacts' own bound holds."""
-PROMPT_TAIL = 320
-"""Characters at the end of a prompt, where the question is, that are shown before it is opened."""
+MAX_COMPARISONS = 72
+MAX_CONTESTS = 10
+HELPED = "Did training help?"
+KEPT = "Is what the base could do still there?"
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,51 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Contest:
+    """What the primary metric says of two variants that a reader would ask about; `question` is what they ask."""
+
+    question: str
+    comparison: Comparison
+
+    @property
+    def tone(self) -> Literal["good", "bad", "neutral"]:
+        return tone_of(self.comparison)
+
+    @property
+    def outcome(self) -> str:
+        """In a word, by the interval of the difference."""
+        return {"good": "better", "bad": "worse", "neutral": "cannot be told apart"}[self.tone]
+
+
+def tone_of(comparison: Comparison) -> Literal["good", "bad", "neutral"]:
+    """By the 95 % interval of the difference: above zero, below it, or around it."""
+    low, high = comparison.ci95
+    if low > 0:
+        return "good"
+    return "bad" if high < 0 else "neutral"
+
+
+@dataclass(frozen=True)
 class SetScores:
-    """The scores of one set; `evaluations` has the variants whose own file is there, by name."""
+    """The scores of one set.
+
+    Attributes:
+        n: its rows.
+        variants: without the run's checkpoints, which have a part of their own.
+        comparisons: those shown, of `compared`.
+        contests: the primary metric's comparisons of the tuned model with base, baselines and itself under a grammar.
+        evaluations: the variants whose own file is there, by name.
+        left_out: what of the set is not shown here, for want of room.
+    """
 
     name: str
     n: int | None
     variants: list[str]
     rows: list[Row]
     comparisons: list[Comparison]
+    contests: list[Contest]
     evaluations: dict[str, Evaluation]
+    left_out: list[str]
 
     @property
     def tuned(self) -> str | None:
@@ -69,35 +102,6 @@ class SetScores:
         if len(ways) == 1:
             return next(iter(ways))
         return "; ".join(f"{', '.join(variants)}: {way}" for way, variants in ways.items())
-
-
-@dataclass(frozen=True)
-class Example:
-    """A prompt that base and tuned model answered with different success."""
-
-    where: str
-    prompt: str
-    tail: str
-    gold: str | None
-    base: str
-    base_truncated: bool
-    base_score: float
-    tuned: str
-    tuned_truncated: bool
-    tuned_score: float
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Examples of one set, taken evenly from all that were won and all that were lost."""
-
-    set: str
-    tuned: str
-    won: list[Example]
-    lost: list[Example]
-    won_total: int
-    lost_total: int
-    equal_total: int
 
 
 def set_scores(found: Artefacts) -> list[SetScores]:
@@ -130,7 +134,7 @@ def primary_metric(found: Artefacts) -> str | None:
 
 def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
     metrics = summary.variants
-    variants = sorted(metrics, key=training_order)
+    variants = sorted((variant for variant in metrics if step_of(variant) is None), key=training_order)
     tuned = tuned_of(variants)
     primary = primary_metric(found)
     names = sorted(dict.fromkeys(m for variant in variants for m in metrics[variant]), key=lambda m: m != primary)
@@ -143,8 +147,68 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
         )
         for metric in names[:MAX_METRICS]
     ]
-    files = {e.variant: e for e in found.evaluations if e.set == name and e.variant in variants}
-    return SetScores(name, summary.n, variants[:MAX_VARIANTS], rows, summary.comparisons[: 3 * MAX_METRICS], files)
+    kept = _with_tuned(variants, tuned)
+    compared = [c for c in summary.comparisons if step_of(c.a) is None and step_of(c.b) is None]
+    return SetScores(
+        name,
+        summary.n,
+        kept,
+        rows,
+        compared[:MAX_COMPARISONS],
+        list(_contests(compared, primary, tuned, HELPED if name == HELD_OUT else KEPT)) if primary and tuned else [],
+        {e.variant: e for e in found.evaluations if e.set == name and e.variant in variants},
+        [
+            f"{count:,} {what}"
+            for count, what in (
+                (len(variants) - len(kept), "more variants"),
+                (len(names) - MAX_METRICS, "more metrics"),
+                (len(compared) - MAX_COMPARISONS, "more paired comparisons"),
+            )
+            if count > 0
+        ],
+    )
+
+
+def _with_tuned(variants: Sequence[str], tuned: str | None) -> list[str]:
+    """As many as there is room for, and the one that ships."""
+    kept = list(variants[:MAX_VARIANTS])
+    return [*kept[:-1], tuned] if tuned and tuned not in kept else kept
+
+
+def _contests(compared: Sequence[Comparison], metric: str, tuned: str, helped: str) -> Iterator[Contest]:
+    """What a reader asks first: better than the base, than no model at all, and than without the grammar?"""
+    found = {(c.a, c.b): c for c in compared if c.metric == metric}
+    plain, grammar = tuned.removesuffix(GRAMMAR), tuned.removesuffix(GRAMMAR) + GRAMMAR
+    asked = [(helped, base_of(tuned), tuned)]
+    asked += [(_question(a), a, b) for a, b in found if b == tuned and is_baseline(a)]
+    if tuned != grammar:
+        asked += [(f"{helped.rstrip('?')} where a grammar holds both to the format?", "base" + GRAMMAR, grammar)]
+    asked += [("Does a grammar help the tuned model?", plain, grammar)]
+    for question, a, b in asked[:MAX_CONTESTS]:
+        if (a, b) in found:
+            yield Contest(question, found[a, b])
+
+
+def _question(baseline: str) -> str:
+    name = baseline.removeprefix(BASELINE)
+    return f"How far is it from {name}?" if is_ceiling(baseline) else f"Is it better than {name}?"
+
+
+def is_ceiling(variant: str) -> bool:
+    """Whether a baseline is the gold answer in a lesser form: a ceiling, which need not be beaten."""
+    return variant.startswith(f"{BASELINE}gold-")
+
+
+def is_baseline(variant: str) -> bool:
+    """Whether it is what a recipe answers without a model."""
+    return variant.startswith(BASELINE)
+
+
+def look_of(variant: str) -> tuple[str, bool]:
+    """How a variant is drawn: the kind that decides its shape and colour, and whether it is hollow, for a grammar."""
+    plain = variant.removesuffix(GRAMMAR)
+    kind = "baseline" if is_baseline(variant) else plain if plain in ("base", "adapter") else "tuned"
+    return kind, variant.endswith(GRAMMAR)
 
 
 def _decoding(way: Decoding) -> str:
@@ -166,57 +230,3 @@ def tuned_of(variants: Iterable[str]) -> str | None:
 def find_comparison(comparisons: Sequence[Comparison], metric: str, tuned: str | None) -> Comparison | None:
     """The comparison of the base with the tuned variant on `metric`."""
     return next((c for c in comparisons if tuned and (c.a, c.b, c.metric) == (base_of(tuned), tuned, metric)), None)
-
-
-def examples(found: Artefacts, sets: Sequence[SetScores]) -> list[Examples]:
-    """Won and lost prompts of the first sets that have answers of the base and of a tuned variant."""
-    metric = primary_metric(found)
-    groups = (_examples_of(found, scores.name, scores.tuned, metric) for scores in sets if scores.tuned and metric)
-    return list(itertools.islice((group for group in groups if group is not None), EXAMPLE_SETS))
-
-
-def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Examples | None:
-    base = {p.index: p for p in found.predictions(name, base_of(tuned)) if metric in p.scores}
-    pairs = [
-        (base[after.index], after)
-        for after in found.predictions(name, tuned)
-        if after.index in base and metric in after.scores
-    ]
-    if not pairs:
-        return None
-    won = [pair for pair in pairs if pair[1].scores[metric] > pair[0].scores[metric]]
-    lost = [pair for pair in pairs if pair[1].scores[metric] < pair[0].scores[metric]]
-    return Examples(
-        set=name,
-        tuned=tuned,
-        won=[_example(*won[i], metric) for i in evenly(len(won), EXAMPLES)],
-        lost=[_example(*lost[i], metric) for i in evenly(len(lost), EXAMPLES)],
-        won_total=len(won),
-        lost_total=len(lost),
-        equal_total=len(pairs) - len(won) - len(lost),
-    )
-
-
-def _example(base: Prediction, tuned: Prediction, metric: str) -> Example:
-    gold = tuned.gold if tuned.gold is not None else base.gold
-    return Example(
-        where=tuned.where or f"row {tuned.index}",
-        prompt=tuned.prompt,
-        tail=_tail(tuned.prompt),
-        gold=None if gold is None else shorten(gold, SHOWN_ANSWER),
-        base=shorten(base.text, SHOWN_ANSWER),
-        base_truncated=base.truncated,
-        base_score=base.scores[metric],
-        tuned=shorten(tuned.text, SHOWN_ANSWER),
-        tuned_truncated=tuned.truncated,
-        tuned_score=tuned.scores[metric],
-    )
-
-
-def _tail(prompt: str) -> str:
-    """The end of a prompt, from a line's beginning where there is one."""
-    if len(prompt) <= PROMPT_TAIL:
-        return prompt
-    tail = prompt[-PROMPT_TAIL:]
-    _, newline, whole_lines = tail.partition("\n")
-    return "… " + (whole_lines if newline and len(whole_lines) > PROMPT_TAIL // 4 else tail)

@@ -7,6 +7,8 @@ import time
 
 from markupsafe import escape
 
+from surefit.core.units import bytes_text, duration_text
+
 NBSP = "\N{NO-BREAK SPACE}"
 MINUS = "\N{MINUS SIGN}"
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -92,6 +94,21 @@ def value(measured: object) -> str:
         text = str(measured)
         return f"{text[:8]}\N{HORIZONTAL ELLIPSIS}" if SHA256.fullmatch(text) else text
     return f"{measured:,.0f}" if 1e3 <= abs(measured) < 1e15 else f"{measured:.4g}"
+
+
+def quantity(measured: float | None, unit: str) -> str:
+    """Bytes, seconds or a count as a person reads them; a dash for what is not known.
+
+    >>> quantity(1536, "bytes"), quantity(90, "seconds"), quantity(0.0123, "seconds"), quantity(1200, "steps")
+    ('1.5 KiB', '1 min 30 s', '12.3 ms', '1,200')
+    """
+    if measured is None:
+        return "\N{EN DASH}"
+    if unit == "bytes":
+        return bytes_text(measured)
+    if unit == "seconds":
+        return duration_text(measured) if measured >= 0.1 else f"{1000 * measured:.3g} ms"
+    return f"{measured:,.0f}"
 
 
 def utc(seconds: float) -> str:

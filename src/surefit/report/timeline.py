@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.report.artefacts import Event
+from surefit.report.shapes import Event
 from surefit.report.text import shorten
 
 Outcome = Literal["finished", "failed", "interrupted", "stopped without a word", "no end recorded"]
@@ -26,6 +27,7 @@ class Attempt:
             process was killed or crashed), no end recorded that it may still be running.
         resumed_at: the step it went on from.
         detail: the error or the step it was interrupted at.
+        adapted: what was changed in the config because memory ran out.
     """
 
     stage: str
@@ -34,6 +36,7 @@ class Attempt:
     outcome: Outcome = "no end recorded"
     resumed_at: int | None = None
     detail: str = ""
+    adapted: str = ""
 
 
 def attempts(events: Sequence[Event]) -> list[Attempt]:
@@ -41,9 +44,11 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
     found: list[Attempt] = []
     open_now: dict[str, Attempt] = {}
     for event in events:
+        attempt = open_now.get(event.stage)
+        if event.event == "adapted" and (latest := attempt or last_attempt(found, event.stage)):
+            latest.adapted = shorten(json.dumps(event.changes, ensure_ascii=False), 300)
         if event.stage == "report" or event.event not in EVENTS:
             continue
-        attempt = open_now.get(event.stage)
         if event.event == "started" or attempt is None:
             if attempt is not None:
                 attempt.outcome = "stopped without a word"

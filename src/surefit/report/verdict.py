@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefit.core.units import bytes_text, count_text, duration_text
-from surefit.report.artefacts import Artefacts, Comparison
+from surefit.report.artefacts import Artefacts
 from surefit.report.curves import Training
-from surefit.report.scores import HELD_OUT, SetScores
+from surefit.report.scores import HELD_OUT, SetScores, tone_of
+from surefit.report.shapes import Comparison
 from surefit.report.text import NBSP, interval, percent, points, words
 from surefit.report.timeline import Attempt, last_attempt
 
@@ -38,13 +39,7 @@ class Effect:
 
     @property
     def tone(self) -> Tone:
-        """By the 95 % interval of the difference: above zero, below it, or around it."""
-        if self.comparison is None:
-            return "neutral"
-        low, high = self.comparison.ci95
-        if low > 0:
-            return "good"
-        return "bad" if high < 0 else "neutral"
+        return "neutral" if self.comparison is None else tone_of(self.comparison)
 
     @property
     def kept(self) -> float | None:

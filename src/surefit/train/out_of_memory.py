@@ -10,7 +10,7 @@ import torch
 
 from surefit.config.resolve import Resolved, one_line_yaml
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation
+from surefit.config.spread import accumulation, processes
 from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text, plural
 from surefit.facts.model import ModelFacts
@@ -96,7 +96,8 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
     learning = ", ".join(_what_changes_learning(config))
     advice = f"what is left changes what is learnt: {learning}, or a smaller model"
     if changes:
-        advice = f"try {as_arguments(changes)} (the same is learnt; --adapt does it by itself), with --resume if steps "
+        by_itself = "; --adapt does it by itself" if processes(config) == 1 else ""
+        advice = f"try {as_arguments(changes)} (the same is learnt{by_itself}), with --resume if steps "
         advice += f"were taken; {learning} also need less, but change what is learnt"
     error = OutOfMemory(
         f"the {'GPU' if kind == 'cuda' else 'machine'}'s memory ran out {when}, with micro batches of "

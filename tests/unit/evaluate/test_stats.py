@@ -57,7 +57,7 @@ def few_that_differ(rng, n):
     ],
 )
 def test_means_of_few_and_skewed_rows_are_covered_too(monkeypatch, n, draw, truth):
-    """benchmarks/coverage.py in small; plain quantiles hold the truth in 0.91 to 0.93 of these tests."""
+    """benchmarks/coverage.py in small; plain quantiles hold it in 0.90 to 0.94 of such tests."""
     monkeypatch.setattr(stats, "RESAMPLES", 2_000)
     rng = np.random.default_rng(11)
     intervals = [bootstrap_mean(draw(rng, n)) for _ in range(800)]
@@ -65,7 +65,7 @@ def test_means_of_few_and_skewed_rows_are_covered_too(monkeypatch, n, draw, trut
 
 
 def test_differences_that_rest_on_few_rows_are_covered_too(monkeypatch):
-    """Ten graded rows of a hundred differ: plain quantiles hold the truth in 0.91 of these tests."""
+    """Ten graded rows of a hundred differ: plain quantiles hold it in about 0.90 of such tests."""
     monkeypatch.setattr(stats, "RESAMPLES", 2_000)
     rng = np.random.default_rng(11)
     truth = few_that_differ(rng, 2_000_000).mean()

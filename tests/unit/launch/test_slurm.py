@@ -15,7 +15,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.facts.job_script import read_job_script
 from surefit.foreign import read
-from surefit.launch.slurm import Job, job_states, render, submit
+from surefit.launch.slurm import Job, job_states, render, render_array, submit
 from surefit.lint.engine import run_rules
 
 SNAPSHOT = Path(__file__).parent / "two_nodes_of_four.sbatch"
@@ -208,3 +208,23 @@ def test_states_come_from_squeue_and_for_old_jobs_from_sacct(tmp_path: Path, mon
     assert job_states(["7", "9"]) == {"7": "RUNNING", "9": "CANCELLED"}
     stand_in(tmp_path, "squeue", "echo 'squeue: error' >&2; exit 1")
     assert job_states(["7", "9"]) == {"9": "CANCELLED"}
+
+
+@pytest.mark.parametrize("processes", [(1, 1), (1, 4), (2, 4)])
+def test_an_array_job(processes: tuple[int, int], tmp_path: Path) -> None:
+    path = tmp_path / "array.sbatch"
+    path.write_text(render_array(job(*processes), 12, 3, "4711"), encoding="utf-8")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert "#SBATCH --array=0-11%3" in lines
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert not any("global batch" in line for line in lines)
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = read_job_script(path)
+    assert found.launch is not None
+    assert (found.nodes, found.gpus_per_node, found.launch.per_node) == (*processes, processes[1])
+    context, _ = context_of(read(path))
+    assert run_rules(context).findings == []
+    if shutil.which("shellcheck"):
+        checked = subprocess.run(["shellcheck", "--severity=warning", str(path)], capture_output=True, check=False)
+        assert checked.returncode == 0

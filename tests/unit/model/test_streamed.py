@@ -57,9 +57,7 @@ def test_only_one_layer_is_there_at_a_time(tmp_path) -> None:
     streamed = FromFiles(section, tmp_path, "cpu")
     seen = []
     for layer in streamed.model.model.layers:
-        layer.register_forward_hook(
-            lambda *_: seen.append([filled(other) for other in streamed.model.model.layers])
-        )
+        layer.register_forward_hook(lambda *_: seen.append([filled(other) for other in streamed.model.model.layers]))
     with streamed.running(streamed.model):
         streamed.model(input_ids=IDS, use_cache=False)
     assert seen == [[True, False, False], [False, True, False], [False, False, True]]

@@ -17,9 +17,10 @@ from surefit.config.resolve import Origin, Resolved, leaves, write_resolved
 from surefit.config.schema import Config
 from surefit.core.rundir import RunDir
 from surefit.core.sampling import evenly
-from surefit.report.artefacts import Event, Metrics, read_artefacts, read_settings
+from surefit.report.artefacts import read_artefacts, read_settings
 from surefit.report.build import embed_json
 from surefit.report.curves import MAX_POINTS, thin, training
+from surefit.report.shapes import Event, Metrics
 from surefit.report.text import percent, points, shorten, signed, utc
 from surefit.report.timeline import attempts
 
@@ -213,9 +214,26 @@ def test_contrasts_reach_wcag_aa(palette: dict[str, str]) -> None:
         for ink in ("ink", "muted", "accent"):
             assert contrast(palette[ink], palette[ground]) >= 4.5, (ink, ground)
     for tone in ("good", "warning", "bad", "neutral"):
-        assert contrast(palette[tone], palette[f"{tone}-bg"]) >= 4.5, tone
-    for mark in ("base", "adapter", "tuned", "series-1", "series-2", "rejected", "resumed"):
+        for ink in (tone, "ink", "bad") if tone == "bad" else (tone, "ink"):
+            assert contrast(palette[ink], palette[f"{tone}-bg"]) >= 4.5, (ink, tone)
+    for tone in ("good", "warning", "bad", "neutral"):  # the signs of the conditions, on whatever the answer is
+        for ground in ("good", "warning", "bad", "neutral"):
+            assert contrast(palette[tone], palette[f"{ground}-bg"]) >= 3, (tone, ground)
+    assert contrast(palette["ink"], palette["mark"]) >= 4.5
+    series = [f"series-{number}" for number in range(1, 9)]
+    for mark in ("base", "adapter", "baseline", "tuned", *series, "rejected", "resumed"):
         assert contrast(palette[mark], palette["surface"]) >= 3, mark
+
+
+def test_every_colour_of_the_style_sheet_is_a_known_token() -> None:
+    """So that no text escapes the contrasts above."""
+    css = (ROOM / "page.css").read_text()
+    rules = re.sub(r"--[\w-]+: #\w{6};", "", css)
+    assert set(re.findall(r"#[0-9a-f]{3,6}\b", rules)) <= {"#fff"}  # paper
+    assert not re.findall(r"\brgba?\(|\bhsl", rules)
+    tokens = {*palettes()[0], "tone", "tone-bg"}
+    assert set(re.findall(r"var\(--([\w-]+)\)", rules)) <= tokens
+    assert palettes()[0].keys() == palettes()[1].keys()
 
 
 # The vendored library

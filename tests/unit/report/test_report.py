@@ -9,6 +9,7 @@ import json
 import re
 import runpy
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -187,12 +188,16 @@ def test_the_plot_puts_marks_where_the_scores_are(html: str, full_run: RunDir) -
     assert f'x1="{100 * low:.2f}%" x2="{100 * high:.2f}%"' in html
 
 
-def test_examples_show_prompt_gold_and_both_answers(page: Page, html: str) -> None:
+def test_examples_show_prompt_gold_and_both_answers(page: Page) -> None:
     text = page["examples"]
-    assert "Won: 178" in text
-    assert "Lost: 0" in text
+    assert "Held-out prompts: 178 won, 0 lost, 22 equal" in text
     assert "old_tools: 10 won, 22 lost, 168 equal" in text
-    assert html.count('<div class="example">') == 5 + 0 + 5 + 5
+    assert "Here are 20 of 178 won, 0 of 0 lost, 10 of 15 still not right, 5 of 7 still right" in text
+    shown = [(tag["data-set"], tag["data-kind"]) for _, tag in page.tags if tag.get("class") == "example"]
+    assert Counter(shown) == {
+        ("eval", "won"): 20, ("eval", "wrong"): 10, ("eval", "right"): 5,
+        ("old_tools", "won"): 10, ("old_tools", "lost"): 20, ("old_tools", "wrong"): 3, ("old_tools", "right"): 5,
+    }  # fmt: skip
     assert '"book_taxi"' in text  # the base's answer
     assert "One ticket Zurich to Lusaka, please" in text
     assert "cut off at the limit" in text
@@ -201,7 +206,11 @@ def test_examples_show_prompt_gold_and_both_answers(page: Page, html: str) -> No
 def test_the_certificate_shows_every_check(page: Page) -> None:
     assert "Passed every check within its threshold" in page["certificate"]
     assert "4 checks, 0 failed" in page["certificate"]
-    assert "on disk logit error max 3.8e-06 <= 1.2e-05 passed" in page["certificate"]
+    question = "In the worst case, are its predictions as near as rounding allows?"
+    check = "on_disk_logit_error_max , read back from disk passed 3.8e-06 <= 1.2e-05"
+    assert f"{question} {check}" in page["certificate"]
+    assert "chose the same next token as base and adapter together in 100.0 % of cases" in page["certificate"]
+    assert "is 3.8e-06; rounding alone would allow 1.2e-05" in page["certificate"]
     assert "9f2c4a7d" * 8 in page["certificate"]
 
 
@@ -271,7 +280,8 @@ def chart_data(html: str) -> dict[str, Any]:
 
 def test_the_curves_are_those_of_the_log(html: str, page: Page) -> None:
     charts = {chart["name"]: chart for chart in chart_data(html)["charts"]}
-    assert list(charts) == ["loss", "learning_rate", "grad_norm", "tokens_per_second"]
+    assert list(charts) == ["loss", "learning_rate", "grad_norm", "tokens_per_second", "memory"]
+    assert max(charts["memory"]["series"][0]["y"]) == pytest.approx(411_600_000 / 2**30, rel=0.01)
     loss = charts["loss"]
     assert [series["label"] for series in loss["series"]] == ["training loss", "held-out loss"]
     assert loss["series"][0]["y"][loss["x"].index(172)] is not None
@@ -286,7 +296,7 @@ def test_tables_have_captions_and_scoped_headers(page: Page) -> None:
     assert all(attrs.get("scope") in ("col", "row") for attrs in headers)
     count = [tag for tag, _ in page.tags].count
     assert count("table") == count("caption") > 5
-    assert count("figure") == count("figcaption") == 6
+    assert count("figure") == count("figcaption") == 7
     assert count("main") == count("nav") == count("h1") == 1
 
 
@@ -306,19 +316,19 @@ def test_nothing_is_loaded_from_outside(html: str, page: Page) -> None:
     assert addresses == {"https://github.com/leeoniya/uPlot"}  # in the library's licence comment
 
 
-def test_the_policy_allows_exactly_our_two_scripts(html: str, page: Page) -> None:
+def test_the_policy_allows_exactly_our_three_scripts(html: str, page: Page) -> None:
     policy = next(attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert "default-src 'none'" in policy
     assert "connect-src" not in policy
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    assert len(scripts) == 2
+    assert len(scripts) == 3
     assert re.findall(r"sha256-([^']+)", policy) == hashes
 
 
 def test_a_typical_page_is_well_under_a_megabyte(html: str) -> None:
-    assert len(html.encode()) < 250_000
+    assert len(html.encode()) < 500_000
 
 
 def test_a_page_of_everything_at_its_bound_stays_under_three_megabytes(run: RunDir) -> None:
@@ -366,6 +376,7 @@ def test_an_empty_run_names_every_stage_that_has_not_run(tmp_path: Path) -> None
     assert "No stage has logged an event" in page["timeline"]
     assert "no command" in page["reproduce"]
     assert not [tag for tag, _ in page.tags if tag == "script"]
+    assert "May it ship? Not yet" in page["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -530,7 +541,7 @@ def test_a_line_separator_inside_an_answer_does_not_break_the_line(run: RunDir) 
     path.write_text(text, encoding="utf-8")
     page = page_of(run)
     assert "Damaged" not in page["verdict"]
-    assert "Won: 178" in page["examples"]
+    assert "178 won" in page["examples"]
 
 
 def poison(value: Any) -> Any:
@@ -554,8 +565,8 @@ def test_hostile_text_is_only_ever_text(run: RunDir) -> None:
     append_jsonl(run.events, {"time": 9e9, "stage": HOSTILE, "event": "failed", "error": {"message": HOSTILE}})
     page = page_of(run)
     assert not [tag for tag, _ in page.tags if tag == "img"]
-    assert [tag for tag, _ in page.tags].count("script") == 3
-    assert len(page.raw) == 3 + 2
+    assert [tag for tag, _ in page.tags].count("script") == 4
+    assert len(page.raw) == 4 + 2
     for section in set(SECTIONS) - {"curves-section", "reproduce"}:
         assert HOSTILE in page[section], section
     assert "49" not in page["findings"]  # the template did not evaluate it

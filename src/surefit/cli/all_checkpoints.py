@@ -1,0 +1,83 @@
+"""`evaluate --all-checkpoints`: the score of every checkpoint, the best of them, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.evaluating import held_out_sets
+from surefit.cli.prepare import Prepared
+from surefit.core.errors import EXIT_OK
+from surefit.core.rundir import RunDir
+from surefit.core.units import plural
+from surefit.evaluate.curve import in_words
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+    from surefit.parallel.mesh import World
+
+
+def evaluate(out: Output, run: Prepared, *, dry_run: bool = False, world: World | None = None) -> int:
+    """Score each checkpoint on the held-out rows. Training may go on meanwhile, so the run is not locked.
+
+    Args:
+        dry_run: only say which there are.
+        world: the processes that share the rows, of which this is one; the first alone writes and speaks.
+    """
+    if dry_run:
+        return _dry_run(out, run)
+    from surefit.evaluate.checkpoints import score_checkpoints
+    from surefit.parallel.mesh import World, by_first
+
+    world = world or World()
+    held_out = by_first(world, lambda: held_out_sets(run)["eval"])
+    with out.progress("evaluating") as on_progress:
+        found = score_checkpoints(run.resolved.config, run.recipe, run.hardware, run.run, held_out, on_progress, world)
+    if world.is_first:
+        say_checkpoints(out, found, run.run)
+        out.result(found)
+    return EXIT_OK
+
+
+def _dry_run(out: Output, run: Prepared) -> int:
+    from surefit.checkpoint.manager import list_steps
+
+    there = [path.name for _, path in list_steps(run.run.checkpoints)]
+    scored = [name for name in there if (run.run.eval / "eval" / f"{name}.json").exists()]
+    rows = len(held_out_sets(run)["eval"])
+    out.say(f"{plural(len(there), 'checkpoint')}, {plural(rows, 'held-out row')}: {', '.join(there) or 'none'}")
+    if scored:
+        out.say(f"Scored before, and kept where still comparable: {', '.join(scored)}")
+    out.result({"checkpoints": there, "scored": scored, "rows": rows})
+    return EXIT_OK
+
+
+def say_checkpoints(out: Output, found: dict[str, Any], run: RunDir) -> None:
+    """A table by step, the best one in words, and what was passed over."""
+    points, best, metric = found["checkpoints"], found["best"], found["metric"]
+    for text in found["passed_over"]:
+        out.note(f"passed over: {text}")
+    for text in found["left_out"]:
+        out.note(f"not comparable, so left out: {text}")
+    if not points:
+        out.say("No checkpoint has been scored")
+        return
+    leads = {one["variant"]: _points(one["difference"], one["interval"]) for one in best["over"]}
+    rows = [["base", _mean(found["base"]), "-", "-", "-"]] if found["base"] else []
+    for point in points:
+        name = point["variant"] + ("" if point["there"] else " (deleted)")
+        counts = [f"{point[key]:,}" for key in ("truncated", "unparsed")]
+        rows.append([name, _mean(point), *counts, leads.get(point["variant"], "best")])
+    columns = ["checkpoint", metric, "cut off", "unparsed", "lead of the best, points"]
+    out.table(f"{found['set']}: {plural(found['n'], 'row')}, {metric} with 95 % intervals", columns, rows)
+    out.say(in_words(best))
+    out.say(f"Drawn in {run.eval / 'checkpoints.svg'}")
+
+
+def _mean(value: dict[str, Any]) -> str:
+    low, high = value["ci95"]
+    return f"{value['mean']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _points(difference: float, interval: Sequence[float]) -> str:
+    return f"{100 * difference:+.1f} [{100 * interval[0]:+.1f}, {100 * interval[1]:+.1f}]"

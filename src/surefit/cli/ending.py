@@ -1,0 +1,60 @@
+"""How a verb ends: every way it can becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from surefit.core import env
+from surefit.core.errors import EXIT_BUG, Interrupted, LostProcess, SureFitError
+
+
+def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
+    """Run a verb; every way it can end becomes a message and an exit code."""
+    from surefit.cli.render import Output
+
+    out = Output(as_json, with_result, rank=env.process_place()[0])
+    try:
+        env.load_dotenv()
+        code = verb(out)
+    except (Interrupted, LostProcess) as error:
+        # Of several processes the first speaks for all that were asked to stop, the launcher of those that are lost.
+        if not (out.rank if isinstance(error, Interrupted) else env.launched_here()):
+            out.error(error)
+        code = error.exit_code
+    except SureFitError as error:
+        out.error(error)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        out.note("interrupted")
+        code = 130
+    except BrokenPipeError:
+        # The reader went away (`| head`): not our error, and there is no one left to tell.
+        sys.stderr.close()
+        code = 0
+    except MemoryError:
+        out.error(
+            SureFitError("out of memory (RAM)", help="lower train.per_device_train_batch_size or data.max_length")
+        )
+        code = 3
+    except Exception:
+        code = _report_bug(out)
+    raise typer.Exit(code)
+
+
+def _report_bug(out: Any) -> int:
+    with tempfile.NamedTemporaryFile("w", prefix="surefit-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
+        file.write(env.redact(traceback.format_exc()))
+    problem = traceback.format_exc(limit=0).strip().splitlines()[-1]
+    error = SureFitError(
+        f"SureFit did not expect this: {problem}",
+        help=f"this is a bug in SureFit, please report it with {file.name}; what was saved before is still good",
+    )
+    error.exit_code = EXIT_BUG
+    out.error(error)
+    return EXIT_BUG

@@ -1,0 +1,309 @@
+"""`surefit export`, `push` and `serve-check`: from a certified run to something that others load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.noting import noted
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from surefit.core.rundir import RunDir, read_jsonl
+from surefit.core.units import bytes_text, plural, shortened
+
+if TYPE_CHECKING:
+    from surefit.cli.prepare import Prepared
+    from surefit.cli.render import Output
+    from surefit.merge.export import Source
+    from surefit.merge.quantised import Conversion, Outtype
+    from surefit.merge.serving import Served
+
+ASKED = 3
+"""Prompts of the run that a server is asked."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How `export` was asked.
+
+    Attributes:
+        format: hub, nf4, int8, fp8 or gguf.
+        output: the folder; by default export/FORMAT in the run.
+        outtype, llama_cpp: of GGUF.
+        score: also measure the task's metrics of a conversion.
+        dry_run: say what would be made, and make nothing.
+    """
+
+    format: str = "hub"
+    output: Path | None = None
+    outtype: Outtype = "q8_0"
+    llama_cpp: Path | None = None
+    score: bool = False
+    dry_run: bool = False
+
+
+def export(out: Output, target: Path, options: ExportOptions) -> int:
+    """Write a run's certified model for others, with its model card."""
+    from surefit.cli.prepare import prepare, run_directory
+    from surefit.merge.export import HUB, source_of
+
+    run = prepare(run_directory(target).path)
+    if options.score and options.format == HUB:
+        raise ConfigError(
+            "--score is for conversions", field="--score", help="the run's own scores are those of what hub exports"
+        )
+    source = source_of(run.run)
+    output = options.output or run.run.exports / options.format
+    conversion = None if options.format == HUB else _conversion(run, source, options)
+    if options.dry_run:
+        return _dry_run(out, source, conversion, output, options)
+    with run.run.locked("export", out.note), noted(run.run, "export"):
+        manifest = _export_hub(run, source, output) if conversion is None else _convert(
+            out, run, source, conversion, output, options.score
+        )  # fmt: skip
+    total = sum(about["bytes"] for about in manifest["files"].values())
+    out.say(f"Exported {plural(len(manifest['files']), 'file')}, {bytes_text(total)} → {output}", "green")
+    out.say(f"Next: surefit push {output} OWNER/NAME --dry-run, or surefit serve-check {output}")
+    out.result({"output": str(output), **manifest})
+    return EXIT_OK
+
+
+def _conversion(run: Prepared, source: Source, options: ExportOptions) -> Conversion:
+    from surefit.config.schema import ModelSection
+    from surefit.merge.quantised import Conversion
+
+    model = run.resolved.config.model
+    section = ModelSection(
+        name_or_path=str(source.directory), dtype=model.dtype, trust_remote_code=model.trust_remote_code
+    )
+    return Conversion(options.format, source.directory, section, run.hardware, options.outtype, options.llama_cpp)
+
+
+def _dry_run(out: Output, source: Source, conversion: Conversion | None, output: Path, options: ExportOptions) -> int:
+    from surefit.merge.export import parts_of
+    from surefit.merge.quantised import require_possible
+
+    if conversion is not None:
+        require_possible(conversion)
+    files = {file.name: file.stat().st_size for file in parts_of(source.directory)}
+    rows = [[name, bytes_text(size)] for name, size in files.items()]
+    out.table(f"From {source.directory}, certified", ["file", "size"], rows)
+    how = "copied as they are" if conversion is None else f"the weights converted by {conversion.how}"
+    out.say(f"Would be {how}, with model card, certificate and list of files → {output}; nothing was written")
+    out.result({"dry_run": True, "format": options.format, "output": str(output), "files": files})
+    return EXIT_OK
+
+
+def _export_hub(run: Prepared, source: Source, output: Path) -> dict[str, Any]:
+    from surefit.merge.export import HUB, export_hub
+    from surefit.report.model_card import model_card
+
+    about = _about(run, HUB)
+    return export_hub(source, output, lambda certificate, _: model_card(run.run, about, certificate))
+
+
+def _convert(
+    out: Output, run: Prepared, source: Source, conversion: Conversion, output: Path, score: bool
+) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from surefit.merge.export import export_quantised
+    from surefit.report.model_card import model_card
+
+    about, scored = _about(run, conversion.format), {}
+
+    def card(certificate: Mapping[str, Any], directory: Path) -> str:
+        if score:
+            scored.update(_score(out, run, conversion, directory))
+        return model_card(run.run, replace(about, score=scored or None), certificate)
+
+    with out.progress("exporting") as on_progress:
+        on_progress(0, 1, f"converting to {conversion.format}")
+        manifest = export_quantised(source, conversion, output, _sequences(run), card)
+    _say_measured(out, conversion, output, scored)
+    return manifest | ({"score": scored} if scored else {})
+
+
+def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Mapping[str, Any]) -> None:
+    from surefit.core.rundir import read_json
+    from surefit.merge.export import CERTIFICATE
+
+    certificate = read_json(output / CERTIFICATE)
+    bounds = {c["name"]: f"{c['comparison']} {c['threshold']:.4g}" for c in certificate["checks"]}
+    rows = [[name, f"{value:.4g}", bounds.get(name, "")] for name, value in certificate["measured"].items()]
+    out.table(f"{conversion.format}, read from disk, against the merged model", ["measured", "value", "bound"], rows)
+    if scored:
+        lines = [[line["metric"], line["score"], line["difference"]] for line in scored["lines"]]
+        title = f"Held-out rows: {scored['n']:,}"
+        out.table(title, ["metric", f"{conversion.format}, 95 % interval", "against the merged model"], lines)
+
+
+def _sequences(run: Prepared) -> list[list[int]]:
+    """The held-out rows as tokens, prompt and gold answer."""
+    from surefit.data.formats import read_splits
+    from surefit.data.tokenize import build_dataset
+    from surefit.model.load import load_tokenizer
+
+    config = run.resolved.config
+    _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    rows = build_dataset(
+        held_out, load_tokenizer(config.model), max_length=config.data.max_length, too_long=config.data.too_long
+    )
+    return [rows[index][0].tolist() for index in range(len(rows))]
+
+
+def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) -> dict[str, Any]:
+    """The task's metrics of a conversion on the held-out rows, and their differences to the merged model's."""
+    from surefit.data.formats import read_splits
+    from surefit.data.shorten import prompt_cutter
+    from surefit.evaluate.asking import LocalModel
+    from surefit.evaluate.rows import judge, pick, predictions
+    from surefit.evaluate.summary import estimates
+    from surefit.evaluate.ways import ways
+    from surefit.merge.quantised import reload
+    from surefit.model.load import load_tokenizer
+
+    config = run.resolved.config
+    _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    rows = pick("eval", held_out, config.evaluate.max_examples)
+    model, _ = reload(conversion, directory)
+    tokenizer = load_tokenizer(conversion.section)
+    way = ways(config, run.recipe)[0]
+    respondent = LocalModel(model, tokenizer, run.recipe, prompt_cutter(config, tokenizer))
+    with out.progress("scoring") as on_progress:
+        answers = respondent.answer(rows, respondent.prompts(rows), way, on_progress)
+    scores = [
+        judge(run.recipe, example, predictions(run.recipe, answer), way.samples)
+        for example, answer in zip(rows.examples, answers, strict=True)
+    ]
+    found = estimates(scores, run.recipe)
+    against = _against_merged(run, way.of(conversion.source.name), rows.where, scores)
+    lines = [
+        {"metric": name, "score": _interval(e["mean"], *e["ci95"]), "difference": against.get(name, "–"), **e}
+        for name, e in found.items()
+    ]
+    return {"n": len(rows), "primary_metric": run.recipe.primary_metric, "lines": lines}
+
+
+def _against_merged(
+    run: Prepared, variant: str, where: Sequence[str], scores: Sequence[dict[str, float]]
+) -> dict[str, str]:
+    """Metric → the paired difference to what `evaluate` wrote of the merged model; nothing where it has not run."""
+    from surefit.evaluate.paired import differences
+
+    lines = read_jsonl(run.run.eval / "eval" / f"{variant}.predictions.jsonl")
+    before = {line["where"]: line["scores"] for line in lines}
+    if set(before) != set(where):
+        return {}
+    found = differences("merged", "converted", [before[place] for place in where], scores, run.recipe)
+    return {name: _interval(f.difference, f.low, f.high, "+") for name, f in found.items()}
+
+
+def _interval(value: float, low: float, high: float, sign: str = "") -> str:
+    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def _about(run: Prepared, format: str) -> Any:
+    from surefit.data.load import resolve_source
+    from surefit.merge.origin import hub_id, license_of
+    from surefit.report.model_card import About
+
+    config = run.resolved.config
+    sources = [config.data.train, *config.data.mix]
+    datasets = [source.partition(":")[0] for source in sources if resolve_source(source).kind == "hub"]
+    name = f"{Path(config.output_dir).name or 'model'}{'' if format == 'hub' else f'-{format}'}"
+    base = Path(config.model.name_or_path).name if hub_id(config.model) is None else config.model.name_or_path
+    return About(name, run.recipe, hub_id(config.model), base, license_of(config.model), datasets, format)
+
+
+def push(out: Output, target: Path, repo_id: str, public: bool, dry_run: bool) -> int:
+    """Upload an export; private unless asked otherwise."""
+    from surefit.merge.export import HUB, MANIFEST
+    from surefit.merge.push import prepare_push
+    from surefit.merge.push import push as upload
+
+    directory = target if (target / MANIFEST).is_file() else RunDir(target).exports / HUB
+    if not directory.is_dir():
+        help_text = f"`surefit export {target}` makes one"
+        raise ConfigError("no export is here, and no run with one in export/hub", path=target, help=help_text)
+    prepared = prepare_push(directory, repo_id, private=not public)
+    rows = [[name, bytes_text(size)] for name, size in prepared.files.items()]
+    kind = "public" if public else "private"
+    out.table(f"{directory} → {repo_id} ({kind} where it is made now)", ["file", "size"], rows)
+    if prepared.left_behind:
+        out.note(f"stays here, as it is no part of the export: {', '.join(prepared.left_behind)}")
+    result = {"repo_id": repo_id, "private": not public, "files": prepared.files, "bytes": prepared.bytes}
+    if dry_run:
+        out.say(f"{plural(len(rows), 'file')}, {bytes_text(prepared.bytes)}; nothing was sent")
+        out.result(result | {"dry_run": True, "url": None})
+        return EXIT_OK
+    with out.progress("pushing") as on_progress:
+        address = upload(prepared, on_progress)
+    out.say(f"Pushed {plural(len(rows), 'file')}, {bytes_text(prepared.bytes)} → {address}", "green")
+    out.result(result | {"dry_run": False, "url": address})
+    return EXIT_OK
+
+
+def serve_check(out: Output, target: Path, url: str | None, model: str | None) -> int:
+    """Print the commands that serve an artefact; with a URL, ask the server what the run was asked."""
+    from surefit.merge.serving import served
+
+    found = served(target)
+    for name, value in found.facts.items():
+        out.say(f"{name}: {value}")
+    for name, commands in found.commands.items():
+        out.say(f"\n{name}", "bold")
+        for line in commands:
+            out.say(line)
+    for line in found.notes:
+        out.note(line)
+    result = {"facts": found.facts, "commands": found.commands, "notes": found.notes, "answers": None}
+    if url is None:
+        out.result(result)
+        return EXIT_OK
+    answers = _smoke_test(out, found, url, model)
+    same = sum(answer["same"] for answer in answers)
+    said = all(answer["text"].strip() for answer in answers)
+    ok = said and same > 0
+    out.say(f"{same} of {plural(len(answers), 'answer')} as the run has them", "green" if ok else "red")
+    if not ok:
+        out.say("Not one is: see that the server has this model, its chat template and its stop tokens", "red")
+    out.result(result | {"answers": answers, "same": same})
+    return EXIT_OK if ok else EXIT_FINDINGS
+
+
+def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list[dict[str, Any]]:
+    """A few rows of the run, asked greedily of the server."""
+    from surefit.cli.prepare import prepare
+    from surefit.core.sampling import evenly
+    from surefit.data.formats import read_splits
+    from surefit.evaluate.answers import read_run
+    from surefit.evaluate.asking import Server
+    from surefit.evaluate.rows import pick
+    from surefit.evaluate.ways import Way
+    from surefit.generate.engine import Decoding
+    from surefit.generate.server import ServedModel
+
+    if found.run is None:
+        raise ConfigError("an export has no prompts of its own", field="--url", help="name the run that it was made of")
+    run = prepare(found.run.path)
+    config = run.resolved.config
+    before = {line["where"]: line for line in read_run(str(found.run.path), "eval").lines}
+    _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    rows = pick("eval", held_out, None)
+    known = [place for place, where in enumerate(rows.where) if where in before and not before[where]["truncated"]]
+    chosen = rows.subset([known[i] for i in evenly(len(known), ASKED)])
+    respondent = Server(ServedModel(url, model), run.recipe)
+    way = Way(Decoding(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
+    with out.progress("asking") as on_progress:
+        answers = respondent.answer(chosen, respondent.prompts(chosen), way, on_progress)
+    lines = []
+    for where, answer in zip(chosen.where, answers, strict=True):
+        text, expected = answer.generations[0].text, str(before[where]["text"])
+        same = text.strip() == expected.strip()
+        lines.append({"where": where, "same": same, "text": text, "expected": expected})
+        out.say(f"{where}: {'same' if same else 'DIFFERENT'}", None if same else "yellow")
+        if not same:
+            out.say(f"  the run: {shortened(expected, 200)}\n  served:  {shortened(text, 200)}")
+    return lines

@@ -1,0 +1,32 @@
+"""The options that several verbs take, as typer reads them from the signatures in `app.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).")]
+Target = Annotated[Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.epochs=2.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in output_dir from where it stopped.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is already in output_dir first.")]
+Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="So many GPUs; with hardware.gpu: cpu, processes.")]
+Into = Annotated[
+    Literal["auto", "original", "dequantized"],
+    typer.Option(help="Of a base that was quantised: its weights as trained beside, or as before. auto: as trained."),
+]
+EachGpu = Annotated[int | None, typer.Option("--gpus", min=1, help="Share the rows between so many, a model on each.")]
+AllCheckpoints = Annotated[
+    bool, typer.Option("--all-checkpoints", help="Score each checkpoint instead, also while training runs.")
+]
+Base = Annotated[str | None, typer.Option(metavar="MODEL", help="An adapter's base; default: what PEFT noted.")]
+TrainedOn = Annotated[
+    Literal["none", "nf4", "fp8"], typer.Option(help="How an adapter's base was quantised while it was trained.")
+]
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Compare on these prompts, one per line.")]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU (e.g. h100), or for cpu.")]

@@ -1,0 +1,175 @@
+"""`surefit runs reproduce`: does the same config, data and seed still give the same loss curve?
+
+The first steps are trained again in a temporary directory, with the run's own length (the learning rate depends on it),
+and compared with metrics.jsonl. Nothing is written into the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.run_index import data_of, newest_checkpoint, run_of
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, DataError
+from surefit.core.rundir import RunDir, read_json, read_jsonl
+from surefit.core.units import plural
+
+if TYPE_CHECKING:
+    from surefit.cli.prepare import Prepared
+    from surefit.cli.render import Output
+
+COMPARED = ("loss", "grad_norm", "learning_rate", "tokens", "supervised_tokens")
+"""Of every step's line; the first two are measured, the others must be the same wherever it runs."""
+MEASURED = ("loss", "grad_norm")
+TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
+"""The relative difference that another stack may make, by the model's dtype (docs/runs.md)."""
+
+
+class _Enough(Exception):
+    """As many steps as were asked for are done."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Two loss curves, step by step.
+
+    Attributes:
+        steps: that were compared.
+        identical: bit for bit.
+        largest: relative difference of a loss or gradient norm.
+        first: the first difference, in words.
+    """
+
+    steps: int
+    identical: bool
+    largest: float
+    first: str | None
+
+
+def reproduce(out: Output, path: Path, steps: int) -> int:
+    """Train the first steps of a run again, and compare."""
+    from surefit.cli.prepare import prepare
+
+    run = run_of(path)
+    before = _lines(run, steps)
+    with tempfile.TemporaryDirectory(prefix="surefit-reproduce-") as folder:
+        config = Path(folder) / "resolved.yaml"
+        shutil.copy2(run.resolved, config)
+        overrides = [f"output_dir={folder}/run", "evaluate.in_training=false", "checkpoint.keep_best=null"]
+        again = prepare(config, overrides)
+        stack = stack_changes(run, again)
+        data = _again(out, again, len(before))
+        after = read_jsonl(again.run.metrics)
+    changed = _data_changed(run, data)
+    curve = compare_curves(before, [line for line in after if "loss" in line])
+    return _say(out, run, again.resolved.config.model.dtype, curve, stack, changed)
+
+
+def _lines(run: RunDir, steps: int) -> list[dict[str, Any]]:
+    lines = [line for line in read_jsonl(run.metrics) if "loss" in line][:steps]
+    if not lines:
+        raise DataError("no step is on record", path=run.metrics, help="train first: there is nothing to compare with")
+    return lines
+
+
+def stack_changes(run: RunDir, again: Prepared) -> list[str]:
+    """How software, threads, device and the way of sharing a step differ from those of the run."""
+    from surefit.checkpoint.manager import changed_versions
+    from surefit.facts.record import environment_record
+    from surefit.train.identity import what_changed
+
+    newest = newest_checkpoint(run)
+    if newest is not None:
+        trainer = read_json(newest / "trainer.json")
+        return changed_versions(newest) + what_changed(trainer, again.resolved.config)
+    if not run.environment.exists():
+        return ["the environment of the run is not on record"]
+    was, now = read_json(run.environment), environment_record(again.hardware)
+    return [f"{key}: {was.get(key)}, now {now.get(key)}" for key in ("python", "packages", "cpu_count", "gpus")
+            if was.get(key) != now.get(key)]  # fmt: skip
+
+
+def _again(out: Output, again: Prepared, steps: int) -> dict[str, Any]:
+    """Train so many steps; returns what identifies the rows."""
+    from surefit.cli.training import _tokenised
+    from surefit.model.load import load_model
+    from surefit.model.prepare import prepare_for_training
+    from surefit.train.loop import Training
+
+    config = again.resolved.config
+    again.run.create()
+    data = _tokenised(out, again, None)
+    model, _ = prepare_for_training(load_model(config.model, again.hardware), config, again.hardware)
+    with out.training_progress() as on_step:
+
+        def watch(state: Any) -> None:
+            on_step(state)
+            if state.step >= steps:
+                raise _Enough
+
+        training = Training(
+            model, data.tokenizer, data.rows, data.eval_rows, config, again.run,
+            conversations=data.conversations, on_progress=watch, facts=again.model, hardware=again.hardware,
+        )  # fmt: skip
+        with contextlib.suppress(_Enough):
+            training.fit()
+    return {"rows": len(training.survey.lengths), "content": training.survey.sha256}
+
+
+def _data_changed(run: RunDir, data: Mapping[str, Any]) -> str | None:
+    before = data_of(run)
+    if "content" in before and before["content"] != data["content"]:
+        return f"{before['rows']:,} rows with the hash {before['content'][:12]} then, {data['rows']:,} with " \
+               f"{data['content'][:12]} now"  # fmt: skip
+    return None
+
+
+def compare_curves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Curve:
+    """The lines of two metrics.jsonl, step by step."""
+    largest, first = 0.0, None
+    for old, new in zip(before, after, strict=False):
+        for key in COMPARED:
+            if old.get(key) == new.get(key):
+                continue
+            distance = _relative(old.get(key), new.get(key)) if key in MEASURED else math.inf
+            largest = max(largest, distance)
+            first = first or f"step {old['step']}: {key} {old.get(key)} then, {new.get(key)} now"
+    if len(after) < len(before):
+        largest, first = math.inf, first or f"it ended after {plural(len(after), 'step')}"
+    return Curve(min(len(before), len(after)), first is None, largest, first)
+
+
+def _relative(old: float | None, new: float | None) -> float:
+    """Of a rejected step there may be no number."""
+    return math.inf if old is None or new is None else abs(new - old) / max(abs(old), 1e-12)
+
+
+def _say(out: Output, run: RunDir, dtype: str, curve: Curve, stack: Sequence[str], changed: str | None) -> int:
+    tolerance = TOLERANCES.get(dtype, TOLERANCES["float32"]) if stack else 0.0
+    passed = changed is None and curve.largest <= tolerance
+    for line in stack:
+        out.note(f"another stack: {line}")
+    if changed:
+        out.say(f"The training data are not what they were: {changed}", "red")
+    named = plural(curve.steps, "step")
+    if curve.identical:
+        out.say(f"{named} again: the same loss and gradient norm, bit for bit", "green" if passed else None)
+    else:
+        bound = f"{tolerance:g} is allowed on another stack" if stack else "the stack is the same: none is allowed"
+        size = f"largest relative difference {curve.largest:.2g}; {bound}"
+        out.say(f"{named} again: {size}. First: {curve.first}", "green" if passed else "red")
+    out.say("Reproduced" if passed else "NOT reproduced", "green" if passed else "red")
+    out.result(
+        {
+            "run": str(run.path), "reproduced": passed, "steps": curve.steps, "identical": curve.identical,
+            "largest_relative_difference": curve.largest if math.isfinite(curve.largest) else None,
+            "tolerance": tolerance, "first_difference": curve.first, "stack": list(stack), "data_changed": changed,
+        }
+    )  # fmt: skip
+    return EXIT_OK if passed else EXIT_FINDINGS

@@ -1,0 +1,336 @@
+"""`surefit runs show`, `diff` and `prune`: what run directories hold, read from their artefacts alone."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.cli.runs import _attempt, find_runs, summarise_all
+from surefit.config.load import load_config
+from surefit.config.resolve import leaves
+from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
+from surefit.core.rundir import RunDir, leftovers, machine_errors, read_json, read_jsonl
+from surefit.core.units import bytes_text, duration_text, plural
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+
+ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "COMPLETING", "STOPPED")
+"""SLURM's words for a job that may still write."""
+SYNCED = ".synced"
+"""What W&B puts behind the name of an offline run's file once it has been uploaded."""
+
+
+def run_of(path: Path) -> RunDir:
+    """Raises:
+    ConfigError: no run is there.
+    """
+    run = RunDir(path)
+    if not run.resolved.exists():
+        raise ConfigError("no run is here: there is no resolved.yaml", path=path, help="`surefit runs` lists the runs")
+    return run
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory; links count as nothing."""
+    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
+    return sum(file.lstat().st_size for file in files if file.is_file() and not file.is_symlink())
+
+
+def show(out: Output, path: Path) -> int:
+    """One run: its settings, stages, scores, disk use, and what of it can be continued."""
+    from surefit.report.artefacts import read_artefacts
+    from surefit.report.timeline import attempts
+
+    run = run_of(path)
+    (row,) = summarise_all([run])
+    found = read_artefacts(run)
+    chosen = [(s.key, s.value, f"{s.origin} {s.detail}".strip()) for s in found.settings or [] if s.origin != "default"]
+    stages = attempts(found.events)
+    resumable = continued(run, row)
+    parts = disk(run)
+    out.say(f"{run.path}: {row['recipe']} on {row['model']}, {row['state_text']}, {row['steps_text']} steps", "bold")
+    out.table("Settings that are not defaults", ["setting", "value", "from"], chosen)
+    times = [[a.stage, a.outcome, duration_text(a.seconds) if a.seconds is not None else "-", a.detail] for a in stages]
+    out.table("Stages", ["stage", "ended", "time", ""], times)
+    scores = all_scores(run)
+    out.table(
+        "Scores, with 95 % intervals",
+        ["set", "variant", "metric", "score"],
+        [[s["set"], s["variant"], s["metric"], _figure(s)] for s in scores],
+    )
+    out.table("Disk", ["part", "size"], [[name, bytes_text(size)] for name, size in parts.items()])
+    for line in resumable:
+        out.say(line)
+    for name, problem in found.problems.items():
+        out.note(f"{name} is damaged: {problem}")
+    out.result(
+        row
+        | {
+            "settings": {key: value for key, value, _ in chosen},
+            "stages": [{"stage": a.stage, "outcome": a.outcome, "seconds": a.seconds} for a in stages],
+            "scores": scores, "disk": parts, "resumable": resumable, "problems": found.problems,
+        }
+    )  # fmt: skip
+    return EXIT_OK
+
+
+def _figure(score: dict[str, Any]) -> str:
+    low, high = score["ci95"]
+    return f"{score['mean']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def all_scores(run: RunDir) -> list[dict[str, Any]]:
+    """The primary metric of every variant on every set; none where they are not there or damaged."""
+
+    def read() -> list[dict[str, Any]]:
+        summary = read_json(run.eval_summary)
+        metric = summary["primary_metric"]
+        return [
+            {"set": name, "variant": variant, "metric": metric, **metrics[metric]}
+            for name, scored in summary["sets"].items()
+            for variant, metrics in scored["variants"].items()
+            if metric in metrics
+        ]
+
+    found: list[dict[str, Any]] = _attempt(read, []) if run.eval_summary.exists() else []
+    return found
+
+
+def disk(run: RunDir) -> dict[str, int]:
+    """Part → bytes, the largest first."""
+    parts = {entry.name: size_of(entry) for entry in run.path.iterdir() if entry.is_dir()}
+    parts["files"] = sum(size_of(entry) for entry in run.path.iterdir() if entry.is_file())
+    return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
+
+def continued(run: RunDir, row: dict[str, Any]) -> list[str]:
+    """In words, what can be gone on with, and how."""
+    lines = []
+    newest = newest_checkpoint(run)
+    trained = run.adapter.exists() or run.model.exists()
+    if not trained and newest is not None:
+        lines.append(f"Training can go on from {newest.name}: surefit train {run.path} --resume")
+    elif not trained:
+        lines.append(f"Nothing is trained, and there is no checkpoint: surefit train {run.path} --overwrite")
+    elif not run.certificate.exists():
+        lines.append(f"Trained, not merged: surefit merge {run.path}")
+    if partial := sorted(run.eval.glob("*/*.partial.jsonl")):
+        answers = sum(len(_attempt(lambda path=path: read_jsonl(path), [])) for path in partial)
+        lines.append(f"{plural(answers, 'kept line')} of an evaluation that was cut off: surefit evaluate {run.path}")
+    elif trained and not run.eval_summary.exists():
+        lines.append(f"Not scored: surefit evaluate {run.path}")
+    return lines or [f"Every stage is done: surefit report {run.path}"]
+
+
+def newest_checkpoint(run: RunDir) -> Path | None:
+    """The newest checkpoint whose files are whole, by their sizes."""
+    from surefit.checkpoint.manager import damage, list_steps
+
+    return next((path for _, path in reversed(list_steps(run.checkpoints)) if damage(path, hashes=False) is None), None)
+
+
+def diff(out: Output, first: Path, second: Path) -> int:
+    """What two runs do not have in common: settings, data, environment, scores."""
+    a, b = run_of(first), run_of(second)
+    found = {
+        "settings": _differing(_settings(a), _settings(b)),
+        "data": _differing(data_of(a), data_of(b)),
+        "environment": _differing(_environment(a), _environment(b)),
+        "scores": _differing(_scores(a), _scores(b)),
+    }
+    for name, lines in found.items():
+        rows = [[key, *(_shown(value) for value in values)] for key, values in lines.items()]
+        if rows:
+            out.table(f"{name.capitalize()}: {plural(len(rows), 'difference')}", ["", str(a.path), str(b.path)], rows)
+        else:
+            out.say(f"{name.capitalize()}: the same", "bold")
+    if found["scores"]:
+        out.say(f"Whether that is more than chance: surefit compare {a.path} {b.path}")
+    out.result({"a": str(a.path), "b": str(b.path), **found})
+    return EXIT_OK
+
+
+def _shown(value: Any) -> str:
+    text = "-" if value is None else str(value)
+    return f"{text[:12]}…" if len(text) == 64 and text.isalnum() else text
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
+    keys = list(dict.fromkeys([*a, *b]))
+    return {key: [a.get(key), b.get(key)] for key in keys if a.get(key) != b.get(key)}
+
+
+def _settings(run: RunDir) -> dict[str, Any]:
+    return {key: value for key, value in leaves(load_config(run.resolved).config) if key != "output_dir"}
+
+
+def data_of(run: RunDir) -> dict[str, Any]:
+    """What is known of the rows that were trained on: from a checkpoint, else from the audit."""
+    newest = newest_checkpoint(run)
+    same = _attempt(lambda: read_json(newest / "trainer.json")["identity"], {}) if newest else {}
+    found = {name: same[f"data.train: {name}"] for name in ("rows", "content") if f"data.train: {name}" in same}
+    if not found and run.passport.exists():
+        passport = _attempt(lambda: read_json(run.passport), {})
+        found = {name: passport[name] for name in ("rows", "sha256") if name in passport}
+    return found
+
+
+def _environment(run: RunDir) -> dict[str, Any]:
+    found = _attempt(lambda: read_json(run.environment), {}) if run.environment.exists() else {}
+    named = {key: found.get(key) for key in ("surefit", "python", "platform", "cpu_count") if key in found}
+    gpus = [gpu.get("name") if isinstance(gpu, dict) else str(gpu) for gpu in found.get("gpus", [])]
+    return named | {"gpus": ", ".join(map(str, gpus)) or "none"} | dict(found.get("packages", {}))
+
+
+def _scores(run: RunDir) -> dict[str, Any]:
+    return {f"{s['set']}, {s['variant']}: {s['metric']}": _figure(s) for s in all_scores(run)}
+
+
+@dataclass(frozen=True)
+class Surplus:
+    """Something that can be deleted, and why nobody will miss it."""
+
+    path: Path
+    bytes: int
+    why: str
+
+
+def surplus(run: RunDir) -> list[Surplus]:
+    """What of a run nothing needs any more. Never adapter/, model/, merged/, export/ or eval/, and never a checkpoint
+    that is the newest, or the best of anything that was measured."""
+    found = [
+        (path, "left half-written by a process that was killed")
+        for place in (run.path, run.checkpoints, run.exports)
+        for path in leftovers(place)
+        if not _only_copy(path)
+    ]
+    found += _checkpoints(run)
+    found += _wandb(run)
+    return [Surplus(path, size_of(path), why) for path, why in found]
+
+
+def _only_copy(leftover: Path) -> bool:
+    """Whether a process was killed between two renames: what it was replacing has no other name then."""
+    name, _, kind = leftover.name.removeprefix(".").rpartition(".")
+    return kind == "old" and not leftover.with_name(name.rpartition(".")[0]).exists()
+
+
+def _checkpoints(run: RunDir) -> Iterator[tuple[Path, str]]:
+    from surefit.checkpoint.manager import damage, list_steps
+
+    steps = [(step, path, damage(path, hashes=True)) for step, path in list_steps(run.checkpoints)]
+    complete = [step for step, _, fault in steps if fault is None]
+    if not complete:
+        return
+    kept = {complete[-1], *_best_steps(run)}
+    for step, path, fault in steps:
+        if path.is_symlink():
+            continue
+        if fault is not None:
+            yield path, f"damaged, and step-{complete[-1]} is complete: {fault}"
+        elif step not in kept:
+            yield path, f"neither the newest (step-{complete[-1]}) nor the best"
+
+
+def _best_steps(run: RunDir) -> set[int]:
+    """The best step of every metric that was measured while it trained, and all that `checkpoint.keep_best` keeps."""
+    from surefit.checkpoint.best import ranked, scores
+
+    section = load_config(run.resolved).config.checkpoint
+    lines = [line for line in read_jsonl(run.metrics) if "eval_loss" in line]
+    kept = {path.name for path in run.checkpoints.glob("step-*")}
+    found: set[int] = set()
+    for metric in {key for line in lines for key in line} - {"step", "eval_tokens"}:
+        there = [each for each in scores(lines, metric) if f"step-{each.step}" in kept]
+        limit = section.best_total_limit if metric == section.keep_best else 1
+        found |= {each.step for each in ranked(there, metric)[:limit]}
+    return found
+
+
+def _wandb(run: RunDir) -> Iterator[tuple[Path, str]]:
+    """W&B's local copies of what its server has; an offline run that was never uploaded is the only copy."""
+    for path in sorted(run.wandb.glob("**/*run-*")):
+        if not path.is_dir() or path.is_symlink():
+            continue
+        offline = path.name.startswith("offline-")
+        if not offline or any(path.glob(f"*{SYNCED}")):
+            yield path, "W&B's local copy of what was uploaded"
+
+
+def prune(out: Output, target: Path, delete: bool) -> int:
+    """Say what could be deleted of a run, or of all runs below a directory; with `delete`, delete it."""
+    runs = [RunDir(target)] if RunDir(target).resolved.exists() else find_runs(target)
+    jobs = {row["run"]: (row["job"] or {}).get("state") for row in summarise_all(runs)}
+    rows: list[dict[str, Any]] = []
+    skipped: dict[str, str] = {}
+    for run in runs:
+        state = jobs[str(run.path)]
+        if state in ALIVE:
+            skipped[str(run.path)] = f"its SLURM job is {state}"
+            continue
+        try:
+            with _held(run, out, delete):
+                rows += _pruned(run, delete)
+        except SureFitError as error:  # in use, or damaged: left alone, and the others looked at
+            skipped[str(run.path)] = error.message
+    _say_pruned(out, target, rows, skipped, delete)
+    freed = sum(row["bytes"] for row in rows)
+    out.result({"freed" if delete else "could_free": freed, "deleted": delete, "surplus": rows, "skipped": skipped})
+    return EXIT_OK
+
+
+@contextlib.contextmanager
+def _held(run: RunDir, out: Output, delete: bool) -> Iterator[None]:
+    """Nobody else is at work in the run; looking alone leaves no lock file behind where there was none."""
+    if not delete and not run.lock.exists():
+        yield
+        return
+    from surefit.core.lock import locked
+
+    with locked(run.lock, "runs prune", out.note):  # not `RunDir.locked`, which clears away what is listed here
+        yield
+
+
+def _pruned(run: RunDir, delete: bool) -> list[dict[str, Any]]:
+    rows = []
+    for one in surplus(run):
+        if delete:
+            _delete(one.path)
+        rows.append({"run": str(run.path), "path": str(one.path), "bytes": one.bytes, "why": one.why})
+    return rows
+
+
+def _delete(path: Path) -> None:
+    """A directory loses its name first: a reader never sees half of it.
+
+    Raises:
+        MachineError: it may not be deleted.
+    """
+    with machine_errors(path):
+        if path.is_dir() and not path.name.startswith("."):
+            hidden = path.with_name(f".{path.name}.0.tmp")
+            path.rename(hidden)
+            path = hidden
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _say_pruned(
+    out: Output, target: Path, rows: Sequence[dict[str, Any]], skipped: dict[str, str], delete: bool
+) -> None:
+    freed = bytes_text(sum(row["bytes"] for row in rows))
+    if rows:
+        shown = [[row["path"], bytes_text(row["bytes"]), row["why"]] for row in rows]
+        out.table("Deleted" if delete else "Could be deleted", ["what", "size", "why"], shown)
+    for path, why in skipped.items():
+        out.note(f"{path} is left alone: {why}")
+    if not rows:
+        out.say(f"Nothing to prune in {target}")
+    elif delete:
+        out.say(f"Freed {freed}", "green")
+    else:
+        out.say(f"{freed} could be freed; nothing was deleted. To delete it: surefit runs prune {target} --yes")

@@ -1,0 +1,150 @@
+"""The verb `ui`: serve the pages of `surefit.ui` from this machine, until it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from surefit.core import env
+from surefit.core.errors import EXIT_OK, ConfigError, MachineError, SureFitError
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+    from surefit.ui.stages import Refuse, Stages
+
+
+def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opened: bool) -> int:
+    """Serve `workspace`.
+
+    Args:
+        host: where to listen; beyond loopback a token is asked for.
+        port: 0 takes any free one.
+        workspace: the only directory that the pages read and write.
+        token: ask for a token on loopback too.
+        opened: open the page in the user's browser.
+    """
+    try:
+        import uvicorn
+
+        from surefit.ui.app import create_app
+        from surefit.ui.security import Door, is_loopback
+        from surefit.ui.workspace import Workspace
+    except ModuleNotFoundError as error:
+        if error.name not in ("uvicorn", "starlette", "anyio"):
+            raise
+        raise MachineError(f"{error.name} is not installed", help="pip install 'surefit[ui]'") from None
+    root = _directory(workspace)
+    listening = _listen(host, port)
+    door = Door(host, listening.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None)
+    os.chdir(root)  # a config's paths are relative to where its commands are run
+    address = _address(door.host, door.port, door.token)
+    out.say(f"SureFit serves {root} at {address}")
+    if door.token:
+        out.note("the token is shown only here; whoever has it can read the workspace, and write configs in it")
+    if not is_loopback(host):
+        out.note("what goes over the network is not encrypted: put a TLS proxy before it, or use an SSH tunnel")
+    out.note("Ctrl-C stops it; runs go on")
+    sys.stdout.flush()
+    if opened:
+        webbrowser.open(address)
+    app: Any = create_app(Workspace(root), stages(), door)
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="off",
+        timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    uvicorn.Server(settings).run(sockets=[listening])
+    return EXIT_OK
+
+
+def _directory(workspace: Path) -> Path:
+    try:
+        return workspace.expanduser().resolve(strict=True) if workspace.is_dir() else _no_directory(workspace)
+    except OSError:
+        return _no_directory(workspace)
+
+
+def _no_directory(workspace: Path) -> Path:
+    raise ConfigError("there is no such directory", path=workspace, help="surefit ui --workspace DIR")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        MachineError: the address is not this machine's, or taken.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise MachineError(f"cannot listen on {host}:{port}: {reason}", help="another --port, or --port 0") from None
+
+
+def _address(host: str, port: int, token: str | None) -> str:
+    name = f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::"):
+        name = socket.gethostname()
+    return f"http://{name}:{port}/" + (f"?{urlencode({'token': token})}" if token else "")
+
+
+def stages() -> Stages:
+    """The functions of the other verbs that the pages call."""
+    from surefit.cli.runs import find_runs, summarise_all
+    from surefit.ui.stages import Stages
+
+    return Stages(
+        check=check_text,
+        runs=lambda directory: summarise_all(find_runs(directory)),
+        plan=lambda path: [sys.executable, "-m", "surefit", "plan", str(path), "--json"],
+    )
+
+
+def check_text(text: str, name: str, refuse: Refuse) -> dict[str, Any]:
+    """What `surefit check` finds in a config that is not saved.
+
+    Args:
+        text: the config.
+        name: the name that findings give it.
+        refuse: what of it must not be looked at.
+    """
+    from surefit.cli.annotations import error_report
+    from surefit.cli.checking import checked
+    from surefit.cli.prepare import gather
+    from surefit.config.load import load_config
+    from surefit.core.rundir import write_atomic
+
+    with tempfile.TemporaryDirectory(prefix="surefit-ui-") as folder:
+        path = Path(folder) / name
+        write_atomic(path, text.encode("utf-8", "replace"))
+        try:
+            loaded = load_config(path)
+            refused = list(refuse(loaded.config))
+            for problem in refused:
+                problem.path, problem.line = str(path), loaded.lines.get(problem.field or "")
+            if refused:
+                refused[0].also = tuple(refused[1:])
+                raise refused[0]
+            report = checked(gather(path))
+        except SureFitError as error:
+            report = error_report(error)
+        return {
+            key: [_named(finding, folder) for finding in value] if key in ("findings", "suppressed") else value
+            for key, value in report.items()
+        }
+
+
+def _named(finding: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A finding that names the config and not the temporary file, and tells no secret."""
+    return {
+        key: env.redact(value.replace(f"{folder}/", "")) if isinstance(value, str) else value
+        for key, value in finding.items()
+        if key != "evidence"
+    }

@@ -1,0 +1,111 @@
+"""The scores of a run's checkpoints as a picture and as a sentence. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from surefit.core.units import plural, shortened
+from surefit.evaluate.plot import BETTER, OPEN, TIE, WIDTH, WORSE, document
+
+LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 64, 24, 64, 300, 352
+GRID = 4
+"""Lines across the picture, without the lowest."""
+
+
+def svg(found: Mapping[str, Any]) -> str:
+    """The picture.
+
+    Args:
+        found: the content of eval/checkpoints.json, with at least one checkpoint.
+    """
+    points, best = found["checkpoints"], found["best"]["variant"]
+    title = f"{shortened(found['metric'], 40)} by checkpoint: {found['n']:,} rows"
+    lead = found["best"]["more_than_chance"]
+    text = {None: "the only one", True: "its lead is more than chance", False: "its lead may be chance"}[lead]
+    under = f"95 % intervals; the best is {best}, {text}" + ("; dashed: the base" if found["base"] else "")
+    return document(title, HEIGHT, under, [*_axes(found), *_base(found), *_line(found), *_marks(points, best, found)])
+
+
+def _ends(found: Mapping[str, Any]) -> tuple[float, float]:
+    """The axis's: all intervals fit, and scores that hardly differ do not fill it."""
+    every = [end for one in (*found["checkpoints"], *filter(None, [found["base"]])) for end in one["ci95"]]
+    low, high = min(every), max(every)
+    spare = max(0.0, 0.1 - (high - low)) / 2
+    return low - spare, high + spare
+
+
+def _y(found: Mapping[str, Any], value: float) -> float:
+    low, high = _ends(found)
+    return BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low)
+
+
+def _x(points: Sequence[Mapping[str, Any]], step: int) -> float:
+    first, last = points[0]["step"], points[-1]["step"]
+    inside = WIDTH - LEFT - RIGHT - 24
+    return LEFT + 12 + (inside * (step - first) / (last - first) if last > first else inside / 2)
+
+
+def _axes(found: Mapping[str, Any]) -> Iterator[str]:
+    low, high = _ends(found)
+    for number in range(GRID + 1):
+        value = low + (high - low) * number / GRID
+        y = _y(found, value)
+        yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{TIE}"/>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.3f}</text>'
+    points, shown = found["checkpoints"], -float("inf")
+    for point in points:
+        x = _x(points, point["step"])
+        if x - shown >= 48:  # so far that two numbers do not touch
+            yield f'<text x="{x:.1f}" y="{BOTTOM + 20}" text-anchor="middle">{point["step"]:,}</text>'
+            shown = x
+    yield f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{BOTTOM + 42}" text-anchor="middle">optimizer steps</text>'
+
+
+def _base(found: Mapping[str, Any]) -> Iterator[str]:
+    if found["base"]:
+        y = _y(found, found["base"]["mean"])
+        ends = f'x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"'
+        yield f'<line {ends} stroke="{OPEN}" stroke-dasharray="5 4"/>'
+
+
+def _line(found: Mapping[str, Any]) -> Iterator[str]:
+    points = found["checkpoints"]
+    places = " ".join(f"{_x(points, p['step']):.1f},{_y(found, p['mean']):.1f}" for p in points)
+    yield f'<polyline points="{places}" fill="none" stroke="{BETTER}" stroke-opacity="0.4"/>'
+
+
+def _marks(points: Sequence[Mapping[str, Any]], best: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Hollow where the checkpoint itself is gone."""
+    for point in points:
+        colour = WORSE if point["variant"] == best else BETTER
+        x, y = _x(points, point["step"]), _y(found, point["mean"])
+        low, high = (_y(found, end) for end in point["ci95"])
+        yield f'<line x1="{x:.1f}" y1="{low:.1f}" x2="{x:.1f}" y2="{high:.1f}" stroke="{colour}" stroke-width="2"/>'
+        fill = colour if point["there"] else "#ffffff"
+        text = escape(f"{point['variant']}: {point['mean']:.3f} [{point['ci95'][0]:.3f}, {point['ci95'][1]:.3f}]")
+        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{fill}" stroke="{colour}" stroke-width="2">'
+        yield f"{circle}<title>{text}</title></circle>"
+
+
+def in_words(best: Mapping[str, Any]) -> str:
+    """Which checkpoint is the best, and whether its lead is more than chance.
+
+    >>> over = [{"variant": "step-10", "more_than_chance": True}, {"variant": "step-30", "more_than_chance": False}]
+    >>> in_words({"variant": "step-20", "confidence": 0.975, "over": over})
+    'step-20 scored best of 3, but cannot be told from step-30 (2 comparisons, intervals of 97.5 %)'
+    """
+    over = best["over"]
+    if not over:
+        return f"{best['variant']} is the only checkpoint with a score"
+    sure = f"({plural(len(over), 'comparison')}, intervals of {100 * best['confidence']:.3g} %)"
+    beside = [one["variant"] for one in over if not one["more_than_chance"]]
+    if not beside:
+        return f"{best['variant']} is the best of {len(over) + 1}, by more than chance {sure}"
+    return f"{best['variant']} scored best of {len(over) + 1}, but cannot be told from {_some(beside)} {sure}"
+
+
+def _some(names: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

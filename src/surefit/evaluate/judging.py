@@ -1,0 +1,70 @@
+"""From rows to scored answers: a model that is asked, or a baseline that needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from surefit.core.progress import OnProgress, silent
+from surefit.evaluate.answers import BASELINE
+from surefit.evaluate.asking import Respondent, ask
+from surefit.evaluate.kept import Kept
+from surefit.evaluate.record import Scored, baseline_settings
+from surefit.evaluate.rows import Picked, errors_at, judge_at_once, predictions, scored_line
+from surefit.evaluate.ways import Way
+from surefit.task import Prediction, TaskRecipe
+
+
+def score_variant(
+    variant: str,
+    respondent: Respondent,
+    recipe: TaskRecipe,
+    rows: Picked,
+    way: Way,
+    kept: Kept,
+    on_progress: OnProgress = silent,
+) -> Scored:
+    """Ask one variant about these rows in one way, and judge its answers. Nothing is written but what `kept` keeps."""
+    asked = ask(respondent, recipe, rows, way, kept, on_progress)
+    found = [predictions(recipe, answer) for answer in asked.answers]
+    scores = judge_at_once(recipe, rows.examples, found, way.samples)
+    lines = [
+        _with_prompt(scored_line(recipe, index, where, example, own, way.samples, known), respondent.shown(prompt))
+        for index, where, example, own, known, prompt in zip(
+            rows.indices, rows.where, rows.examples, found, scores, asked.prompts, strict=True
+        )
+    ]
+    tokens = sum(answer.tokens for answer in asked.answers)
+    return Scored(variant, lines, way.settings, way.costs, *_failures(found), asked.seconds, tokens)
+
+
+def score_baseline(name: str, recipe: TaskRecipe, rows: Picked, samples: int = 1) -> Scored:
+    """Judge what one of the recipe's baselines answers to these rows; it answers the same however often it is asked."""
+    found = []
+    for where, example in zip(rows.where, rows.examples, strict=True):
+        with errors_at(where):
+            answer = recipe.baselines[name](example)
+        found.append([answer if answer.parsed is not None else replace(answer, parsed=recipe.parse(answer.text))])
+    lines = [
+        scored_line(recipe, index, where, example, own * samples, samples, known)
+        for index, where, example, own, known in zip(
+            rows.indices,
+            rows.where,
+            rows.examples,
+            found,
+            judge_at_once(recipe, rows.examples, found, samples),
+            strict=True,
+        )
+    ]
+    return Scored(BASELINE + name, lines, baseline_settings(samples), {}, *_failures(found))
+
+
+def _with_prompt(line: dict[str, Any], prompt: str) -> dict[str, Any]:
+    return {"index": line.pop("index"), "where": line.pop("where"), "prompt": prompt, **line}
+
+
+def _failures(found: Sequence[Sequence[Prediction]]) -> tuple[int, int]:
+    """Answers that were cut, and answers that do not parse (the cut ones among them)."""
+    every = [one for own in found for one in own]
+    return sum(one.truncated for one in every), sum(one.parsed is None for one in every)

@@ -1,0 +1,201 @@
+"""A run's result as a folder that others can load: weights, tokenizer, model card, certificate, and a list of it all.
+
+    merged/ or model/, certified → copied or converted → certificate.json → export.json, last of all
+
+export.json names every file with its size and hash: what is not in it is not part of the export, and is not pushed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefit import __version__
+from surefit.core.errors import DataError, GateError, ModelError
+from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, write_atomic, write_json
+from surefit.core.sampling import evenly
+from surefit.core.units import without_paths
+from surefit.merge.merge import PROMPTS
+from surefit.merge.quantised import Conversion, make, measure, require_possible
+from surefit.model.identity import base_identity
+
+HUB = "hub"
+MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"
+WEIGHTS = ("*.safetensors", "model.safetensors.index.json", "*.gguf")
+AROUND = (
+    "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "*.model", "*.tiktoken", "configuration_*.py", "modeling_*.py", "tokenization_*.py",
+)  # fmt: skip
+"""What belongs to a model beside its weights; nothing else of a directory is ever exported."""
+
+CardOf = Callable[[Mapping[str, Any], Path], str]
+"""(the certificate of an export, the folder with its weights) → its model card."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What of a run is exported, proved to be what its certificate was given for.
+
+    Attributes:
+        directory: merged/ or model/.
+        certificate: the run's.
+    """
+
+    run: RunDir
+    directory: Path
+    certificate: dict[str, Any]
+
+
+def source_of(run: RunDir) -> Source:
+    """The certified model of a run.
+
+    Raises:
+        GateError: there is no certificate, it did not pass, or it was given for other files.
+    """
+    certificate = read_json(run.certificate) if run.certificate.exists() else None
+    if certificate is None or not certificate.get("passed"):
+        why = "has no certificate" if certificate is None else f"is not certified: {certificate.get('reason')}"
+        raise GateError(f"the model {why}", path=run.path, help="`surefit merge` comes first; docs/merge.md")
+    directory = run.merged if run.merged.is_dir() else run.model
+    if not directory.is_dir() or base_identity(directory) != certificate.get("merged_sha256"):
+        raise GateError(
+            f"{directory.name}/ is not the model that its certificate was given for",
+            path=run.certificate,
+            help="`surefit merge` makes and certifies it again",
+        )
+    return Source(run, directory, certificate)
+
+
+def parts_of(directory: Path) -> list[Path]:
+    """The files of a model that may leave this machine."""
+    return sorted({file for pattern in (*WEIGHTS, *AROUND) for file in directory.glob(pattern) if file.is_file()})
+
+
+def export_hub(source: Source, output: Path, card: CardOf) -> dict[str, Any]:
+    """Write the model as it is, for the hub and for every tool that reads safetensors.
+
+    Returns:
+        What export.json holds.
+
+    Raises:
+        MachineError: the disk is full or may not be written to.
+    """
+    _require_ours(output)
+    certificate = public(source.certificate)
+    with directory_atomic(output) as temporary:
+        for file in parts_of(source.directory):
+            shutil.copy2(file, temporary / file.name)
+        return _finish(temporary, HUB, source, certificate, card)
+
+
+def export_quantised(
+    source: Source, conversion: Conversion, output: Path, sequences: Sequence[Sequence[int]], card: CardOf
+) -> dict[str, Any]:
+    """Write the model in fewer bits, and certify it against the merged one; as `export_hub`.
+
+    Args:
+        sequences: token ids of the run's held-out rows, prompt and gold answer.
+
+    Raises:
+        GateError: it is broken; nothing is left of it, and the message says what was measured.
+        MachineError, ModelError: this machine, or the library, cannot make it.
+    """
+    if not sequences:
+        raise DataError("there are no held-out rows to compare the models on", field="data.eval", help="set data.eval")
+    _require_ours(output)
+    require_possible(conversion)
+    started = time.monotonic()
+    compared = [sequences[index] for index in evenly(len(sequences), PROMPTS)]
+    with directory_atomic(output) as temporary:
+        weights = {file for pattern in WEIGHTS for file in source.directory.glob(pattern)}
+        for file in parts_of(source.directory):
+            if file not in weights:
+                shutil.copy2(file, temporary / file.name)
+        make(conversion, temporary)
+        checks, measured = measure(conversion, temporary, compared)
+        failed = next((check for check in checks if not check.passed), None)
+        if failed is not None:
+            raise GateError(
+                f"the {conversion.format} model is not certified: {failed}",
+                path=source.directory,
+                help="do not use such weights; export another format",
+            )
+        certificate = {
+            "passed": True,
+            "reason": "it is whole, and differs from the merged model by no more than its format explains",
+            "against": "merged",
+            "format": conversion.format,
+            "how": conversion.how,
+            "checks": [check.as_dict() for check in checks],
+            "measured": measured,
+            "prompts": len(compared),
+            "merged_sha256": source.certificate["merged_sha256"],
+            "seconds": round(time.monotonic() - started, 2),
+            "merge": public(source.certificate),
+        }
+        return _finish(temporary, conversion.format, source, certificate, card)
+
+
+def _finish(directory: Path, name: str, source: Source, certificate: Mapping[str, Any], card: CardOf) -> dict[str, Any]:
+    write_json(directory / CERTIFICATE, certificate)
+    write_atomic(directory / CARD, card(certificate, directory))
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in sorted(directory.iterdir())
+    }
+    manifest = {
+        "format": name,
+        "surefit": __version__,
+        "merged_sha256": source.certificate["merged_sha256"],
+        "files": files,
+    }
+    write_json(directory / MANIFEST, manifest)
+    return manifest
+
+
+def _require_ours(output: Path) -> None:
+    """Raises:
+    DataError: there is something else at the place where the export would go.
+    """
+    if output.exists() and not (output / MANIFEST).is_file() and (output.is_file() or any(output.iterdir())):
+        raise DataError("is there already, and is no export", path=output, help="name another folder with --output")
+
+
+def public(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    """A certificate without the directories of this machine: of a base that is one, only its name is left."""
+
+    def clean(value: Any) -> Any:
+        match value:
+            case str():
+                return without_paths(value)
+            case list():
+                return [clean(item) for item in value]
+            case dict():
+                return {key: clean(item) for key, item in value.items()}
+            case _:
+                return value
+
+    cleaned: dict[str, Any] = clean(dict(certificate))
+    return cleaned
+
+
+def read_export(directory: Path) -> dict[str, Any]:
+    """export.json of a folder whose every file is what it says.
+
+    Raises:
+        ModelError: it is no export, or a file is missing or was changed.
+    """
+    if not (directory / MANIFEST).is_file():
+        raise ModelError(f"no export is here: there is no {MANIFEST}", path=directory, help="`surefit export RUN`")
+    manifest: dict[str, Any] = read_json(directory / MANIFEST)
+    for name, about in manifest["files"].items():
+        file = directory / name
+        if Path(name).name != name or not file.is_file() or file.is_symlink():
+            raise ModelError(f"{name} is in {MANIFEST} and not a file here", path=directory, help="export it again")
+        if file.stat().st_size != about["bytes"] or file_sha256(file) != about["sha256"]:
+            raise ModelError(f"{name} is not what was exported", path=directory, help="export it again")
+    return manifest

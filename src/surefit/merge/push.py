@@ -1,0 +1,127 @@
+"""An export on the hub: private unless asked otherwise, resumable, and nothing but what export.json lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub import errors as hub
+from huggingface_hub.utils._validators import validate_repo_id
+
+from surefit.core.env import first_line, hub_token, offline, redact
+from surefit.core.errors import ConfigError, GateError, MachineError
+from surefit.core.progress import OnProgress, silent
+from surefit.core.rundir import read_json
+from surefit.merge.export import CERTIFICATE, MANIFEST, read_export
+
+SECRETS_IN = (".json", ".md", ".jinja", ".txt", ".py")
+"""Files that are read for secrets before they leave."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """What would be uploaded.
+
+    Attributes:
+        files: name → bytes, export.json among them.
+        left_behind: what else lies in the folder, and stays here.
+    """
+
+    directory: Path
+    repo_id: str
+    private: bool
+    files: dict[str, int]
+    left_behind: list[str]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.files.values())
+
+
+def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
+    """Look at all that would leave this machine; nothing is sent.
+
+    Raises:
+        ConfigError: the hub would not take such a name.
+        GateError: the export has no certificate that passed, or a file holds a secret.
+        ModelError: it is no export, or was changed since it was made.
+    """
+    try:
+        validate_repo_id(repo_id)
+        if "/" not in repo_id:
+            raise hub.HFValidationError("it has no owner")
+    except hub.HFValidationError as error:
+        raise ConfigError(f"{repo_id!r} is no name on the hub: {first_line(error)}", help="write OWNER/NAME") from None
+    manifest = read_export(directory)
+    _require_certified(directory, manifest)
+    names = [*manifest["files"], MANIFEST]
+    for name in names:
+        if name.endswith(SECRETS_IN):
+            text = (directory / name).read_text(encoding="utf-8", errors="replace")
+            if redact(text) != text:
+                raise GateError(
+                    "it holds what looks like a secret", path=directory / name, help="remove it, and export again"
+                )
+    others = sorted(path.name for path in directory.iterdir() if path.name not in names)
+    return Push(directory, repo_id, private, {name: (directory / name).stat().st_size for name in names}, others)
+
+
+def _require_certified(directory: Path, manifest: Mapping[str, Any]) -> None:
+    certificate = read_json(directory / CERTIFICATE) if CERTIFICATE in manifest["files"] else {}
+    if not certificate.get("passed") or certificate.get("merged_sha256") != manifest["merged_sha256"]:
+        raise GateError("the export has no certificate that passed", path=directory, help="`surefit export` writes one")
+
+
+def push(prepared: Push, on_progress: OnProgress = silent) -> str:
+    """Make the repository where it is not there, and upload the files; returns its address.
+
+    What the hub has already is not sent again: a push that was cut off is continued by another one. An existing
+    repository keeps its visibility. All files come in one commit: a reader never meets half a model.
+
+    Raises:
+        ConfigError: no token, or one that may not write there.
+        MachineError: the hub cannot be reached, or breaks off.
+    """
+    token = hub_token()
+    if offline():
+        raise MachineError("HF_HUB_OFFLINE is set", help="unset it to push")
+    if token is None:
+        raise ConfigError(
+            "there is no token for the hub", help="set HF_TOKEN in the environment or in .env, with the right to write"
+        )
+    api = HfApi(token=token, library_name="surefit")
+    try:
+        on_progress(0, 2, f"making {prepared.repo_id}")
+        address = api.create_repo(prepared.repo_id, private=prepared.private, exist_ok=True)
+        on_progress(1, 2, "uploading")
+        api.upload_folder(
+            repo_id=prepared.repo_id,
+            folder_path=prepared.directory,
+            allow_patterns=[_literal(name) for name in prepared.files],
+            commit_message="Upload by SureFit, with its certificate",
+        )
+        on_progress(2, 2, "done")
+    except Exception as error:  # the HTTP client, and with it the errors, differ between versions of huggingface_hub
+        raise _explained(error, prepared.repo_id) from error
+    return str(address)
+
+
+def _literal(name: str) -> str:
+    """A file name as fnmatch takes it for itself."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _explained(error: Exception, repo_id: str) -> ConfigError | MachineError:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    said = first_line(error)
+    if status in (401, 403):
+        return ConfigError(
+            f"the hub does not let this token write to {repo_id} ({status}): {said}",
+            help="use a token with the right to write, and a name of your own or of your organisation",
+        )
+    return MachineError(
+        f"the hub did not take {repo_id}: {said}", help="push again: what has arrived is not sent again"
+    )

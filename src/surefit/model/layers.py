@@ -1,0 +1,78 @@
+"""A model that one GPU does not hold, its layers spread over all that this process sees: for answering only.
+
+One layer after the other computes, so that one GPU works while the others wait: this is for size, not for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate import infer_auto_device_map
+from accelerate.utils import get_balanced_memory
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from surefit.config.resolve import HardwareLike
+from surefit.config.schema import ModelSection
+from surefit.core import env
+from surefit.core.errors import MachineError
+from surefit.core.units import bytes_text
+from surefit.model.load import FIELD, load_model, model_path
+
+FOR_WEIGHTS = 0.8
+"""Of a GPU's free memory; the rest is left for the keys and values of the answers and for what is being computed."""
+
+
+def load_to_answer(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:
+    """`load_model`, its layers spread over several GPUs where this process is alone, sees several, and one does not
+    hold the weights. A quantised model is not spread.
+
+    Raises:
+        MachineError: all of them together do not hold it; and as `load_model`.
+    """
+    alone = env.process_place()[1] == 1
+    if hardware.kind != "cuda" or not alone or section.quantization != "none" or torch.cuda.device_count() < 2:
+        return load_model(section, hardware)
+    free = [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
+    return load_model(section, hardware, placed=split_by_layers(skeleton(section), free))
+
+
+def skeleton(section: ModelSection) -> PreTrainedModel:
+    """The model without its weights."""
+    place = model_path(section.name_or_path)
+    remote = section.trust_remote_code
+    config = AutoConfig.from_pretrained(place, revision=section.revision, trust_remote_code=remote)
+    make: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        made = make.from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)
+    assert isinstance(made, PreTrainedModel)
+    return made
+
+
+def split_by_layers(model: PreTrainedModel, free: Sequence[int]) -> dict[str, int] | None:
+    """Which GPU holds which module, none of a decoder layer's apart; None where the first holds them all.
+
+    Args:
+        model: its weights may be on meta.
+        free: bytes on each GPU.
+
+    Raises:
+        MachineError: all GPUs together do not hold the weights.
+    """
+    model.tie_weights()
+    room = {number: int(FOR_WEIGHTS * most) for number, most in enumerate(free)}
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    if whole <= room[0]:
+        return None
+    layers = sorted(model._no_split_modules or ())
+    even = get_balanced_memory(model, max_memory=dict(room), no_split_module_classes=layers)
+    for most in (even, room):  # an even split may not come out where the GPUs have different room
+        found = infer_auto_device_map(model, max_memory=dict(most), no_split_module_classes=layers)
+        if all(isinstance(device, int) for device in found.values()):
+            return {name: int(device) for name, device in found.items()}
+    raise MachineError(
+        f"the weights take {bytes_text(whole)}, and {len(free)} GPUs have {bytes_text(sum(room.values()))} for them",
+        field=FIELD,
+        help="answer on more or larger GPUs, or name a smaller model",
+    )

@@ -1,0 +1,101 @@
+"""What merging takes of a device: the steps of `merge.merge` on tensors without data.
+
+The weights of a LoRA's base come from its files: on a GPU one matrix at a time to fold the factors in and to check the
+result, then one layer at a time to read `PROMPTS` held-out rows. Only a base that is quantised, and a model all of
+whose weights were trained, is held whole.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from surefit.merge.adapter_file import Update
+from surefit.merge.certify import TOKENS_READ, read_logits
+from surefit.merge.fold import fold, rounding_error
+from surefit.merge.merge import PROMPTS
+from surefit.model.adapter import PREFIX, lora_modules
+from surefit.model.streamed import FromFiles, Slot
+from surefit.plan.setting import Setting
+from surefit.plan.trace import Recorder
+
+COMPARED = 4
+"""Answers that the certificate compares, in the host's memory: the base's, the adapter's, the merged model's, and that
+with every weight nudged."""
+
+
+def from_files(setting: Setting) -> bool:
+    """Whether the models that are compared run from their files."""
+    return setting.adapter.kind == "lora" and setting.quantization == "none"
+
+
+def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
+    """What `merge.merge` does on its device, real or fake; the caller records.
+
+    What nudges weights holds less than what the logits do, and is left out.
+
+    Args:
+        model: with its adapter; its other weights are on meta if `from_files`, and made here while they are needed.
+    """
+    model.eval()
+    recorder.start("merge")
+    with recorder.naming(model):
+        if from_files(setting):
+            assert isinstance(model, PeftModel)
+            _fold(model, setting, recorder)
+            with _WithoutFiles(model).running(model):
+                _read(model, setting)
+            return
+        if setting.adapter.kind == "full":
+            for tensor in model.state_dict().values():
+                bool(torch.isfinite(tensor).all())
+        _read(model, setting)
+
+
+def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
+    """On a CPU what is merged stays until its file is written; that may be the whole model's."""
+    dtype = getattr(torch, setting.dtype)
+    adapted = lora_modules(model)
+    kept = []
+    for name, parameter in model.get_base_model().named_parameters():
+        if parameter.requires_grad:
+            continue
+        layer = name.removesuffix(".base_layer.weight")
+        if layer in adapted:
+            work = partial(_merged, parameter.shape, dtype, setting.adapter.r)
+            recorder.repeating((parameter.shape, dtype), f"{PREFIX}{layer}", work)
+        with recorder.inside(f"{PREFIX}{name}"):
+            matrix = torch.empty(parameter.shape, dtype=dtype, device="cpu")
+            recorder.tag([matrix], "weights")
+            kept += [] if setting.cuda else [matrix]
+
+
+def _merged(shape: torch.Size, dtype: torch.dtype, r: int) -> None:
+    """One matrix is merged, and then made again and compared with what was written."""
+    outputs, inputs = shape
+    update = Update(torch.empty(r, inputs, device="cpu"), torch.empty(outputs, r, device="cpu"), 1.0)
+    matrix = torch.empty(shape, dtype=dtype, device="cpu")
+    fold(matrix, update)
+    rounding_error(matrix, update, matrix)
+
+
+def _read(model: torch.nn.Module, setting: Setting) -> None:
+    """Each row that is read has as many tokens as its share of all allows; rows differ, so they are padded."""
+    rows = [[0] * min(setting.length, TOKENS_READ)] * PROMPTS
+    answers = [read_logits(model, rows, "cpu") for _ in range(1 if setting.cuda else COMPARED)]
+    del answers
+
+
+class _WithoutFiles(FromFiles):
+    """A model whose weights, in place of being read, are made without data."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._stored = {id(parameter): name for name, parameter in model.named_parameters() if parameter.is_meta}
+
+    def _fill(self, slots: list[Slot], *_: Any) -> None:
+        for module, attribute, hollow in slots:
+            weight = torch.empty(hollow.shape, dtype=hollow.dtype, device="cpu")
+            setattr(module, attribute, torch.nn.Parameter(weight, requires_grad=False))

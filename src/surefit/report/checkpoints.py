@@ -1,0 +1,30 @@
+"""The scores of every checkpoint, as the page shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from surefit.evaluate.curve import in_words, svg
+from surefit.report.artefacts import Artefacts
+from surefit.report.shapes import CheckpointScores
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What the page draws: the numbers, the picture made of them, and which checkpoint is the best."""
+
+    scores: CheckpointScores
+    picture: Markup
+    sentence: str
+
+
+def checkpoints(found: Artefacts) -> Checkpoints | None:
+    """None where no checkpoint has been scored."""
+    scores = found.checkpoints
+    if scores is None or scores.best is None or not scores.checkpoints:
+        return None
+    values = scores.model_dump()
+    # The picture escapes every text in it, and all else is a number of ours.
+    return Checkpoints(scores, Markup(svg(values)), in_words(values["best"]))

@@ -1,0 +1,401 @@
+"""The shapes of a run's artefacts, as the page needs them.
+
+Fields that the page can do without are optional, and those that it does not show are ignored, so that the page of an
+old run, or of a newer one, can still be written.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Number = Annotated[float, Field(ge=-1e18, le=1e18)]
+"""A finite number of a size that can be added up and written out."""
+Count = Annotated[int, Field(ge=-(10**15), le=10**15)]
+Interval = tuple[Number, Number]
+
+
+class Shape(BaseModel):
+    """An artefact or a part of one; fields that the page does not show are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Finding(Shape):
+    code: str
+    severity: Literal["error", "warning", "info"]
+    message: str
+    name: str | None = None
+    path: str | None = None
+    line: Count | None = None
+    field: str | None = None
+    help: str | None = None
+    evidence: Any = None
+
+
+class Suppressed(Finding):
+    """A finding that the config accepts."""
+
+    reason: str = ""
+
+
+class Check(Shape):
+    """check.json"""
+
+    findings: list[Finding]
+    suppressed: list[Suppressed] = []
+    rules: Count | None = None
+
+
+class Histogram(Shape):
+    """Counts of lengths in bins of one width, from 0; `over` counts those beyond the last bin."""
+
+    width: Annotated[int, Field(ge=1, le=10**12)] = 1
+    counts: Annotated[list[Annotated[int, Field(ge=0, le=10**15)]], Field(max_length=200)] = []
+    over: Annotated[int, Field(ge=0, le=10**15)] = 0
+
+
+class Lengths(Shape):
+    """The lengths of one part of the examples."""
+
+    total: Count = 0
+    mean: Number | None = None
+    p50: Count | None = None
+    p95: Count | None = None
+    p99: Count | None = None
+    max: Count | None = None
+    histogram: Histogram = Histogram()
+
+
+class Observed(Shape):
+    """One thing that the audit looked for."""
+
+    rows: Count
+    of: Count
+    examples: list[str] = []
+    detail: str = ""
+
+
+class Passport(Shape):
+    """passport.json"""
+
+    source: str
+    sha256: str
+    rows: Count
+    audited: Count
+    usable: Count | None = None
+    unit: str = "tokens"
+    lengths: dict[str, Lengths] = {}
+    supervised_share: Number | None = None
+    observations: dict[str, Observed] = {}
+    findings: list[Finding] = []
+
+
+class ShownExample(Shape):
+    """Where the learnt part of one example of a batch begins and ends, as the loss sees it."""
+
+    example: str = ""
+    tokens: Count | None = None
+    supervised_tokens: Count | None = None
+    before: str = ""
+    begins: str = ""
+    ends: str = ""
+
+
+class BatchAudit(Shape):
+    """batch_audit.json"""
+
+    micro_batches: Count
+    examples: Count
+    tokens: Count | None = None
+    supervised_tokens: Count | None = None
+    longest: Count | None = None
+    observations: dict[str, Observed] = {}
+    shown: list[ShownExample] = []
+    findings: list[Finding] = []
+    suppressed: list[Suppressed] = []
+
+
+class DryPass(Shape):
+    """dry_pass.json"""
+
+    tokens: Count
+    loss: Number | None = None
+    step_seconds: Number | None = None
+    eval_seconds: Number | None = None
+    eval_batches: Count | None = None
+    save_seconds: Number | None = None
+    load_seconds: Number | None = None
+    checkpoint_bytes: Number | None = None
+    phases: dict[str, dict[str, Number]] = {}
+    rank: Count | None = None
+
+
+class Term(Shape):
+    term: str
+    bytes: Number
+    why: str = ""
+    moment: str | None = None
+
+
+class Device(Shape):
+    name: str
+    kind: str | None = None
+    memory_bytes: Number | None = None
+    source: str | None = None
+
+
+class PlannedModel(Shape):
+    name: str | None = None
+    parameters: Number | None = None
+    trainable: Number | None = None
+    architecture: str | None = None
+
+
+class PlannedSteps(Shape):
+    rows: Count | None = None
+    total_steps: Count | None = None
+    global_batch_size: Count | None = None
+    per_device_train_batch_size: Count | None = None
+    gradient_accumulation_steps: Count | None = None
+
+
+class PlannedPhase(Shape):
+    name: str
+    allocated_bytes: Number | None = None
+    reserved_bytes: Number | None = None
+
+
+class PlannedMemory(Shape):
+    verdict: str = ""
+    how: str = ""
+    low_bytes: Number
+    high_bytes: Number
+    peak_bytes: Number
+    phases: list[PlannedPhase] = []
+    setting: str | None = None
+    micro_batch: Count | None = None
+    length: Count | None = None
+    beside: str | None = None
+
+
+class PlannedTime(Shape):
+    parts: dict[str, Number] | None = None
+    seconds: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+
+
+class Plan(Shape):
+    """plan.json"""
+
+    estimate: PlannedMemory | None = None
+    time: PlannedTime | None = None
+
+    device: Device | None = None
+    model: PlannedModel = PlannedModel()
+    memory: list[Term] = []
+    memory_total_bytes: Number | None = None
+    left_out: list[str] = []
+    does_not_fit: list[str] = []
+    disk: list[Term] = []
+    disk_total_bytes: Number | None = None
+    disk_free_bytes: Number | None = None
+    steps: PlannedSteps = PlannedSteps()
+
+
+class Event(Shape):
+    """A line of events.jsonl."""
+
+    time: Number
+    stage: str
+    event: str
+    seconds: Number | None = None
+    step: Count | None = None
+    error: Any = None
+    changes: Any = None
+    phases: dict[str, dict[str, Number]] = {}
+
+
+class Metrics(Shape):
+    """A line of metrics.jsonl: an optimizer step, or a measurement of the held-out loss with what else was scored."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    step: Count
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    tokens: Number | None = None
+    tokens_per_second: float | None = None
+    seconds: Number | None = None
+    memory_bytes: Number | None = None
+    mfu: float | None = None
+    rejected: bool = False
+    eval_loss: float | None = None
+    eval_perplexity: float | None = None
+    eval_tokens: Number | None = None
+
+
+class Environment(Shape):
+    """environment.json"""
+
+    python: str | None = None
+    platform: str | None = None
+    cpu_count: Count | None = None
+    memory_bytes: Number | None = None
+    gpus: list[Any] = []
+    packages: dict[str, str] = {}
+    surefit: str | None = None
+
+
+class CertificateCheck(Shape):
+    name: str
+    value: Any = None
+    threshold: Any = None
+    comparison: str = ""
+    passed: bool
+    why: str = ""
+
+
+class CertifiedBase(Shape):
+    name: str | None = None
+    sha256: str | None = None
+
+
+class Certificate(Shape):
+    """certificate.json"""
+
+    passed: bool
+    reason: str = ""
+    checks: list[CertificateCheck] = []
+    prompts: Count | None = None
+    positions: Count | None = None
+    base: CertifiedBase = CertifiedBase()
+    adapter_sha256: str | None = None
+    merged_sha256: str | None = None
+    dtype: str | None = None
+    seconds: Number | None = None
+    quantization: str = "none"
+    into: str = "original"
+    base_recorded: bool | None = None
+
+
+class Score(Shape):
+    mean: Number
+    ci95: Interval | None = None
+    n: Count | None = None
+
+
+class Decoding(Shape):
+    strategy: str | None = None
+    max_new_tokens: Count | None = None
+    batch_size: Count | None = None
+    num_beams: Count | None = None
+    samples: Count | None = None
+    temperature: Number | None = None
+    constrained: bool = False
+
+
+class Evaluation(Shape):
+    """eval/SET/VARIANT.json"""
+
+    set: str
+    variant: str
+    metrics: dict[str, Score]
+    recipe: str | None = None
+    recipe_version: Count | None = None
+    n: Count | None = None
+    primary_metric: str | None = None
+    truncated: Count | None = None
+    unparsed: Count | None = None
+    seconds: Number | None = None
+    tokens_per_second: Number | None = None
+    decoding: Decoding = Decoding()
+
+
+class Comparison(Shape):
+    a: str
+    b: str
+    metric: str
+    difference: Number
+    ci95: Interval
+    wins: Count
+    losses: Count
+    ties: Count
+
+
+class SetSummary(Shape):
+    n: Count | None = None
+    variants: dict[str, dict[str, Score]] = {}
+    comparisons: list[Comparison] = []
+
+
+class Gate(Shape):
+    passed: bool
+    reason: str = ""
+
+
+class Summary(Shape):
+    """eval/summary.json"""
+
+    primary_metric: str
+    sets: dict[str, SetSummary]
+    gate: Gate | None = None
+    left_out: list[str] = []
+
+
+class Prediction(Shape):
+    """A line of eval/SET/VARIANT.predictions.jsonl."""
+
+    index: Count
+    text: str
+    where: str | None = None
+    prompt: str = ""
+    gold: str | None = None
+    truncated: bool = False
+    scores: dict[str, float] = {}
+
+
+class CheckpointScore(Shape):
+    """One checkpoint; `there` says whether it has not been deleted since."""
+
+    step: Count
+    variant: str
+    mean: Number
+    ci95: Interval
+    truncated: Count = 0
+    unparsed: Count = 0
+    there: bool = True
+
+
+class Lead(Shape):
+    """The best checkpoint against another one."""
+
+    variant: str
+    more_than_chance: bool
+
+
+class BestCheckpoint(Shape):
+    variant: str
+    confidence: Number
+    over: Annotated[list[Lead], Field(max_length=500)]
+    more_than_chance: bool | None = None
+
+
+class Ends(Shape):
+    """A mean with its interval."""
+
+    mean: Number
+    ci95: Interval
+
+
+class CheckpointScores(Shape):
+    """eval/checkpoints.json"""
+
+    metric: str
+    n: Count
+    checkpoints: Annotated[list[CheckpointScore], Field(max_length=500)]
+    base: Ends | None = None
+    best: BestCheckpoint | None = None

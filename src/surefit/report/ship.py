@@ -1,0 +1,135 @@
+"""May it ship? One answer, and every condition it rests on: certificate, gate, scores, damage elsewhere, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from surefit.core.units import plural
+from surefit.report.artefacts import Artefacts
+from surefit.report.scores import HELD_OUT, Contest, SetScores, is_baseline, is_ceiling, tone_of
+from surefit.report.text import NBSP, interval, percent, points, words
+from surefit.report.verdict import Effect, Tone
+
+State = Literal["yes", "no", "unknown", "note"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that shipping depends on: yes and no decide, unknown keeps it open, a note is only to be known."""
+
+    state: State
+    text: str
+
+    @property
+    def tone(self) -> Tone:
+        tones: dict[State, Tone] = {"yes": "good", "no": "bad", "unknown": "neutral", "note": "warning"}
+        return tones[self.state]
+
+    @property
+    def word(self) -> str:
+        return {"yes": "yes", "no": "no", "unknown": "not known", "note": "note"}[self.state]
+
+
+@dataclass(frozen=True)
+class Ship:
+    """The answer in a few words, and what it rests on."""
+
+    tone: Tone
+    answer: str
+    conditions: list[Condition]
+
+
+def may_it_ship(found: Artefacts, changes: Sequence[Effect], sets: Sequence[SetScores]) -> Ship:
+    """By the artefacts alone: nothing that was not measured counts in its favour."""
+    conditions = [
+        _certificate(found),
+        _helped(changes),
+        *_gate(found),
+        *_baselines(sets),
+        *_damage(changes),
+        *_findings(found),
+    ]
+    states = {condition.state for condition in conditions}
+    if "no" in states:
+        return Ship("bad", "No", conditions)
+    if "unknown" in states:
+        return Ship("neutral", "Not yet: something is not known", conditions)
+    if "note" in states:
+        return Ship("warning", "Yes, if the notes are acceptable", conditions)
+    return Ship("good", "Yes", conditions)
+
+
+def _certificate(found: Artefacts) -> Condition:
+    certificate = found.certificate
+    if certificate is None:
+        return Condition("unknown", "The weights have no certificate: the merge stage has not vouched for them.")
+    if certificate.passed:
+        return Condition("yes", "The weights on disk are those that were trained: the certificate passed.")
+    return Condition("no", f"The weights failed their certificate: {certificate.reason.rstrip('.')}.")
+
+
+def _helped(changes: Sequence[Effect]) -> Condition:
+    main = next((change for change in changes if change.set == HELD_OUT), None)
+    if main is None or main.comparison is None:
+        return Condition("unknown", "Whether it is better than the base was not measured on held-out prompts.")
+    low, high = main.comparison.ci95
+    text = f"{points(main.comparison.difference)} {words(main.metric)} (95{NBSP}% interval {interval(low, high)})"
+    match main.tone:
+        case "good":
+            return Condition("yes", f"It is better than the base on held-out prompts: {text}.")
+        case "bad":
+            return Condition("no", f"It is worse than the base on held-out prompts: {text}.")
+        case _:
+            return Condition("note", f"It cannot be told from the base on held-out prompts: {text}.")
+
+
+def _gate(found: Artefacts) -> Iterator[Condition]:
+    gate = found.summary.gate if found.summary else None
+    if gate is not None:
+        yield Condition("yes" if gate.passed else "no", f"Score gate of the config: {gate.reason.rstrip('.')}.")
+    elif found.summary is not None:
+        yield Condition("note", "The config sets no score gate (evaluate.gate): nobody said what is good enough.")
+
+
+def _baselines(sets: Sequence[SetScores]) -> Iterator[Condition]:
+    """A model that does not beat what needs no model was not worth its price."""
+    held_out = next((scores for scores in sets if scores.name == HELD_OUT), None)
+    for contest in held_out.contests if held_out else ():
+        if is_baseline(contest.comparison.a) and not is_ceiling(contest.comparison.a) and contest.tone != "good":
+            yield Condition("note", f"It does not beat {_against(contest)}.")
+
+
+def _against(contest: Contest) -> str:
+    low, high = contest.comparison.ci95
+    difference = points(contest.comparison.difference)
+    return f"the {contest.comparison.a.replace(':', ' ', 1)}: {difference} (interval {interval(low, high)})"
+
+
+def _damage(changes: Sequence[Effect]) -> Iterator[Condition]:
+    others = [change for change in changes if change.set != HELD_OUT and change.comparison is not None]
+    lost = [change for change in others if change.comparison is not None and tone_of(change.comparison) == "bad"]
+    for change in lost:
+        base = "" if change.base is None else f" from {percent(change.base)}"
+        yield Condition(
+            "note", f"Damage elsewhere: {words(change.metric)} on {change.set} fell{base} to {percent(change.tuned)}."
+        )
+    if others and not lost:
+        names = ", ".join(change.set for change in others)
+        yield Condition("yes", f"No damage that can be told from chance on {names}.")
+    elif not others:
+        yield Condition("note", "Damage elsewhere was not measured: evaluate.also names no other set.")
+
+
+def _findings(found: Artefacts) -> Iterator[Condition]:
+    if found.check is None:
+        return
+    errors = sum(finding.severity == "error" for finding in found.check.findings)
+    if errors:
+        yield Condition("note", f"The check found {plural(errors, 'error')} in config or data, listed under Findings.")
+    accepted = sum(finding.severity == "error" for finding in found.check.suppressed)
+    if accepted:
+        yield Condition(
+            "note", f"{plural(accepted, 'error')} of the check was suppressed by the config, with a reason."
+        )

@@ -1,0 +1,96 @@
+"""What a run answered, row by row, beside what another variant answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from surefit.core.rundir import RunDir
+from surefit.evaluate.answers import base_of, scored_variants
+from surefit.report.artefacts import Artefacts, read_artefacts
+from surefit.report.scores import primary_metric, tuned_of
+from surefit.report.shapes import Prediction
+from surefit.ui.pages import Ui
+
+PAGE = 20
+FILTERS = {"all": "All", "won": "Won", "lost": "Lost", "equal": "Equal"}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row as two variants answered it; `outcome`: won, lost or equal from the first to the second, or nothing."""
+
+    before: Prediction | None
+    after: Prediction
+    outcome: str
+
+
+def show(ui: Ui, request: Request) -> Response:
+    """A page of a set's rows: `?path=&set=&variant=&against=&filter=&page=`."""
+    asked = request.query_params
+    run = ui.workspace.run(asked.get("path", ""))
+    sets = sorted(path.name for path in run.eval.glob("*/") if not path.name.startswith("."))
+    chosen = asked.get("set") or ("eval" if "eval" in sets else next(iter(sets), ""))
+    if chosen and chosen not in sets:
+        raise HTTPException(404, "There is no such set.")
+    variants = [name for name in scored_variants(run, chosen) if _file(run, chosen, name).is_file()] if chosen else []
+    variant = asked.get("variant") or tuned_of(variants) or next(iter(variants), "")
+    against = asked.get("against", base_of(variant) if base_of(variant) in variants else "")
+    if not {variant, against} <= {*variants, ""}:
+        raise HTTPException(404, "There is no such variant.")
+    metric = primary_metric(read_artefacts(run))
+    pairs = _pairs(ui, run, chosen, variant, "" if against == variant else against, metric) if variant else []
+    counts = {name: sum(name in ("all", pair.outcome) for pair in pairs) for name in FILTERS}
+    wanted = asked.get("filter", "all")
+    shown = [pair for pair in pairs if wanted in ("all", pair.outcome)]
+    pages = max(1, -(-len(shown) // PAGE))
+    page = min(max(1, int(number) if (number := asked.get("page", "1")).isdecimal() and len(number) < 9 else 1), pages)
+    return ui.page(
+        "examples",
+        name=ui.workspace.name(run.path),
+        sets=sets,
+        variants=variants,
+        filters=FILTERS,
+        counts=counts,
+        metric=metric,
+        asked={"path": ui.workspace.name(run.path), "set": chosen, "variant": variant, "against": against,
+               "filter": wanted},
+        page=page,
+        pages=pages,
+        pairs=shown[(page - 1) * PAGE : page * PAGE],
+    )  # fmt: skip
+
+
+def _file(run: RunDir, set_name: str, variant: str) -> Path:
+    return run.eval / set_name / f"{variant}.predictions.jsonl"
+
+
+def _pairs(ui: Ui, run: RunDir, set_name: str, variant: str, against: str, metric: str | None) -> list[Pair]:
+    before = {one.index: one for one in _read(ui, run, set_name, against)} if against else {}
+    return [
+        Pair(before.get(after.index), after, _outcome(before.get(after.index), after, metric))
+        for after in _read(ui, run, set_name, variant)
+    ]
+
+
+def _read(ui: Ui, run: RunDir, set_name: str, variant: str) -> tuple[Prediction, ...]:
+    path = ui.workspace.file_of(run, _file(run, set_name, variant))
+    return _predictions(run, set_name, variant, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _predictions(run: RunDir, set_name: str, variant: str, changed: int) -> tuple[Prediction, ...]:
+    """The lines of a file, read again where it has changed: texts are cut, and secrets taken out, as for the report."""
+    return tuple(Artefacts(run).predictions(set_name, variant))
+
+
+def _outcome(before: Prediction | None, after: Prediction, metric: str | None) -> str:
+    if before is None or metric is None or metric not in before.scores or metric not in after.scores:
+        return ""
+    first, second = before.scores[metric], after.scores[metric]
+    return "equal" if first == second else "won" if second > first else "lost"

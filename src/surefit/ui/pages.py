@@ -1,0 +1,125 @@
+"""What every page shares: the templates, the workspace behind them, and how a posted form becomes an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import anyio
+from anyio.to_thread import run_sync
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from surefit import __version__
+from surefit.core.env import redact
+from surefit.core.errors import SureFitError
+from surefit.core.units import bytes_text, duration_text
+from surefit.report import text
+from surefit.ui.security import Door
+from surefit.ui.stages import Stages
+from surefit.ui.workspace import Workspace
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters.update(
+    bytes=bytes_text,
+    duration=duration_text,
+    percent=text.percent,
+    words=text.words,
+    utc=text.utc,
+    query=urlencode,
+    pairs=lambda values: [(value, value) for value in values],
+)
+AT_ONCE = 2
+"""Checks and fits that are worked out at the same time; the others wait their turn."""
+
+
+@dataclass
+class Ui:
+    """What the pages work with; `app.state.ui`."""
+
+    workspace: Workspace
+    stages: Stages
+    door: Door
+    limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(AT_ONCE))
+    simulating: bool = False
+
+    def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """A page of `templates/`."""
+        workspace = str(self.workspace.root)
+        shared = {"csrf": self.door.csrf, "workspace": workspace, "version": __version__, "here": template}
+        return HTMLResponse(TEMPLATES.get_template(f"{template}.html.j2").render(**shared, **values), status)
+
+
+Show = Callable[[Ui, Request], Response]
+Answer = Callable[[Ui, dict[str, Any]], Any]
+
+
+def get(show: Show) -> Callable[[Request], Response]:
+    """The endpoint of a page; Starlette runs it in a thread."""
+
+    def endpoint(request: Request) -> Response:
+        return show(request.app.state.ui, request)
+
+    return endpoint
+
+
+def post(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    """The endpoint of a posted JSON object, answered with JSON from a thread."""
+
+    async def endpoint(request: Request) -> Response:
+        ui, body = request.app.state.ui, await posted(request)
+        return JSONResponse(await run_sync(answer, ui, body, limiter=ui.limiter))
+
+    return endpoint
+
+
+async def posted(request: Request) -> dict[str, Any]:
+    """The posted JSON object.
+
+    Raises:
+        HTTPException: 400, for anything else.
+    """
+    try:
+        body = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "not JSON") from None
+    if not isinstance(body, dict):
+        raise HTTPException(400, "not a JSON object")
+    return body
+
+
+def text_of(body: dict[str, Any], name: str) -> str:
+    """A text of a posted object.
+
+    Raises:
+        HTTPException: 400 where there is none of that name.
+    """
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise HTTPException(400, f"{name} must be a text")
+    return value
+
+
+def show_error(request: Request, error: Exception) -> Response:
+    """An error in the user's terms: JSON for a script, a page for a person."""
+    if isinstance(error, HTTPException):
+        status, message, help_text = error.status_code, str(error.detail), ""
+    else:
+        assert isinstance(error, SureFitError)
+        status, message, help_text = 400, redact(error.message), redact(error.help or "")
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": message, "help": help_text}, status)
+    ui: Ui = request.app.state.ui
+    return ui.page("message", status, message=message, help=help_text)

@@ -1,0 +1,263 @@
+"""The fit planner: what a run needs, worked out anew at every change by the closed form, in milliseconds.
+
+Time is here what the matrix products alone take at the rate that training reaches of a data sheet's: nothing is
+simulated for it, so it is a lower bound. The button runs `surefit plan` (`simulation.py`), which simulates the step,
+counts what moves through memory too, and has the interval.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from surefit.config.load import Loaded, load_config
+from surefit.config.resolve import Resolved, resolve, with_changes
+from surefit.config.schema import Config
+from surefit.config.spread import processes
+from surefit.core.errors import ConfigError, MachineError, SureFitError
+from surefit.core.units import bytes_text, count_text, duration_text
+from surefit.data.load import is_local, load_rows
+from surefit.facts.flops import FORWARD, TRAINED, work_of
+from surefit.facts.gpus import GPUS
+from surefit.facts.hardware import HardwareFacts, hardware_facts
+from surefit.facts.model import NANO, ModelFacts, catalogue, model_facts
+from surefit.facts.ranks import peak_bytes
+from surefit.plan.fit import upper_end
+from surefit.plan.forecast import planned
+from surefit.plan.profile import device_of, rates_of, speed_at
+from surefit.ui.pages import Ui, text_of
+
+SCRATCH: dict[str, Any] = {
+    "recipe": "function_calling",
+    "model": {"name_or_path": "meta-llama/Llama-3.1-8B"},
+    "data": {"train": "surefit/function-calling-train", "max_length": 2048},
+    "train": {"epochs": 1e6, "max_steps": 1000},
+    "hardware": {"gpu": "h100"},
+    "output_dir": "runs/planned",
+}
+"""The config behind the form where none is opened: its rows are not planned for, its number of steps is."""
+NUMBERS = ("data.max_length", "train.global_batch_size", "adapter.r", "hardware.count", "train.max_steps")
+CHOICES = (
+    "model.name_or_path", "hardware.gpu", "train.per_device_train_batch_size", "train.gradient_checkpointing",
+    "model.quantization", "adapter.kind", "data.packing", "parallel.mode",
+)  # fmt: skip
+MOMENTS = {"gather": "gathering shards", "loss": "the loss", "backward": "the backward pass", "step": "the update"}
+
+
+def show(ui: Ui, request: Request) -> Response:
+    """The form, with the values of a config (`?config=PATH`) or of an 8B model."""
+    opened = request.query_params.get("config", "")
+    config = _base(ui, opened)
+    if config.train.max_steps is None:
+        config = with_changes(config, {"train.max_steps": _steps(config)})
+    models = dict.fromkeys([config.model.name_or_path, NANO, *catalogue()])
+    return ui.page(
+        "planner", opened=opened, config=config, configs=ui.workspace.configs(), models=list(models), gpus=list(GPUS)
+    )
+
+
+def fit(ui: Ui, body: dict[str, Any]) -> dict[str, Any]:
+    """The plan of the form's values, by the closed form."""
+    start = time.perf_counter()
+    config = planned_config(ui, body)
+    answer = said(closed_form(config), config, price_of(body))
+    return answer | {"milliseconds": 1000 * (time.perf_counter() - start)}
+
+
+def planned_config(ui: Ui, body: dict[str, Any]) -> Config:
+    """The opened config, or the one from scratch, with the form's values.
+
+    Raises:
+        ConfigError: a value that does not fit.
+    """
+    changes = body.get("changes")
+    if not isinstance(changes, dict) or not changes.keys() <= {*NUMBERS, *CHOICES}:
+        raise HTTPException(400, "changes must be an object of the form's fields")
+    try:
+        config = with_changes(_base(ui, text_of(body, "config")), changes)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(f"{'.'.join(map(str, first['loc'][:2]))}: {first['msg']}") from None
+    _require_inside(ui, config)
+    return config
+
+
+def price_of(body: dict[str, Any]) -> float | None:
+    """What an hour of one device costs, where it is given."""
+    price = body.get("price")
+    if price is None:
+        return None
+    if not isinstance(price, int | float) or not 0 <= price < math.inf:
+        raise ConfigError("a price is a number, 0 or more")
+    return float(price)
+
+
+def _base(ui: Ui, opened: str) -> Config:
+    if not opened:
+        return Config.model_validate(SCRATCH)
+    path = ui.workspace.config(opened)
+    if not path.is_file():
+        raise HTTPException(404, "There is no such file in the workspace.")
+    config = load_config(path).config
+    _require_inside(ui, config)
+    return config
+
+
+def _require_inside(ui: Ui, config: Config) -> None:
+    for problem in ui.workspace.refuse(config):
+        raise problem
+
+
+def _steps(config: Config) -> int:
+    """Optimizer steps of a config whose rows are here; where they are not, a round number to begin with."""
+    if is_local(config.data.train):
+        try:
+            rows = len(load_rows(config.data.train))
+        except SureFitError:
+            rows = 0
+        share = config.data.eval if isinstance(config.data.eval, float) else 0.0
+        return max(1, math.ceil(rows * (1 - share) * config.train.epochs / config.train.global_batch_size))
+    return 1000
+
+
+@lru_cache(maxsize=64)
+def _model(name: str, revision: str | None) -> ModelFacts:
+    return model_facts(name, revision)
+
+
+@lru_cache(maxsize=64)
+def _hardware(gpu: str) -> HardwareFacts:
+    return hardware_facts(gpu)
+
+
+def closed_form(config: Config) -> dict[str, Any]:
+    """plan.json by arithmetic alone, with the phases' bytes and the arithmetic's time added."""
+    model, hardware = _model(config.model.name_or_path, config.model.revision), _hardware(config.hardware.gpu)
+    loaded = Loaded(config, Path("config.yaml"), {}, frozenset())
+    steps = config.train.max_steps
+    resolved = resolve(loaded, model, hardware, None, needed=upper_end(model, hardware))
+    resolved = replace(resolved, total_steps=steps)
+    document = planned(resolved, model, hardware, quick=True)
+    budget = peak_bytes(resolved, model, capability=hardware.compute_capability)
+    document["budget"] = budget.phases if budget else None
+    document["time"] = _time(resolved, model, hardware)
+    document["decided"] = {
+        key: f"{getattr(getattr(resolved.config, section), name)}".lower()
+        for key in ("train.per_device_train_batch_size", "train.gradient_checkpointing", "data.packing", "model.dtype",
+                    "parallel.mode")
+        for section, name in [key.split(".")]
+    }  # fmt: skip
+    return document
+
+
+def _time(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> dict[str, Any] | None:
+    """What the matrix products of full rows take; None where the model's or the device's numbers are not known."""
+    config = resolved.config
+    work, device = work_of(model, config), device_of(hardware)
+    whole = work_of(model, with_changes(config, {"adapter.kind": "full"}))
+    if work is None or whole is None or device is None:
+        return None
+    try:
+        rates = rates_of(device)
+    except MachineError:
+        return None
+    length, rows = config.data.max_length, config.train.global_batch_size
+    needed = work.of([length] * rows, length * rows)
+    again = 0 if config.train.gradient_checkpointing is False else FORWARD / TRAINED * whole.of([length] * rows, 0)
+    curve = rates.matmul.get(config.model.dtype) or rates.matmul["float32"]
+    seconds = (needed + again) / speed_at(curve, math.inf) / processes(config)
+    steps = resolved.total_steps
+    return {
+        "seconds_per_step": seconds,
+        "total_seconds": steps * seconds if steps else None,
+        "tokens_per_second": length * rows / seconds,
+        "rates": rates.source,
+    }
+
+
+def said(document: dict[str, Any], config: Config, price: float | None) -> dict[str, Any]:
+    """A plan as the page draws it: bytes for the bars, and every number as text too."""
+    estimate, device, seconds = document["estimate"], document["device"], document["time"]
+    total = seconds["total_seconds"] if seconds else None
+    hours = processes(config) * total / 3600 if total is not None else None
+    least = "" if seconds and "total_seconds_low" in seconds else "at least "
+    return {
+        "verdict": estimate["verdict"] if estimate else "unknown",
+        "how": estimate["how"] if estimate else "",
+        "device": device["name"],
+        "capacity": device["memory_bytes"],
+        "capacity_text": bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "an unknown amount",
+        "low": estimate["low_bytes"] if estimate else None,
+        "high": estimate["high_bytes"] if estimate else None,
+        "needed_text": _span(estimate, "low_bytes", "high_bytes", bytes_text) if estimate else "not known",
+        "bars": _bars(document),
+        "steps_text": _steps_text(document["steps"]),
+        "time_text": _span(seconds, "total_seconds_low", "total_seconds_high", duration_text, "total_seconds"),
+        "step_text": least + _seconds(seconds["seconds_per_step"]) if seconds else "not known",
+        "speed_text": f"{count_text(seconds['tokens_per_second'])} tokens/s" if seconds else "not known",
+        "rates": seconds["rates"] if seconds else "",
+        "cost_text": f"{least}{price * hours:,.2f}" if price is not None and hours is not None else "–",
+        "disk_text": bytes_text(document["disk_total_bytes"]) if document["disk_total_bytes"] else "not known",
+        "disk": [term | {"text": bytes_text(term["bytes"])} for term in document["disk"]],
+        "free_text": bytes_text(document["disk_free_bytes"]),
+        "decided": document.get("decided"),
+        "ranks": document["ranks"]["which"] if document["ranks"] else None,
+        "does_not_fit": document["does_not_fit"],
+        "left_out": document["left_out"],
+    }
+
+
+def _span(found: dict[str, Any] | None, low: str, high: str, text: Any, middle: str = "") -> str:
+    """`a (b to c)`, with whatever is known of it."""
+    if found is None or (middle and found[middle] is None):
+        return "not known"
+    between = f"{text(found[low])} to {text(found[high])}" if low in found else ""
+    if not middle:
+        return between
+    return f"{text(found[middle])} ({between})" if between else f"at least {text(found[middle])}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else duration_text(seconds)
+
+
+def _steps_text(steps: dict[str, Any]) -> str:
+    micro, parts = steps["per_device_train_batch_size"], steps["gradient_accumulation_steps"]
+    return f"{steps['total_steps'] or '?'} steps of {steps['global_batch_size']} examples, {micro} × {parts}"
+
+
+def _bars(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """One for each phase: its terms where they are known, else its bytes."""
+    if document["estimate"] and document["estimate"]["phases"]:
+        peak = document["estimate"]["peak"]
+        return [_bar("the fullest moment", peak["terms"])] + [
+            _bar(phase["name"], [{"term": "held", "bytes": phase["reserved_bytes"] or phase["allocated_bytes"]}])
+            for phase in document["estimate"]["phases"]
+        ]
+    terms, budget = document["memory"], document.get("budget") or {}
+    moments = dict.fromkeys(term["moment"] for term in terms if term["moment"] != "always" and term["bytes"])
+    bars = [
+        _bar(f"training: {MOMENTS[moment]}", [term for term in terms if term["moment"] in ("always", moment)])
+        for moment in moments
+    ] or [_bar("training", terms)]
+    beside = {"loading": budget.get("load"), "held-out loss": budget.get("eval")}
+    return bars + [_bar(name, [{"term": "held", "bytes": held}]) for name, held in beside.items() if held]
+
+
+def _bar(name: str, terms: list[dict[str, Any]]) -> dict[str, Any]:
+    shown = [
+        {"term": term["term"], "bytes": term["bytes"], "text": bytes_text(term["bytes"]), "why": term.get("why", "")}
+        for term in terms
+        if term["bytes"]
+    ]
+    total = sum(term["bytes"] for term in shown)
+    return {"name": name, "bytes": total, "text": bytes_text(total), "terms": shown}

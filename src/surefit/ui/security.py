@@ -1,0 +1,215 @@
+"""What every request passes before a page sees it, as one ASGI layer around the whole program.
+
+- Host: a name that this server has. Another site's name that resolves to 127.0.0.1 (DNS rebinding) is refused; an
+  address in digits cannot be rebound, so any will do where the server listens beyond loopback.
+- Token, where the server listens beyond loopback or `--token` asks for it: compared in constant time, in the address
+  once, in a cookie (HttpOnly, SameSite=Strict) from then on.
+- Sec-Fetch-Site: requests from other sites are refused, but for opening a page by a link.
+- POST: from a page of this server only, by Origin and by the CSRF token that only such a page has.
+- Body: at most `MAX_BODY` bytes, declared or not.
+- The answer carries a content security policy without inline scripts and without any other server.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MAX_BODY = 1 << 20
+"""A config has 256 KiB at most, and JSON writes some characters as six."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+"""For report.html, which brings its scripts along: in an origin of its own, without any network."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server on `host`.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address in digits."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Door:
+    """Who may come in.
+
+    Attributes:
+        host, port: where the server listens.
+        token: what a visitor must know; None: nothing.
+        csrf: what only a page of this server knows.
+    """
+
+    host: str
+    port: int
+    token: str | None = None
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+    @property
+    def cookie(self) -> str:
+        """Cookies are the same for all ports of a host, so each server has a name of its own."""
+        return f"surefit_{self.port}"
+
+    def knows_host(self, header: str) -> bool:
+        """Whether a Host header names this server."""
+        try:
+            parts = urlsplit(f"//{header}")
+            name, port = (parts.hostname or "").lower(), parts.port or 80
+        except ValueError:
+            return False
+        if port != self.port or parts.path or parts.username is not None:
+            return False
+        if is_loopback(self.host):
+            return name in LOOPBACK_NAMES or name == self.host
+        return name in (*LOOPBACK_NAMES, self.host, socket.gethostname().lower()) or is_address(name)
+
+    def admits(self, given: str | None) -> bool:
+        """Whether a token is the right one."""
+        return self.token is None or same(given or "", self.token)
+
+
+def same(given: str, expected: str) -> bool:
+    """Equality in a time that tells nothing."""
+    return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+
+
+class Guard:
+    """The layer."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self.app, self.door = app, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, _with_headers(send))
+            return
+        body = await _body(receive) if scope["method"] == "POST" else b""
+        if body is None:
+            too_large = PlainTextResponse(f"More than {MAX_BODY:,} bytes.", 413, {"Connection": "close"})
+            await too_large(scope, receive, _with_headers(send))
+            return
+        await self.app(scope, _again(body, receive), _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to a request that is not let in."""
+        headers = Headers(scope=scope)
+        if len(headers.getlist("host")) != 1 or not self.door.knows_host(headers["host"]):
+            return PlainTextResponse("This server does not have that name.", 400)
+        if scope["method"] not in ("GET", "HEAD", "POST"):
+            return PlainTextResponse("Only GET, HEAD and POST.", 405, {"Allow": "GET, HEAD, POST"})
+        site, opened = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode") == "navigate"
+        if site not in ("same-origin", "none") and not (opened and scope["method"] == "GET"):
+            return PlainTextResponse("Requests from other sites are refused.", 403)
+        if self.door.token is not None:
+            unknown = self._unknown_visitor(scope, headers)
+            if unknown is not None:
+                return unknown
+        if scope["method"] == "POST" and not self._from_our_page(headers):
+            return PlainTextResponse("Not from a page of this server: load the page again.", 403)
+        return None
+
+    def _unknown_visitor(self, scope: Scope, headers: Headers) -> Response | None:
+        """None for who has the cookie; a redirect that sets it for who has the token; else a refusal."""
+        if self.door.admits(_cookie(headers, self.door.cookie)):
+            return None
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        given = query.pop("token", None)
+        if scope["method"] == "GET" and given is not None and self.door.admits(given):
+            assert self.door.token is not None
+            path = "/" + scope["path"].lstrip("/")
+            answer = RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303)
+            answer.set_cookie(self.door.cookie, self.door.token, httponly=True, samesite="strict", path="/")
+            return answer
+        return PlainTextResponse("Open the address that `surefit ui` printed, with its token.", 401)
+
+    def _from_our_page(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is not None and origin != f"http://{headers['host']}":
+            return False
+        return same(headers.get("x-csrf-token", ""), self.door.csrf)
+
+
+def _cookie(headers: Headers, name: str) -> str | None:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return None
+    return found.value if found else None
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None as soon as it is too large."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return body
+        chunk: bytes = message.get("body", b"")
+        body += chunk
+        if len(body) > MAX_BODY:
+            return None
+        if not message.get("more_body"):
+            return body
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """`receive` as if the body had not been read."""
+    given = False
+
+    async def wrapped() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return wrapped
+
+
+def _with_headers(send: Send) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return wrapped

@@ -1,0 +1,75 @@
+"""The real, simulated plan, in a process of its own: it imports torch and takes seconds. One at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from anyio.to_thread import run_sync
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError
+from surefit.core.rundir import write_atomic
+from surefit.ui.pages import Ui, posted
+from surefit.ui.planner import planned_config, price_of, said
+
+SECONDS = 180
+
+
+async def simulate(request: Request) -> Response:
+    """`surefit plan` for the planner's form."""
+    ui: Ui = request.app.state.ui
+    body = await posted(request)
+    config = await run_sync(planned_config, ui, body)
+    if config.model.trust_remote_code:
+        problem = "this model brings code along, which is not run for a page"
+        raise ConfigError(problem, help="use the command line: `surefit plan CONFIG`")
+    if ui.simulating:
+        raise HTTPException(409, "A plan is being simulated already; one at a time.")
+    ui.simulating = True
+    try:
+        document = await _plan(ui, config)
+    finally:
+        ui.simulating = False
+    return JSONResponse(said(document, config, price_of(body)))
+
+
+async def _plan(ui: Ui, config: Config) -> dict[str, Any]:
+    """The content of plan.json.
+
+    Raises:
+        HTTPException: the simulation took too long.
+        ConfigError: the plan could not be made, with the reason that the command gave.
+    """
+    with tempfile.TemporaryDirectory(prefix="surefit-ui-") as folder:
+        path = Path(folder) / "config.yaml"
+        write_atomic(path, json.dumps(config.model_dump()))  # JSON is YAML
+        process = await asyncio.create_subprocess_exec(
+            *ui.stages.plan(path),
+            cwd=ui.workspace.root,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), SECONDS)
+        except TimeoutError:
+            raise HTTPException(504, f"The simulation took more than {SECONDS} seconds and was stopped.") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    document: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if "estimate" not in document:
+        error = document.get("error") or {}
+        raise ConfigError(str(error.get("message", "the plan could not be made")), help=error.get("help"))
+    return document

@@ -1,0 +1,78 @@
+// Follows a run: asks for what is new, and draws it with uPlot.
+const path = document.getElementById("run").dataset.path;
+const figures = [...document.querySelectorAll("#charts figure")];
+const WAIT = 2000, GIB = 2 ** 30;
+const NAMES = { loss: "training loss", eval_loss: "held-out loss", memory_bytes: "memory (GiB)" };
+let lines = new Map();
+let place = "";
+let plots = [];
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const short = (value) => (value == null ? "–" : Math.abs(value) >= 1e-3 || value === 0 ? String(Number(value.toPrecision(4))) : value.toExponential(1));
+const set = (id, text) => { const node = document.getElementById(id); if (node.textContent !== text) node.textContent = text; };
+
+function add(record) {
+  const known = lines.get(record.step) ?? {};
+  for (const [key, value] of Object.entries(record)) if (typeof value === "number") known[key] = key === "memory_bytes" ? value / GIB : value;
+  lines.set(record.step, known);
+}
+
+function columns(series) {
+  const steps = [...lines.keys()].sort((a, b) => a - b);
+  return [steps, ...series.map((name) => steps.map((step) => lines.get(step)[name] ?? null))];
+}
+
+const axis = (more) => ({ stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif", ...more });
+
+function make(figure) {
+  const series = figure.dataset.series.split(","), host = figure.querySelector(".chart");
+  const options = {
+    width: host.clientWidth, height: 200, padding: [8, 26, 0, 0], legend: { show: false },
+    scales: { x: { time: false } }, cursor: { sync: { key: "run" }, drag: { x: true, y: false } },
+    axes: [axis({ values: (_, ticks) => ticks.map((v) => (Number.isInteger(v) ? v.toLocaleString("en") : "")) }), axis({ size: 62, values: (_, ticks) => ticks.map(short) })],
+    series: [{ label: "step" }, ...series.map((name, i) => ({ label: NAMES[name] ?? name, stroke: colour(`--series-${i + 1}`), width: 1.5, spanGaps: true, points: { show: i > 0 } }))],
+  };
+  return { figure, series, host, plot: new uPlot(options, columns(series), host) };
+}
+
+function draw(anew) {
+  const empty = lines.size === 0;
+  document.getElementById("charts").hidden = empty;
+  document.getElementById("no-steps").hidden = !empty;
+  if (empty) return;
+  if (anew || plots.length === 0) {
+    for (const { plot } of plots) plot.destroy();
+    plots = figures.map(make);
+  }
+  for (const { figure, series, plot } of plots) {
+    const data = columns(series);
+    plot.setData(data);
+    const last = series.map((name, i) => `${NAMES[name] ?? name.replaceAll("_", " ")} ${short(data[i + 1].findLast((value) => value != null))}`);
+    figure.querySelector(".last").textContent = last.join(", ");
+  }
+}
+
+async function follow() {
+  try {
+    const answer = await fetch(`/api/watch?${new URLSearchParams({ path, from: place })}`);
+    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+    const news = await answer.json();
+    if (news.anew) lines = new Map();
+    news.lines.forEach(add);
+    place = news.next;
+    if (news.lines.length || news.anew) draw(news.anew);
+    set("state", news.event ? `${news.event.stage} ${news.event.event}` : "not started");
+    set("step", lines.size ? String([...lines.keys()].reduce((most, step) => Math.max(most, step), 0)) : "–");
+    set("disk", `${news.disk}, ${news.free} free`);
+    setTimeout(follow, news.more ? 0 : document.hidden ? 5 * WAIT : WAIT);
+  } catch (error) {
+    set("state", `not followed any more: ${error.message}`);
+    setTimeout(follow, 5 * WAIT);
+  }
+}
+
+new ResizeObserver(() => plots.forEach(({ host, plot }) => {
+  if (host.clientWidth && host.clientWidth !== plot.width) plot.setSize({ width: host.clientWidth, height: plot.height });
+})).observe(document.getElementById("charts"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
+follow();

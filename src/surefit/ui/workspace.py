@@ -1,0 +1,194 @@
+"""The one directory that the pages may read and write in, and what of it they may.
+
+A path from a request is relative, has no hidden part (`.env`, `.git`) and, with every link followed, stays inside. Only
+configs are written, and never inside a run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from starlette.exceptions import HTTPException
+
+from surefit.config.edit import write_edited
+from surefit.config.load import MAX_BYTES
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.rundir import RunDir, file_sha256, write_atomic
+
+CONFIG_SUFFIXES = (".yaml", ".yml")
+DEPTH = 4
+"""How far below the workspace a config is looked for."""
+MOST_CONFIGS = 500
+LONGEST, LONGEST_NAME = 2_000, 200
+"""Bytes of a path and of each of its names; file systems take 255, and a temporary name is longer."""
+NOT_IN_A_PATH = "\\%"
+"""What stands for something else in an address, and has no place in a path that comes from one."""
+NOT_LOOKED_INTO = ("node_modules", "site-packages", "__pycache__")
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """`root` is a directory that is there, with every link followed."""
+
+    root: Path
+
+    def path(self, text: str) -> Path:
+        """A path of a request.
+
+        Raises:
+            HTTPException: 404, for what is outside, hidden or no path at all: it is not said which.
+        """
+        parts = PurePosixPath(text).parts
+        plain = text.isprintable() and not any(character in text for character in NOT_IN_A_PATH)
+        plain = plain and len(text.encode()) <= LONGEST and all(len(part.encode()) <= LONGEST_NAME for part in parts)
+        if text and plain and not text.startswith("/") and not any(_hidden(part) for part in parts):
+            try:
+                found = (self.root / text).resolve()
+            except (OSError, RuntimeError, ValueError):
+                raise _absent() from None
+            if self.holds(found):
+                return found
+        raise _absent()
+
+    def holds(self, resolved: Path) -> bool:
+        """Whether a path without links is inside, and not hidden."""
+        if not resolved.is_relative_to(self.root):
+            return False
+        return not any(_hidden(part) for part in resolved.relative_to(self.root).parts)
+
+    def name(self, path: Path) -> str:
+        """The path as a request names it."""
+        return path.relative_to(self.root).as_posix()
+
+    def config(self, text: str) -> Path:
+        """A config file of a request, there or not."""
+        path = self.path(text)
+        if path.suffix not in CONFIG_SUFFIXES or path.is_dir():
+            raise _absent()
+        return path
+
+    def run(self, text: str) -> RunDir:
+        """A run directory of a request."""
+        run = RunDir(self.path(text))
+        if not is_run(run.path):
+            raise _absent()
+        return run
+
+    def file_of(self, run: RunDir, path: Path) -> Path:
+        """A file of a run, proven to be inside the workspace when links are followed."""
+        resolved = path.resolve()
+        if not self.holds(resolved) or not resolved.is_file() or not path.is_relative_to(run.path):
+            raise _absent()
+        return resolved
+
+    def configs(self) -> list[str]:
+        """The configs that there are, without those of runs, by name."""
+        return sorted(self.name(path) for _, path in zip(range(MOST_CONFIGS), self._yaml_files(), strict=False))
+
+    def _yaml_files(self) -> Iterator[Path]:
+        for folder, folders, files in os.walk(self.root):
+            here = Path(folder)
+            deep = len(here.relative_to(self.root).parts) >= DEPTH
+            folders[:] = [] if deep or is_run(here) else sorted(n for n in folders if self._looked_into(here / n))
+            if not is_run(here):
+                named = [here / name for name in sorted(files) if name.endswith(CONFIG_SUFFIXES) and not _hidden(name)]
+                yield from (path for path in named if self.holds(path.resolve()))
+
+    def _looked_into(self, folder: Path) -> bool:
+        name = folder.name
+        return not _hidden(name) and name not in NOT_LOOKED_INTO and not (folder / "pyvenv.cfg").exists()
+
+    def save(self, text: str, content: str, expected: str | None) -> Path:
+        """Write a config.
+
+        Args:
+            text: its path.
+            content: the new text.
+            expected: the `version` that was opened; None for a file that is not there yet.
+
+        Raises:
+            HTTPException: 409 where the file is not what was opened.
+            ConfigError: it would be too large, or inside a run.
+            MachineError: it cannot be written.
+        """
+        path = self.config(text)
+        if len(content.encode("utf-8", "replace")) > MAX_BYTES:
+            raise ConfigError(f"larger than {MAX_BYTES:,} bytes: this is no config file")
+        if any(is_run(folder) for folder in path.parents if folder.is_relative_to(self.root)):
+            raise ConfigError("this is inside a run, whose files are only read", help="choose another folder")
+        if version(path) != expected:
+            what = "was changed by someone else" if expected is not None else "is there already"
+            raise HTTPException(409, f"{text} {what}: open it again, or save under another name")
+        if expected is None:
+            write_atomic(path, content)
+        else:
+            # A text area has line feeds only.
+            content = content.replace("\n", "\r\n") if b"\r\n" in path.read_bytes() else content
+            write_edited(path, content)
+        return path
+
+    def refuse(self, config: Config) -> list[SureFitError]:
+        """What a config names outside of the workspace, or hidden in it: nothing of that is looked at for a page."""
+        return [
+            ConfigError(
+                f"{text!r} is not inside the workspace, so it is not looked at from the page",
+                field=key,
+                help="move it there, or use the command line: `surefit check`",
+            )
+            for key, text in named_paths(config)
+            if not self._may_be_read(text)
+        ]
+
+    def _may_be_read(self, text: str) -> bool:
+        try:
+            plain = Path(text)
+            path = self.root / plain.expanduser()
+            looks_like_path = plain.is_absolute() or text.startswith("~") or ".." in plain.parts
+            if not looks_like_path and not os.path.lexists(path):
+                return not any(_hidden(part) for part in plain.parts)  # a hub id, a sample, or not there yet
+            inside = [path.resolve()]
+            if path.is_dir():
+                inside += [child.resolve() for child in path.iterdir() if child.is_symlink()]
+        except (OSError, RuntimeError, ValueError):
+            return False
+        return all(self.holds(each) for each in inside)
+
+
+def version(path: Path) -> str | None:
+    """A hash of a file as it is now; None where there is none."""
+    return file_sha256(path) if path.is_file() else None
+
+
+def named_paths(config: Config) -> list[tuple[str, str]]:
+    """(dotted key, text) of all that a config names and that may be a path."""
+    gate = config.evaluate.gate
+    found: Sequence[tuple[str, object]] = [
+        ("model.name_or_path", config.model.name_or_path),
+        ("adapter.start_from", config.adapter.start_from),
+        ("data.train", config.data.train),
+        ("data.eval", config.data.eval),
+        *(("data.mix", name) for name in config.data.mix),
+        *((f"evaluate.also.{name}", text) for name, text in config.evaluate.also.items()),
+        ("evaluate.gate.not_worse_than", gate.not_worse_than if gate else None),
+        ("parallel.accelerate_config", config.parallel.accelerate_config),
+        ("parallel.deepspeed_config", config.parallel.deepspeed_config),
+        ("output_dir", config.output_dir),
+    ]
+    return [(key, text) for key, text in found if isinstance(text, str)]
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a stage has written into this directory."""
+    return any((directory / name).exists() for name in ("resolved.yaml", "events.jsonl", "slurm.json"))
+
+
+def _hidden(part: str) -> bool:
+    return part.startswith(".")
+
+
+def _absent() -> HTTPException:
+    return HTTPException(404, "There is no such file in the workspace.")

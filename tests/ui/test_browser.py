@@ -1,0 +1,228 @@
+"""The pages in a real browser: Debian's chromium, driven by Playwright, with nothing but the server to talk to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from surefit.core.rundir import RunDir, append_jsonl
+
+pytestmark = pytest.mark.browser
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]  # fmt: skip
+"""The last one is the network off: no name resolves."""
+SIDEWAYS = "document.documentElement.scrollWidth - window.innerWidth"
+PAGES = {
+    "/runs": "table", "/config": ".names", "/config?open=configs/nano.yaml": "#tally:has-text('rules')",
+    "/planner": "#bars .stack", "/run?path=runs/first": "#charts canvas", "/run/examples?path=runs/first": ".example",
+    "/compare?path=runs/first&path=runs/second": "figure.plot", "/run?path=nothing": "h1",
+}  # fmt: skip
+"""Address → what is there once the page has done its work."""
+REACHABLE = """() => [...document.querySelectorAll("a, button, input, select, textarea, summary, [tabindex='0']")]
+    .filter((node) => node.checkVisibility() && !node.disabled && node.type !== "hidden").length"""
+FOCUSED = """() => {
+    const node = document.activeElement, ring = getComputedStyle(node.closest(".code") ?? node);
+    const label = node.labels?.length ? node.labels[0].innerText : node.getAttribute("aria-label") || node.innerText;
+    const seen = ring.outlineStyle !== "none" && parseFloat(ring.outlineWidth) >= 1;
+    return [[...document.querySelectorAll("*")].indexOf(node), Boolean(label.trim()), seen];
+}"""
+"""Its place in the page, whether it has a name, and whether one sees that it has the focus."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        pytest.skip(f"{CHROMIUM} is not installed")
+    expect.set_options(timeout=30_000)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, the accessibility checker."""
+    found = find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe-playwright-python is not installed")
+    return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+def visit(browser: Browser, server: Any, target: str, **options: Any) -> tuple[Page, list[str]]:
+    """Open a page; the list fills with console messages, errors, and requests to anywhere but the server."""
+    page = browser.new_page(**options)
+    page.set_default_timeout(60_000)
+    noise: list[str] = []
+    ours = server.origin
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith((ours, "data:")) else noise.append(request.url))
+    page.goto(ours + target)
+    page.wait_for_selector(PAGES.get(target, "main"))
+    return page, noise
+
+
+def quiet(noise: list[str], target: str) -> bool:
+    """Whether nothing was said but that a page which is not there is not there."""
+    return not [text for text in noise if not (target == "/run?path=nothing" and "404" in text)]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 820, 1280])
+def test_every_page_fits_and_is_quiet_and_accessible(
+    browser: Browser, server: Any, axe: str, width: int, scheme: str
+) -> None:
+    for target in PAGES:
+        page, noise = visit(
+            browser, server, target, viewport={"width": width, "height": 900}, color_scheme=scheme,
+            reduced_motion="reduce",
+        )  # fmt: skip
+        page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+        assert page.evaluate(SIDEWAYS) == 0, target
+        assert quiet(noise, target), (target, noise)
+        page.evaluate(axe)
+        found = page.evaluate("axe.run(document).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))")
+        assert found == [], target
+        page.close()
+
+
+def test_the_planner_reacts(browser: Browser, server: Any) -> None:
+    page, noise = visit(browser, server, "/planner", viewport={"width": 1280, "height": 900})
+    verdict = page.locator("#verdict")
+    page.get_by_label("Price per GPU and hour").fill("2")
+    expect(verdict).to_contain_text("Fits")
+    expect(page.locator("#facts dd").nth(3)).to_contain_text("at least")
+    before = verdict.inner_text()
+    with page.expect_response("**/api/fit") as answered:
+        page.get_by_label("LoRA rank", exact=True).fill("64")
+    assert answered.value.json()["milliseconds"] < 1000
+    expect(verdict).not_to_have_text(before)
+    page.get_by_label("GPU", exact=True).select_option("t4")
+    expect(verdict).to_contain_text("Does not fit")
+    assert page.locator("#bars .stack .capacity").count() == page.locator("#bars .stack").count() > 2
+    page.get_by_label("Examples per step", exact=True).fill("7")
+    page.get_by_label("Micro batch per GPU").select_option("4")
+    expect(verdict).to_contain_text("not a multiple")
+    page.get_by_label("Tokens per example, slider").press("Home")
+    assert page.get_by_label("Tokens per example", exact=True).input_value() == "128"
+    assert all("400" in text for text in noise), noise
+    page.close()
+
+
+def test_findings_appear_as_one_types_and_the_form_edits_the_text(browser: Browser, server: Any) -> None:
+    page, noise = visit(browser, server, "/config?open=configs/nano.yaml", viewport={"width": 1280, "height": 900})
+    text = page.get_by_label("The config", exact=True)
+    original = text.input_value()
+    text.focus()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("trian: 3\n")
+    page.wait_for_selector("#findings li:has-text('did you mean')")
+    line = original.count("\n") + 1
+    page.get_by_role("button", name=f"line {line}").click()
+    assert (
+        page.evaluate("getSelection().toString() || text.value.slice(text.selectionStart, text.selectionEnd)")
+        == "trian: 3"
+    )
+    assert page.locator("#gutter .marked").inner_text().strip() == str(line)
+    text.fill(original)
+    page.wait_for_selector("#tally:has-text('rules')")
+    page.get_by_label("adapter.r", exact=True).fill("5")
+    page.keyboard.press("Tab")
+    expect(text).to_have_value(re.compile("r: 5"))
+    assert [a for a, b in zip(original.splitlines(), text.input_value().splitlines(), strict=True) if a != b] != []
+    page.get_by_label("Save as").fill("configs/mine.yaml")
+    page.get_by_role("button", name="Save").click()
+    page.wait_for_selector("#saved:has-text('Saved configs/mine.yaml')")
+    assert (server.workspace / "configs" / "mine.yaml").read_text() == text.input_value()
+    assert noise == []
+    page.close()
+
+
+def test_a_run_is_watched_as_it_goes_on(
+    browser: Browser, start: Callable[..., Any], filled: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    workspace = filled(tmp_path / "space")
+    run = RunDir(workspace / "runs" / "first")
+    with start(workspace) as server:
+        page, noise = visit(browser, server, "/run?path=runs/first")
+        assert page.locator("#charts canvas").count() == 5
+        append_jsonl(run.metrics, {"step": 4321, "loss": 0.0123})
+        expect(page.locator("#step")).to_have_text("4321")
+        assert "0.0123" in page.locator("#charts figcaption").first.inner_text()
+        run.note("merge", "started")
+        expect(page.locator("#state")).to_have_text("merge started")
+        page.goto(f"{server.origin}/run?path=runs/first&report")
+        frame = page.frame_locator("iframe.report")
+        assert frame.get_by_role("heading", name="The verdict").is_visible()
+        assert noise == []
+        page.close()
+
+
+def test_examples_are_filtered_and_runs_compared(browser: Browser, server: Any) -> None:
+    page, noise = visit(browser, server, "/run/examples?path=runs/first")
+    assert page.locator(".example").count() == 20
+    page.get_by_label("Rows", exact=True).select_option("won")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_selector(".example .pill:has-text('won')")
+    assert page.locator(".example .pill:has-text('equal')").count() == 0
+    page.goto(f"{server.origin}/runs")
+    for name in ("runs/first", "runs/second"):
+        page.get_by_label(f"Compare {name}").check()
+    page.get_by_role("button", name="Compare those that are ticked").click()
+    assert page.get_by_role("heading", name="Side by side").is_visible()
+    assert page.locator("figure.plot line.ci").count() >= 4
+    assert noise == []
+    page.close()
+
+
+@pytest.mark.parametrize(
+    "target", ["/runs", "/config?open=configs/nano.yaml", "/planner", "/run/examples?path=runs/first"]
+)
+def test_the_keyboard_is_enough(browser: Browser, server: Any, target: str) -> None:
+    """Tab reaches every control in the order of the page, its focus can be seen, and it has a name."""
+    page, _ = visit(browser, server, target, viewport={"width": 1280, "height": 900})
+    reachable = page.evaluate(REACHABLE)
+    seen = []
+    for _ in range(reachable):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate(FOCUSED))
+    places = [place for place, _, _ in seen]
+    assert places == sorted(places)
+    assert len(set(places)) == reachable
+    assert all(named for _, named, _ in seen)
+    assert all(visible for _, _, visible in seen)
+    page.close()
+
+
+def test_a_script_in_what_a_model_answered_is_not_run(
+    browser: Browser, start: Callable[..., Any], filled: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    workspace = filled(tmp_path / "space")
+    run = RunDir(workspace / "runs" / "first")
+    text = "</pre><script>window.owned = true</script><img src=x onerror='window.owned = true'>"
+    predictions = run.eval / "eval" / "merged.predictions.jsonl"
+    predictions.write_text("")
+    append_jsonl(predictions, {"index": 0, "text": text, "prompt": text, "gold": text, "scores": {}})
+    with start(workspace) as server:
+        page, noise = visit(browser, server, "/run/examples?path=runs/first&variant=merged")
+        assert text in page.locator(".example pre").last.inner_text()
+        assert page.evaluate("window.owned") is None
+        assert noise == []
+        page.evaluate(
+            "document.body.insertAdjacentHTML('beforeend', `<img src='/nothing' onerror='window.owned = 1'>`)"
+        )
+        page.wait_for_timeout(300)
+        assert page.evaluate("window.owned") is None
+        page.close()

@@ -1,0 +1,226 @@
+"""Every checkpoint scored: the same answers as the variants have, kept, claimed, and never deleted."""
+
+from __future__ import annotations
+
+import shutil
+import xml.etree.ElementTree as ET
+
+import pytest
+import torch
+from tests.unit.evaluate.test_runner import LETTERS, RECIPE, examples_of, letters, letters_once, lines_of
+
+from surefit.checkpoint import manager
+from surefit.core.errors import ConfigError, ModelError
+from surefit.core.lock import locked
+from surefit.core.rundir import read_json
+from surefit.evaluate import asking
+from surefit.evaluate.answers import read_run, scored_variants, shipped
+from surefit.evaluate.checkpoints import score_checkpoints
+from surefit.evaluate.curve import svg
+from surefit.evaluate.runner import evaluate
+from surefit.model.saved import load_adapted, load_saved
+
+__all__ = ["letters", "letters_once"]  # fixtures
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def checkpoint(run, step, weights):
+    return manager.save(run.run.checkpoints, step, manager.State(weights, {"step": torch.zeros(1)}, {}))
+
+
+@pytest.fixture
+def three(letters):
+    """step-10 has learnt nothing, step-20 and step-30 are the adapter that was trained."""
+    model = load_adapted(letters.config.model, letters.run.adapter, letters.hardware)
+    trained = {name: p.detach().clone() for name, p in model.named_parameters() if ".lora_" in name}
+    fresh = {name: torch.zeros_like(p) if ".lora_B." in name else p for name, p in trained.items()}
+    for step, weights in ((10, fresh), (20, trained), (30, trained)):
+        checkpoint(letters, step, weights)
+    return letters
+
+
+def scored(run, on_progress=lambda *progress: None, **changes):
+    section = run.config.evaluate.model_validate({**run.config.evaluate.model_dump(), **changes})
+    config = run.config.model_copy(update={"evaluate": section})
+    return score_checkpoints(config, RECIPE, run.hardware, run.run, examples_of(LETTERS), on_progress)
+
+
+def texts(run, variant):
+    return [(line["text"], line["scores"]) for line in lines_of(run, "eval", variant)]
+
+
+def test_each_checkpoint_answers_as_the_model_it_is(three):
+    found = scored(three)
+    evaluate(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["base", "adapter"])
+    assert texts(three, "step-10") == texts(three, "base")
+    assert texts(three, "step-20") == texts(three, "step-30") == texts(three, "adapter")
+    assert [point["step"] for point in found["checkpoints"]] == [10, 20, 30]
+    adapter = read_json(three.run.eval / "eval" / "adapter.json")["metrics"]["exact_match"]
+    assert found["checkpoints"][1]["mean"] == adapter["mean"]
+    assert found["checkpoints"][1]["ci95"] == adapter["ci95"]
+    assert found["base"] is None
+    assert scored(three)["base"]["mean"] == 0.0, "scored in between"
+
+
+def test_the_best_and_whether_its_lead_is_more_than_chance(three):
+    best = scored(three)["best"]
+    assert best["variant"] == "step-20", "of equals the earlier"
+    assert best["confidence"] == pytest.approx(0.975)
+    over = {one["variant"]: one for one in best["over"]}
+    assert over["step-10"]["more_than_chance"]
+    assert over["step-10"]["interval"][0] > 0
+    assert (over["step-30"]["difference"], over["step-30"]["more_than_chance"]) == (0.0, False)
+    assert best["more_than_chance"] is False, "of all others, or it is not the best"
+
+
+def test_what_has_been_scored_is_kept_and_everything_else_is_as_before(three, monkeypatch):
+    first = scored(three)
+    before = {path: path.stat().st_mtime_ns for path in three.run.eval.glob("eval/step-*")}
+    monkeypatch.setattr(asking, "generate", None)
+    assert scored(three) == first
+    assert {path: path.stat().st_mtime_ns for path in three.run.eval.glob("eval/step-*")} == before
+    assert read_json(three.run.eval / "checkpoints.json") == {k: v for k, v in first.items() if k != "passed_over"}
+    assert len(manager.list_steps(three.run.checkpoints)) == 3
+
+
+def test_other_settings_ask_again(three, monkeypatch):
+    scored(three)
+    again = scored(three, max_new_tokens=3)
+    assert [point["truncated"] for point in again["checkpoints"]][1] == 8
+    monkeypatch.setattr(asking, "generate", None)
+    shutil.rmtree(three.run.checkpoints / "step-30")
+    left = scored(three, max_new_tokens=3)
+    assert [point["there"] for point in left["checkpoints"]] == [True, True, False]
+
+
+def test_checkpoints_that_go_and_come_while_it_works(three):
+    weights = manager.load(three.run.checkpoints / "step-20").weights
+
+    def on_progress(done, total, text):
+        if text.startswith("step-10"):
+            shutil.rmtree(three.run.checkpoints / "step-20", ignore_errors=True)
+            checkpoint(three, 40, weights)
+
+    found = scored(three, on_progress)
+    assert [point["step"] for point in found["checkpoints"]] == [10, 30, 40]
+    assert found["passed_over"] == [], "it was gone before its turn"
+
+
+def test_one_that_goes_between_being_taken_and_read(three, monkeypatch):
+    load = manager.load
+
+    def late(path):
+        if path.name == "step-20":
+            shutil.rmtree(path)
+        return load(path)
+
+    monkeypatch.setattr(manager, "load", late)
+    found = scored(three)
+    assert [point["step"] for point in found["checkpoints"]] == [10, 30]
+    assert found["passed_over"][0].startswith("step-20: deleted before it was scored")
+
+
+def test_a_damaged_one_is_named_and_left_where_it_is(three):
+    path = three.run.checkpoints / "step-20" / manager.WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1] + b"\x07")
+    found = scored(three)
+    assert found["passed_over"] == [f"step-20: the content of {manager.WEIGHTS} is not what was written"]
+    assert path.exists()
+
+
+def test_two_at_work_do_not_score_the_same_one(three, monkeypatch):
+    """Another process, as the lock sees it: the same file opened apart."""
+    import fcntl
+
+    claim = three.run.eval / "eval" / ".step-20.lock"
+    claim.parent.mkdir(parents=True)
+    with open(claim, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = scored(three)
+        assert found["passed_over"] == ["step-20: another process is scoring it"]
+        assert [point["step"] for point in found["checkpoints"]] == [10, 30]
+    assert [point["step"] for point in scored(three)["checkpoints"]] == [10, 20, 30]
+
+
+def test_the_run_may_be_in_use(three):
+    with locked(three.run.lock, "train"):
+        assert len(scored(three)["checkpoints"]) == 3
+
+
+def test_a_checkpoint_of_another_model_is_refused(three):
+    checkpoint(three, 40, {"base_model.model.lm_head.lora_A.default.weight": torch.ones(2, 2)})
+    with pytest.raises(ModelError, match="in the checkpoint"):
+        scored(three)
+
+
+def test_without_checkpoints(letters):
+    with pytest.raises(ConfigError, match="no checkpoint in this run yet"):
+        scored(letters)
+
+
+def test_killed_it_goes_on_with_the_answers_it_had(three, monkeypatch):
+    real, asked = asking.generate, []
+
+    def counted(*arguments):
+        asked.append(len(arguments[2]))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(asking, "generate", counted)
+    monkeypatch.setattr(asking, "PORTION", 1)
+    with pytest.raises(KeyboardInterrupt):
+        scored(three)
+    assert (three.run.eval / "eval" / "step-10.partial.jsonl").exists()
+    scored(three)
+    assert sum(asked) - asked[1] == 24, "the four answers that were there are not asked for again"
+    assert not list(three.run.eval.glob("eval/*.partial*"))
+
+
+def test_a_whole_model(train_tiny, tiny_tokenizer):
+    from surefit.data.tokenize import tokenize_example
+
+    sequences = [tokenize_example(example, tiny_tokenizer).input_ids for example in examples_of(LETTERS)]
+    run = train_tiny(sequences, kind="full", steps=20)
+    model = load_saved(run.config.model, run.run.model, run.hardware)
+    checkpoint(run, 20, dict(model.named_parameters()))
+    found = scored(run)
+    evaluate(run.config, RECIPE, run.hardware, run.run, {"eval": examples_of(LETTERS)}, ["model"])
+    assert texts(run, "step-20") == texts(run, "model")
+    assert (found["best"]["variant"], found["best"]["more_than_chance"]) == ("step-20", None)
+
+
+def test_they_can_be_compared_but_are_not_what_ships(three):
+    scored(three)
+    evaluate(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["base", "adapter"])
+    there = scored_variants(three.run, "eval")
+    assert there == ["base", "step-10", "step-20", "step-30", "adapter"]
+    assert shipped(there) == "adapter"
+    assert shipped(["base", "step-10"]) is None
+    assert len(read_run(f"{three.run.path}:step-10", "eval").lines) == 8
+    assert list(read_json(three.run.eval_summary)["sets"]["eval"]["variants"]) == ["base", "adapter"]
+
+
+def point(step, mean, there=True):
+    ends = [mean - 0.1, mean + 0.1]
+    return {"step": step, "variant": f"step-{step}", "mean": mean, "ci95": ends, "there": there}
+
+
+def test_the_picture():
+    points = [point(100 * n, 0.4 + 0.01 * n, there=n != 2) for n in range(1, 40)]
+    best = {"variant": "step-3900", "more_than_chance": False}
+    found = {"metric": "a<b", "n": 1_200, "checkpoints": points, "best": best}
+    found["base"] = {"mean": 0.2, "ci95": [0.1, 0.3]}
+    root = ET.fromstring(svg(found))
+    inside = "{http://www.w3.org/2000/svg}"
+    circles = root.findall(f"{inside}circle")
+    assert len(circles) == 39
+    assert [circle.get("fill") for circle in circles].count("#ffffff") == 1, "the one that is gone"
+    heights = [float(circle.get("cy")) for circle in circles]
+    assert heights == sorted(heights, reverse=True)
+    written = [text.text for text in root.findall(f"{inside}text")]
+    assert written[0] == "a<b by checkpoint: 1,200 rows"
+    assert "its lead may be chance; dashed: the base" in written[1]
+    steps = [text for text in written if text.replace(",", "").isdigit()]
+    assert 5 < len(steps) < 20, "so many that they do not touch"
+    ET.fromstring(svg(found | {"checkpoints": points[:1], "base": None}))

@@ -1,0 +1,244 @@
+"""Exports: only what belongs to a model, only with a certificate, and conversions measured against the merged model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from surefit.config.schema import ModelSection
+from surefit.core.errors import DataError, GateError, MachineError, ModelError
+from surefit.core.rundir import file_sha256, read_json
+from surefit.merge import quantised
+from surefit.merge.export import export_hub, export_quantised, public, read_export, source_of
+from surefit.merge.quantised import Conversion, find_converter, measure, require_possible
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def card(certificate, directory):
+    return f"# a card, {certificate['passed']}, {len(list(directory.iterdir()))} files\n"
+
+
+@pytest.fixture
+def ready(trained, merged):
+    """A run that is trained, merged and certified."""
+    run = trained()
+    assert merged(run)["passed"]
+    return run
+
+
+@pytest.fixture
+def conversion(ready):
+    def of(format, **options):
+        section = ModelSection(name_or_path=str(ready.run.merged), dtype="float32")
+        return Conversion(format, ready.run.merged, section, ready.hardware, **options)
+
+    return of
+
+
+def test_a_hub_export_holds_the_model_and_nothing_else(ready, tmp_path):
+    (ready.run.merged / "eval.predictions.jsonl").write_text('{"gold": "a row"}')
+    (ready.run.merged / ".env").write_text("HF_TOKEN=x")
+    (ready.run.merged / "optimizer.pt").write_bytes(b"x")
+    manifest = export_hub(source_of(ready.run), tmp_path / "out", card)
+    there = {path.name for path in (tmp_path / "out").iterdir()}
+    assert there == {*manifest["files"], "export.json"}
+    assert not there & {"eval.predictions.jsonl", ".env", "optimizer.pt"}
+    assert {"config.json", "tokenizer.json", "README.md", "certificate.json"} <= there
+    shards = list(ready.run.merged.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert all(file_sha256(shard) == manifest["files"][shard.name]["sha256"] for shard in shards)
+    assert read_export(tmp_path / "out") == manifest
+    assert str(tmp_path) not in (tmp_path / "out/certificate.json").read_text()
+
+
+def test_nothing_is_exported_without_a_certificate(ready):
+    certificate = read_json(ready.run.certificate)
+    ready.run.certificate.write_text(json.dumps(certificate | {"passed": False, "reason": "it is broken"}))
+    with pytest.raises(GateError, match="not certified: it is broken"):
+        source_of(ready.run)
+    ready.run.certificate.unlink()
+    with pytest.raises(GateError, match="has no certificate"):
+        source_of(ready.run)
+
+
+def test_another_model_than_the_certified_one_is_refused(ready):
+    file = min(ready.run.merged.glob("*.safetensors"))
+    tensors = load_file(file)
+    next(iter(tensors.values())).view(-1)[0] += 1
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(GateError, match="not the model that its certificate was given for"):
+        source_of(ready.run)
+
+
+def test_what_is_no_export_is_not_replaced(ready, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    with pytest.raises(DataError, match="no export"):
+        export_hub(source_of(ready.run), tmp_path / "mine", card)
+    assert (tmp_path / "mine/thesis.txt").exists()
+    for _ in range(2):
+        export_hub(source_of(ready.run), tmp_path / "out", card)
+
+
+def test_a_changed_or_missing_file_is_noticed(ready, tmp_path):
+    out = tmp_path / "out"
+    export_hub(source_of(ready.run), out, card)
+    (out / "README.md").write_text((out / "README.md").read_text().replace("True", "true"))
+    with pytest.raises(ModelError, match=r"README\.md is not what was exported"):
+        read_export(out)
+    (out / "README.md").unlink()
+    with pytest.raises(ModelError, match=r"README\.md is in export\.json"):
+        read_export(out)
+    with pytest.raises(ModelError, match="no export is here"):
+        read_export(tmp_path)
+
+
+def test_nf4_is_made_and_measured(ready, conversion, held_out, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    out = tmp_path / "out"
+    manifest = export_quantised(source_of(ready.run), conversion("nf4"), out, held_out, card)
+    certificate = read_json(out / "certificate.json")
+    measured = certificate["measured"]
+    assert manifest["format"] == certificate["format"] == "nf4"
+    assert certificate["against"] == "merged"
+    assert certificate["merge"]["passed"]
+    assert certificate["checks"][-1]["threshold"] <= measured["top1_agreement"] <= 1
+    assert 0 < measured["logit_error_mean"] < measured["logit_error_max"]
+    assert measured["kl_mean"] > 0
+    assert read_json(out / "config.json")["quantization_config"]["bnb_4bit_quant_type"] == "nf4"
+    before, after = (read_json(path / "generation_config.json") for path in (ready.run.merged, out))
+    assert before == after
+
+
+def test_what_is_measured_is_the_difference_itself(ready, conversion, held_out):
+    """Not converted at all, the model differs from itself by nothing; with one layer changed, by that."""
+    unchanged = conversion("int8")
+    checks, measured = measure(unchanged, ready.run.merged, held_out)
+    assert all(check.passed for check in checks)
+    assert (measured["logit_error_max"], measured["top1_agreement"]) == (pytest.approx(0, abs=1e-5), 1)
+    assert measured["positions"] == sum(len(row) for row in held_out)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [("zeroed", "logit_error_mean"), ("nan", "logits_not_finite"), ("missing", "tensors_missing")],
+)
+def test_a_broken_conversion_is_refused(ready, conversion, held_out, tmp_path, monkeypatch, damage, reason):
+    def broken(conversion, directory):
+        tensors = {n: t for file in conversion.source.glob("*.safetensors") for n, t in load_file(file).items()}
+        name = "model.layers.0.mlp.down_proj.weight"
+        match damage:
+            case "zeroed":
+                tensors = {n: torch.zeros_like(t) if "proj" in n else t for n, t in tensors.items()}
+            case "nan":
+                tensors[name][0, 0] = float("nan")
+            case "missing":
+                del tensors[name]
+        save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+    monkeypatch.setattr("surefit.merge.export.make", broken)
+    monkeypatch.setattr("surefit.merge.export.require_possible", lambda conversion: None)
+    with pytest.raises(GateError, match=reason):
+        export_quantised(source_of(ready.run), conversion("int8"), tmp_path / "out", held_out, card)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+def test_torchao_formats(ready, conversion, held_out, tmp_path, format):
+    pytest.importorskip("torchao", reason="the extra torchao is not installed")
+    export_quantised(source_of(ready.run), conversion(format), tmp_path / "out", held_out, card)
+    measured = read_json(tmp_path / "out/certificate.json")["measured"]
+    assert 0 < measured["logit_error_mean"] < 0.2 * measured["logit_deviation"]
+
+
+@pytest.mark.parametrize(("format", "package"), [("nf4", "bitsandbytes"), ("int8", "torchao"), ("gguf", "gguf")])
+def test_a_missing_package_is_named_before_anything_is_read(conversion, monkeypatch, format, package):
+    monkeypatch.setattr(quantised, "find_spec", lambda name: None)
+    with pytest.raises(MachineError, match=f"{package}, which is not installed") as found:
+        require_possible(conversion(format))
+    assert found.value.help == f"pip install {package}"
+
+
+def test_llama_cpp_is_found_or_not(monkeypatch, tmp_path):
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    with pytest.raises(MachineError, match="nothing says where it is"):
+        find_converter(None)
+    with pytest.raises(MachineError, match=r"there is no convert_hf_to_gguf\.py"):
+        find_converter(tmp_path)
+    (tmp_path / "convert_hf_to_gguf.py").touch()
+    monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
+    assert find_converter(None) == tmp_path / "convert_hf_to_gguf.py"
+
+
+def test_a_converter_that_fails_is_quoted(ready, conversion, held_out, tmp_path, monkeypatch):
+    (tmp_path / "convert_hf_to_gguf.py").write_text("raise SystemExit('Model LlamaForNobody is not supported')")
+    monkeypatch.setattr(quantised, "find_spec", lambda name: True)
+    job = conversion("gguf", llama_cpp=tmp_path)
+    with pytest.raises(MachineError, match="Model LlamaForNobody is not supported"):
+        export_quantised(source_of(ready.run), job, tmp_path / "out", held_out, card)
+    assert not (tmp_path / "out").exists()
+
+
+WRITER = """
+import json, sys
+from pathlib import Path
+import gguf
+from safetensors.torch import load_file
+source, out = Path(sys.argv[1]), sys.argv[3]
+config = json.loads((source / "config.json").read_text())
+writer = gguf.GGUFWriter(out, "llama")
+writer.add_context_length(config["max_position_embeddings"])
+writer.add_embedding_length(config["hidden_size"])
+writer.add_block_count(config["num_hidden_layers"])
+writer.add_feed_forward_length(config["intermediate_size"])
+heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
+writer.add_head_count(heads)
+writer.add_head_count_kv(shared)
+writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+writer.add_vocab_size(config["vocab_size"])
+writer.add_rope_freq_base(10000.0)
+writer.add_rope_dimension_count(config["hidden_size"] // heads)
+names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+tensors = {name: tensor for file in source.glob("*.safetensors") for name, tensor in load_file(file).items()}
+for name, tensor in tensors.items():
+    for part, count in (("q_proj", heads), ("k_proj", shared)):
+        if part in name:  # llama.cpp has the halves of a rotation beside each other
+            shape = tensor.shape
+            tensor = tensor.reshape(count, 2, shape[0] // count // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+    writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.float().numpy())
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()
+"""
+"""What llama.cpp's converter does of a Llama, without its tokenizer, through llama.cpp's own library."""
+
+
+def test_gguf_is_read_again_and_measured(ready, conversion, held_out, tmp_path):
+    pytest.importorskip("gguf", reason="llama.cpp's library gguf is not installed")
+    (tmp_path / "convert_hf_to_gguf.py").write_text(WRITER)
+    job = conversion("gguf", outtype="f16", llama_cpp=tmp_path)
+    manifest = export_quantised(source_of(ready.run), job, tmp_path / "out", held_out, card)
+    assert "model.gguf" in manifest["files"]
+    assert not [name for name in manifest["files"] if "safetensors" in name]
+    measured = read_json(tmp_path / "out/certificate.json")["measured"]
+    assert measured["logit_error_max"] < 1e-3
+    wrong = tmp_path / "convert_hf_to_gguf.py"
+    wrong.write_text(WRITER.replace(".swapaxes(1, 2)", ""))
+    with pytest.raises(GateError, match="logit_error_mean"):
+        export_quantised(source_of(ready.run), replace(job), tmp_path / "other", held_out, card)
+
+
+def test_no_prompts_no_certificate(ready, conversion, tmp_path):
+    with pytest.raises(DataError, match="no held-out rows"):
+        export_quantised(source_of(ready.run), conversion("nf4"), tmp_path / "out", [], card)
+
+
+def test_a_public_certificate_names_no_directory():
+    said = {"base": {"name": "/home/me/base"}, "checks": [{"why": "from /srv/x/base with this hash", "value": 1}]}
+    assert public(said) == {"base": {"name": "base"}, "checks": [{"why": "from base with this hash", "value": 1}]}

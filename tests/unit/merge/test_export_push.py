@@ -1,0 +1,193 @@
+"""Pushing, against a server on this machine that speaks the hub's endpoints for small files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from huggingface_hub import HfApi
+
+from surefit.core.errors import ConfigError, GateError, MachineError, ModelError
+from surefit.core.rundir import file_sha256, write_json
+from surefit.merge.push import prepare_push, push
+
+
+class Hub(ThreadingHTTPServer):
+    """Repositories in memory: their visibility and files. `refuses` has the status of a path that fails."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.private, self.files, self.refuses, self.tokens, self.commits = {}, {}, {}, set(), 0
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, value, status=200):
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.tokens.add(self.headers.get("Authorization"))
+        for part, status in self.server.refuses.items():
+            if part in self.path:
+                return self.answer({"error": "no"}, status)
+        if self.path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked.get('organization')}/{asked['name']}"
+            existed = name in self.server.private
+            private = asked["visibility"] == "private" if "visibility" in asked else asked.get("private")
+            self.server.private.setdefault(name, private)
+            return self.answer({"url": f"https://huggingface.co/{name}", "error": "exists"}, 409 if existed else 200)
+        if "/preupload/" in self.path:
+            files = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+            ]
+            return self.answer({"files": files})
+        if "/commit/" in self.path:
+            name = re.match(r"/api/models/(.+)/commit/", self.path)[1]
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    content = base64.b64decode(line["value"]["content"])
+                    self.server.files.setdefault(name, {})[line["value"]["path"]] = content
+            self.server.commits += 1
+            return self.answer(
+                {"success": True, "commitOid": "0" * 40, "commitUrl": f"https://huggingface.co/{name}/commit/0"}
+            )
+        return self.answer({})  # validate-yaml
+
+    def do_GET(self):
+        if "/repos/create" in self.server.refuses:  # a token that may not create may not look either
+            return self.answer({"error": "no"}, self.server.refuses["/repos/create"])
+        return self.answer({"sha": "0" * 40, "id": "me/one", "siblings": []})
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    api = partial(HfApi, endpoint=f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr("surefit.merge.push.HfApi", api)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "t" * 30)
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def listed(directory):
+    names = [path for path in directory.iterdir() if path.name not in ("export.json", ".env", "notes.txt")]
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in names}
+    write_json(directory / "export.json", {"format": "hub", "merged_sha256": "m", "files": files})
+
+
+@pytest.fixture
+def export(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights" * 10)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "README.md").write_text("---\nlibrary_name: transformers\n---\n# one\n")
+    write_json(tmp_path / "certificate.json", {"passed": True, "merged_sha256": "m"})
+    (tmp_path / ".env").write_text("HF_TOKEN=secret")
+    (tmp_path / "notes.txt").write_text("private")
+    listed(tmp_path)
+    return tmp_path
+
+
+def test_the_export_and_nothing_else_arrives_private(export, hub):
+    prepared = prepare_push(export, "me/one")
+    assert prepared.left_behind == [".env", "notes.txt"]
+    push(prepared)
+    assert hub.private == {"me/one": True}
+    expected = {name: (export / name).read_bytes() for name in prepared.files}
+    assert hub.files["me/one"] == expected
+    assert set(expected) == {"model.safetensors", "config.json", "README.md", "certificate.json", "export.json"}
+    assert hub.tokens == {"Bearer hf_" + "t" * 30}
+    assert hub.commits == 1
+
+
+def test_public_is_asked_for(export, hub):
+    push(prepare_push(export, "me/one", private=False))
+    assert hub.private == {"me/one": False}
+
+
+def test_a_push_that_was_cut_off_is_pushed_again(export, hub):
+    hub.refuses = {"/commit/": 507}
+    with pytest.raises(MachineError, match="did not take me/one") as found:
+        push(prepare_push(export, "me/one"))
+    assert "push again" in found.value.help
+    assert not hub.files
+    hub.refuses = {}
+    push(prepare_push(export, "me/one"))
+    assert len(hub.files["me/one"]) == 5
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_may_not_write(export, hub, status):
+    hub.refuses = {"/repos/create": status}
+    with pytest.raises(ConfigError, match="does not let this token write"):
+        push(prepare_push(export, "me/one"))
+
+
+def test_no_token_and_offline(export, hub, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(MachineError, match="HF_HUB_OFFLINE"):
+        push(prepare_push(export, "me/one"))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path_factory.mktemp("none") / "token"))
+    with pytest.raises(ConfigError, match="no token"):
+        push(prepare_push(export, "me/one"))
+    assert not hub.private
+
+
+@pytest.mark.parametrize("name", ["one", "me/one/two", "me/-one", "me/o ne"])
+def test_a_name_that_the_hub_does_not_take(export, name):
+    with pytest.raises(ConfigError, match="is no name on the hub"):
+        prepare_push(export, name)
+
+
+def test_without_a_certificate_nothing_is_pushed(export):
+    for certificate in ({"passed": False, "merged_sha256": "m"}, {"passed": True, "merged_sha256": "other"}):
+        write_json(export / "certificate.json", certificate)
+        listed(export)
+        with pytest.raises(GateError, match="no certificate that passed"):
+            prepare_push(export, "me/one")
+    (export / "certificate.json").unlink()
+    listed(export)
+    with pytest.raises(GateError, match="no certificate that passed"):
+        prepare_push(export, "me/one")
+
+
+def test_a_secret_and_a_changed_file_stay_here(export):
+    (export / "config.json").write_text('{"key": "hf_' + "a" * 30 + '"}')
+    with pytest.raises(ModelError, match=r"config\.json is not what was exported"):
+        prepare_push(export, "me/one")
+    listed(export)
+    with pytest.raises(GateError, match="looks like a secret"):
+        prepare_push(export, "me/one")
+
+
+def test_a_list_that_points_elsewhere_is_refused(export):
+    outside = export.parent / "outside.json"
+    outside.write_text("{}")
+    (export / "link.json").symlink_to(outside)
+    listed(export)
+    with pytest.raises(ModelError, match=r"link\.json is in export\.json and not a file here"):
+        prepare_push(export, "me/one")
