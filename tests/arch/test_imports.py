@@ -29,12 +29,14 @@ TORCH_FREE = (
     "data.load",
 )
 DISTRIBUTIONS = {
+    "amr": "smatch",
     "dotenv": "python-dotenv",
     "huggingface_hub": "huggingface-hub",
     "markupsafe": "jinja2",  # its string type, and always installed with it
     "prometheus_client": "prometheus-client",
     "pydantic_core": "pydantic",
     "pynvml": "nvidia-ml-py",
+    "rouge_score": "rouge-score",
     "yaml": "pyyaml",
 }
 

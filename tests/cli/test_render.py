@@ -74,10 +74,10 @@ def test_trained_text_is_marked_without_colours_too(capsys: pytest.CaptureFixtur
 def test_plain_progress_speaks_only_on_long_work(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([0.0, 1.0, 12.0, 13.0, 30.0])
+    clock = iter([0.0, 0.0, 1.0, 12.0, 13.0, 30.0])
     monkeypatch.setattr(render.time, "monotonic", lambda: next(clock))
     with Output().progress("training") as on_progress:
-        for done in (1, 2, 3, 4):
+        for done in (0, 1, 2, 3, 4):  # the first call says what was done before
             on_progress(done, 4, f"step {done}")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["training 2/4 ETA 12.0 s step 2", "training 4/4 ETA 0.0 s step 4"]

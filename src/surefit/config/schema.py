@@ -269,7 +269,7 @@ class EvaluateSection(Section):
     prefill_chunk: Annotated[int, Field(ge=1)] | None = None
     """Read prompts this many tokens at a time: less memory for very long ones, the same answers."""
     server: str | None = None
-    """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model's answers; key: SUREFIT_API_KEY."""
+    """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model; its key: SUREFIT_API_KEY."""
     in_training: bool = False
     """Also answer the held-out prompts at every checkpoint, and log the scores. Slow: it generates text."""
     also: dict[str, str] = Field(default_factory=dict)
