@@ -98,11 +98,16 @@ def test_what_is_imported_is_declared() -> None:
     declared = distributions(project["dependencies"])
     brought = {name: lines for name, lines in project["optional-dependencies"].items() if name not in ("dev", "docs")}
     extras = distributions(line for lines in brought.values() for line in lines)
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")]
-    imported = outside(node for tree in trees for node in ast.walk(tree))
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")}
+    imported = outside(node for tree in trees.values() for node in ast.walk(tree))
     assert imported - extras == declared, "pyproject.toml's dependencies are what src imports, no more and no less"
-    at_once = outside(node for tree in trees for node in tree.body)
+    # The page is imported as a whole or not at all: by its verb, when somebody asks for it.
+    page = ROOT / "src/surefit/ui"
+    everywhere = [tree for file, tree in trees.items() if not file.is_relative_to(page)]
+    at_once = outside(node for tree in everywhere for node in tree.body)
     assert not at_once & extras, "what an extra brings is imported where it is used, not by every user"
+    names = {node.module for tree in everywhere for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert not {name for name in names if name and name.startswith("surefit.ui")}
 
 
 def distributions(requirements: Iterable[str]) -> set[str]:

@@ -120,7 +120,7 @@ def parse(text: str) -> dict[str, float] | None:
     letters = re.findall(r"[A-Z]", text)
     if len(set(letters)) < len(letters) or not _LETTERS.fullmatch(text.strip()):
         return None
-    return {letter: -float(place) for place, letter in enumerate(letters)}
+    return {letter: float(-place) for place, letter in enumerate(letters)}
 
 
 def score(example: Example, prediction: Prediction) -> Scores:
