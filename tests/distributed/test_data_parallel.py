@@ -46,6 +46,19 @@ def test_twenty_steps_are_those_of_one_process(two: dict[str, Any], one: dict[st
     assert two[scenario]["tokens"] == one[scenario]["tokens"]
 
 
+def test_over_four_bit_weights_they_are_those_of_one_process(
+    two: dict[str, Any], one: dict[str, Any], mode: str
+) -> None:
+    found = two.get("lora nf4")
+    if mode == "ddp":
+        assert found is not None
+        for key in ("loss", "norm", "held_out"):
+            assert found[key] == pytest.approx(one["lora nf4"][key], rel=BOUND), key
+        assert found["loss"] != pytest.approx(two["lora padded"]["loss"], rel=BOUND), "the base is quantised"
+    else:
+        assert found is None, "FSDP shards no 4-bit weights: parallel/fsdp.py refuses them"
+
+
 def test_in_bfloat16_they_are_so_up_to_its_rounding(two: dict[str, Any], one: dict[str, Any]) -> None:
     assert two["bfloat16"]["loss"] == pytest.approx(one["bfloat16"]["loss"], rel=2**-8)
 

@@ -33,14 +33,17 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "recomputed": {"gradient_checkpointing": True},
     "bfloat16": {"dtype": "bfloat16", "kind": "full"},
 }
+FOUR_BIT = {"lora nf4": {"quantization": "nf4"}}
+"""Beside a frozen base in 4 bits: every process holds all of it, so only where nothing of the base is sharded."""
 
 
 def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any:
     changes = {"max_steps": STEPS, "epochs": 50.0, "learning_rate": 3e-3, "weight_decay": 0.01} | changes
-    chunked = changes.pop("chunked_loss", True)
+    chunked, quantization = changes.pop("chunked_loss", True), changes.pop("quantization", "none")
     made = config(base, out, every=changes.pop("every", 10), **changes)
     return made.model_copy(
         update={
+            "model": made.model.model_copy(update={"quantization": quantization}),
             "adapter": made.adapter.model_copy(update={"dropout": 0.0}),
             "speed": made.speed.model_copy(update={"chunked_loss": chunked}),
             "parallel": made.parallel.model_copy(update={"mode": mode}),
@@ -70,7 +73,7 @@ def outcome(made: Any) -> dict[str, Any]:
 def alone(base: Path, out: Path) -> dict[str, Any]:
     """Every scenario in one process."""
     found = {}
-    for name, changes in SCENARIOS.items():
+    for name, changes in (SCENARIOS | FOUR_BIT).items():
         made = settings(base, out / name.replace(" ", "-"), **changes)
         fit(made, None)
         found[name] = outcome(made)
@@ -80,7 +83,7 @@ def alone(base: Path, out: Path) -> dict[str, Any]:
 def shared(base: Path, out: Path, mode: str, world: World) -> dict[str, Any]:
     """Every scenario as one of several processes; then a run that is stopped half way and resumed."""
     found: dict[str, Any] = {}
-    for name, changes in SCENARIOS.items():
+    for name, changes in (SCENARIOS | (FOUR_BIT if mode == "ddp" else {})).items():
         made = settings(base, out / name.replace(" ", "-"), mode, **changes)
         engine = engine_of(made.parallel, world)
         job, _ = fit(made, engine)

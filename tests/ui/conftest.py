@@ -118,7 +118,7 @@ def fill(workspace: Path) -> Path:
     for name in ("first", "second"):
         run = MAKE["write_run"](workspace / "runs" / name)
         run.report.write_text(REPORT)
-    (workspace / ".env").write_text("HF_TOKEN=hf_abcdefghijklmnopqrstuvwx\n")
+    (workspace / ".env").write_text(f"HF_TOKEN=hf_{'x' * 24}\n")
     (workspace / "notes.txt").write_text("not for the page\n")
     return workspace
 

@@ -260,7 +260,7 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
         raise ModelError(
             f"{name} is a {type(base).__name__}: the blocks of quantised weights run across the edges of slices",
             field="model.quantization",
-            help="set model.quantization: none, or parallel.mode: ddp, fsdp or pp",
+            help="set model.quantization: none, or parallel.mode: ddp or pp",
         )
     width = base.out_features if style.startswith("colwise") else base.in_features
     if width % size:

@@ -320,7 +320,7 @@ def _require_plain(model: torch.nn.Module) -> None:
         (any(getattr(module, "_compiled_call_impl", None) is not None for module in modules), "speed.compile",
          "compiled layers leave out the hooks with which zero3 gathers weights", "set speed.compile: false"),
         (any(p.dtype.itemsize == 1 for p in model.parameters()), "model.quantization", "quantised weights lose "
-         "their scales when zero3 cuts them up", "set parallel.mode: zero2, ddp or fsdp; or model.quantization: none"),
+         "their scales when zero3 cuts them up", "set parallel.mode: zero2 or ddp; or model.quantization: none"),
     )  # fmt: skip
     for found, field, why, instead in refused:
         if found:
