@@ -87,12 +87,16 @@ class Cluster:
     def wait_for_end(self, name: str, number: str) -> dict[str, str]:
         """The record of a job that will not run again."""
         ends = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+        hurried = False
 
         def done() -> bool:
+            nonlocal hurried
             job = self.job(number)
-            if job["JobState"] == "PENDING" and job["Restarts"] != "0":
-                # SLURM lets a requeued job wait for two minutes: what happens then is not about that.
-                subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], capture_output=True)
+            if job["JobState"] == "PENDING" and job["Restarts"] != "0" and not hurried:
+                # SLURM lets a requeued job wait for two minutes: what happens then is not about that. Not at once:
+                # within the second of the requeue slurmd answers "Job credential revoked", and the job has failed.
+                command = ["scontrol", "update", f"JobId={number}", "StartTime=now+5"]
+                hurried = subprocess.run(command, capture_output=True, timeout=30).returncode == 0
             return job["JobState"] in ends
 
         self.wait(name, number, "over", done)

@@ -37,7 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_requeued_run_ends_with_the_weights_of_an_undisturbed_one(found: dict[str, Any], nodes: str) -> None:
     told, undisturbed = found[nodes]["told"], found[nodes]["undisturbed"]
     assert (undisturbed["state"], undisturbed["restarts"]) == ("COMPLETED", 0)
-    assert (told["state"], told["restarts"]) == ("COMPLETED", 1)
+    assert (told["state"], told["restarts"]) == ("COMPLETED", 1), told["log"]
     assert [event for event in told["events"] if event in ("interrupted", "resumed", "finished")] == [
         "interrupted", "resumed", "finished",
     ]  # fmt: skip
