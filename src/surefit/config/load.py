@@ -257,11 +257,13 @@ def is_overridden(dotted: str, overridden: Iterable[str]) -> bool:
 
 
 def _merge_unions(error: ValidationError) -> list[dict[str, Any]]:
-    """One entry per key: pydantic reports every branch of a union on its own."""
+    """One entry per key: pydantic reports every branch of a union on its own. What a validator of ours says goes first:
+    the value had the type of that branch."""
     merged: dict[str, dict[str, Any]] = {}
     for item in error.errors(include_url=False):
         dotted = ".".join(_key_path(item["loc"]))
-        merged.setdefault(dotted, {"dotted": dotted, **item})
+        if dotted not in merged or item["type"] == "value_error":
+            merged[dotted] = {"dotted": dotted, **item}
     return list(merged.values())
 
 

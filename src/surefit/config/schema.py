@@ -10,10 +10,22 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+def _as_a_file_system_takes_it(path: str) -> str:
+    """Linux refuses these with an error of its own wherever the path is first looked at: `PATH_MAX`, `NAME_MAX`."""
+    name = max((part.encode(errors="surrogatepass") for part in path.split("/")), key=len)
+    if len(name) > 255 or len(path.encode(errors="surrogatepass")) > 4095:
+        raise ValueError(f"a path has at most 255 bytes between two slashes, and 4,095 in all: {path[:40]}…")
+    if "\0" in path:
+        raise ValueError("a path has no NUL character in it")
+    return path
+
 
 Auto = Literal["auto"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+PathText = Annotated[str, AfterValidator(_as_a_file_system_takes_it)]
 
 
 class Section(BaseModel):
@@ -27,7 +39,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """The base model."""
 
-    name_or_path: str
+    name_or_path: PathText
     """A local directory, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or surefit/nano (the built-in model)."""
     revision: str | None = None
     """The hub revision (branch, tag or commit) to pin."""
@@ -52,20 +64,20 @@ class AdapterSection(Section):
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
-    start_from: str | None = None
+    start_from: PathText | None = None
     """The directory of a trained adapter to go on from, in place of fresh factors; same rank, same layers."""
 
 
 class DataSection(Section):
     """The rows to train on and to be scored on."""
 
-    train: str
+    train: PathText
     """A .jsonl, .json, .parquet or .csv file, a directory of them, a hub data set id, or a surefit/… sample."""
-    eval: Annotated[float, Field(gt=0, lt=1)] | str = 0.02
+    eval: Annotated[float, Field(gt=0, lt=1)] | PathText = 0.02
     """The held-out rows: another file, or the share of the training rows to set aside."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "text", "alpaca", "sharegpt"] = "auto"
     """How rows are laid out; auto looks at the column names."""
-    mix: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    mix: dict[PathText, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
     """Which split of a hub data set to train on."""
@@ -94,7 +106,7 @@ class TrainSection(Section):
     """Stop after this many optimizer steps, whatever epochs says."""
     learning_rate: Annotated[float, Field(gt=0, lt=10)] = 2e-4
     """The peak learning rate."""
-    global_batch_size: Annotated[int, Field(ge=1)] = 64
+    global_batch_size: Annotated[int, Field(ge=1, le=2**20)] = 64
     """Examples per optimizer step, over all devices and accumulation: the batch the optimizer sees."""
     per_device_train_batch_size: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Examples per forward pass (micro batch); must divide global_batch_size. Packed: this many × max_length tokens."""
@@ -141,9 +153,9 @@ class HardwareSection(Section):
 
     gpu: str = "auto"
     """auto uses the GPU of this machine if there is one; cpu forces the CPU; a name such as h100 plans for that GPU."""
-    count: Auto | Annotated[int, Field(ge=1)] = "auto"
+    count: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """Devices (with gpu: cpu, processes) on each node; auto is one. `surefit train --gpus N` sets it."""
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Machines; more than one is started by `surefit slurm`, srun or torchrun."""
 
 
@@ -164,9 +176,9 @@ class ParallelSection(Section):
     """Keep in the host's memory: weights and optimizer state with fsdp and zero3, optimizer state with zero2."""
     timeout_minutes: Annotated[float, Field(gt=0)] = 10.0
     """How long a process waits for the others before the run is stopped."""
-    accelerate_config: str | None = None
+    accelerate_config: PathText | None = None
     """An Accelerate YAML file whose settings go before those of this section."""
-    deepspeed_config: str | None = None
+    deepspeed_config: PathText | None = None
     """A DeepSpeed JSON file, "auto" allowed, whose settings go before those of this section."""
 
 
@@ -214,7 +226,7 @@ class SlurmSection(Section):
     """RAM per node, as sbatch takes it, such as 200G."""
     modules: list[str] = Field(default_factory=list)
     """Environment modules to load."""
-    venv: str | None = None
+    venv: PathText | None = None
     """The virtual environment to activate; that of the submitting process if not set."""
     signal_seconds: Annotated[int, Field(ge=1)] = 120
     """How long before the end of its time a job is told to save and requeue itself."""
@@ -242,7 +254,7 @@ class GateSection(Section):
     """The metric to look at; the recipe's primary metric if not set."""
     min: Annotated[float, Field(ge=0, le=1)] | None = None
     """The tuned model must score at least this."""
-    not_worse_than: str | None = None
+    not_worse_than: PathText | None = None
     """base, a baseline of the recipe, or another run's directory: fail when the tuned model is worse by more than
     chance (paired interval below zero)."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
@@ -329,5 +341,5 @@ class Config(Section):
     """How `surefit slurm` asks for machines."""
     lint: LintSection = LintSection()
     """Findings of `surefit check` that are known and accepted."""
-    output_dir: str
+    output_dir: PathText
     """The run directory."""

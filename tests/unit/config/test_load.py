@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,14 @@ def test_missing_sections_and_names_that_cannot_be_folders(tmp_path: Path) -> No
     found = failing(tmp_path, "model: {}\noutput_dir: x\nevaluate: {also: {'../up': a}}\n")
     assert [p.field for p in found] == ["model.name_or_path", "data", "evaluate"]
     assert "cannot be used" in found[2].message
+
+
+@pytest.mark.parametrize("field", ["output_dir", "data.eval", "adapter.start_from", "parallel.deepspeed_config"])
+@pytest.mark.parametrize(("path", "needle"), [("é" * 128, "255 bytes"), ("a/" * 2048, "4,095"), ("a\0b", "NUL")])
+def test_a_path_that_no_file_system_takes_is_refused_here(tmp_path: Path, field: str, path: str, needle: str) -> None:
+    (problem,) = failing(tmp_path, MINIMAL, (f"{field}={json.dumps(path)}",))
+    assert problem.field == field
+    assert needle in problem.message
 
 
 @pytest.mark.parametrize(
