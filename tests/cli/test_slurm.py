@@ -134,9 +134,15 @@ def test_the_array_waits_for_the_training_job_that_we_submitted(surefit: Surefit
     assert "#SBATCH --array=0-3%2\n" in script
     assert "#SBATCH --dependency=afterany:4711\n" in script
     assert "--nproc-per-node=2" in script
-    record = read_json(RUN.eval / "slurm.json")
+    record = read_json(RUN.eval_array)
     assert (record["job_id"], record["tasks"], record["after"]) == ("4711", 4, "4711")
     assert read_json(RUN.slurm)["nodes"] == 2, "the record of the training job is as it was"
+    (programs / "squeue").write_text(
+        "#!/bin/sh\nprintf '4711|RUNNING\\n4711|PENDING\\n4711|PENDING\\n'\n", encoding="utf-8"
+    )
+    (shown,) = surefit("runs", "--json").json["runs"]
+    assert shown["eval_job"] == {"job_id": "4711", "states": {"RUNNING": 1, "PENDING": 2}}
+    assert "4711 RUNNING × 1, PENDING × 2" in surefit("runs").stdout.replace("\n", " ")
     (programs / "squeue").write_text("#!/bin/sh\necho '4711|COMPLETED'\n", encoding="utf-8")
     assert array(surefit, config, "--json", *kept).json["after"] is None
     assert array(surefit, config, "--json", *kept).json["tasks"] == 5, "what training will keep"

@@ -62,6 +62,11 @@ class Cluster:
         """SLURM's own record of a job."""
         return dict(re.findall(r"(\w+)=(\S*)", _slurm("scontrol", "show", "job", number)))
 
+    def score(self, name: str) -> str:
+        """The number of the array job of two tasks that scores the checkpoints of run `name`."""
+        arguments = ["slurm", str(self.folder / f"{name}.yaml"), "--evaluate", "--array", "2"]
+        return str(self.surefit(*arguments, "--submit")["job_id"])
+
     def lines(self, name: str, file: str) -> list[dict[str, Any]]:
         path = self.folder / name / file
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -133,6 +138,22 @@ def requeued(cluster: Cluster, nodes: int) -> dict[str, Any]:
     return found | {"script": (cluster.folder / name / "job.sbatch").read_text()}
 
 
+def scored(cluster: Cluster, name: str) -> dict[str, Any]:
+    """The checkpoints of a run, scored by an array of two tasks on two nodes, which share them out."""
+    number = cluster.score(name)
+    waiting = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
+
+    def shown() -> dict[str, Any]:
+        runs = cluster.surefit("runs", str(cluster.folder))["runs"]
+        found: dict[str, Any] = next(run["eval_job"] for run in runs if Path(run["run"]).name == name)
+        return found
+
+    cluster.wait(name, number, "scored", lambda: not waiting & shown()["states"].keys())
+    summary = json.loads((cluster.folder / name / "eval" / "checkpoints.json").read_text(encoding="utf-8"))
+    checkpoints = sorted(path.name for path in (cluster.folder / name / "checkpoints").glob("step-*"))
+    return {"job": shown(), "number": number, "summary": summary, "checkpoints": checkpoints, "log": cluster.log(name)}
+
+
 def cancelled(cluster: Cluster) -> dict[str, Any]:
     number = cluster.submit("cancelled", nodes=1)
     cluster.wait_for_steps("cancelled", number)
@@ -160,6 +181,7 @@ def main(result: str | None = None) -> int:
         cluster = Cluster(Path(folder))
         found = {
             "one": requeued(cluster, nodes=1),
+            "scored": scored(cluster, "told-1"),
             "cancelled": cancelled(cluster),
             "failing": failing(cluster),
             "two": requeued(cluster, nodes=2),

@@ -69,3 +69,11 @@ def test_a_failing_run_is_not_started_again(found: dict[str, Any]) -> None:
 def test_runs_shows_the_state_of_a_job(found: dict[str, Any]) -> None:
     cancelled = found["cancelled"]
     assert cancelled["shown"] == {"job_id": cancelled["number"], "state": "RUNNING"}
+
+
+def test_an_array_of_two_tasks_scores_every_checkpoint_once(found: dict[str, Any]) -> None:
+    scored = found["scored"]
+    assert scored["job"] == {"job_id": scored["number"], "states": {"COMPLETED": 2}}, scored["log"]
+    points = scored["summary"]["checkpoints"]
+    assert sorted(f"step-{point['step']}" for point in points) == scored["checkpoints"]
+    assert len(points) > 1

@@ -109,7 +109,7 @@ def runs(out: Output, directory: Path) -> int:
     listed = summarise_all(find_runs(directory))
     title = f"Runs in {directory}" if listed else f"No runs in {directory}"
     keys = ["run", "recipe", "model", "state_text", "steps_text", "score_text", "size_text", "changed_text"]
-    if any(row["job"] for row in listed):
+    if any(row["job"] or row["eval_job"] for row in listed):
         keys.insert(keys.index("state_text") + 1, "job_text")
     out.table(title, [key.removesuffix("_text") for key in keys], [[row[key] for key in keys] for row in listed])
     out.result({"runs": listed})

@@ -265,12 +265,14 @@ def _wandb(run: RunDir) -> Iterator[tuple[Path, str]]:
 def prune(out: Output, target: Path, delete: bool) -> int:
     """Say what could be deleted of a run, or of all runs below a directory; with `delete`, delete it."""
     runs = [RunDir(target)] if RunDir(target).resolved.exists() else find_runs(target)
-    jobs = {row["run"]: (row["job"] or {}).get("state") for row in summarise_all(runs)}
+    jobs = {
+        row["run"]: [(row["job"] or {}).get("state"), *(row["eval_job"] or {}).get("states", {})]
+        for row in summarise_all(runs)
+    }
     rows: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}
     for run in runs:
-        state = jobs[str(run.path)]
-        if state in ALIVE:
+        if state := next((state for state in jobs[str(run.path)] if state in ALIVE), None):
             skipped[str(run.path)] = f"its SLURM job is {state}"
             continue
         try:

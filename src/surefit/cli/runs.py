@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.core.units import bytes_text, duration_text
 from surefit.evaluate.answers import base_of
-from surefit.launch.slurm import job_states
+from surefit.launch.slurm import task_states
 from surefit.report.scores import tuned_of
 
 DEPTH = 3
@@ -29,16 +29,37 @@ def find_runs(directory: Path) -> list[RunDir]:
 
 
 def summarise_all(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
-    """A row for each run; SLURM is asked once about the jobs of all of them."""
-    jobs = {run.path: _attempt(lambda run=run: str(read_json(run.slurm)["job_id"]), None) for run in runs}
-    states = job_states(number for number in jobs.values() if number)
+    """A row for each run; SLURM is asked once about the jobs of all of them: the one that trains, and the array that
+    scores the checkpoints."""
+    numbers = {
+        record: number
+        for record in (record for run in runs for record in (run.slurm, run.eval_array))
+        if (number := _attempt(lambda record=record: str(read_json(record)["job_id"]), None))
+    }
+    states = task_states(numbers.values())
+
+    def asked(record: Path) -> tuple[str, dict[str, int]] | None:
+        return (number, dict(states.get(number, {}))) if (number := numbers.get(record)) else None
+
     rows = []
     for run in runs:
-        number = jobs[run.path]
-        job = {"job_id": number, "state": states.get(number)} if number else None
-        text = f"{number} {states.get(number, 'not known to SLURM')}" if number else "-"
-        rows.append(summarise(run) | {"job": job, "job_text": text})
+        training, scoring = asked(run.slurm), asked(run.eval_array)
+        rows.append(
+            summarise(run)
+            | {
+                "job": {"job_id": training[0], "state": next(iter(training[1]), None)} if training else None,
+                "eval_job": {"job_id": scoring[0], "states": scoring[1]} if scoring else None,
+                "job_text": "; ".join(_job_text(*job) for job in (training, scoring) if job) or "-",
+            }
+        )
     return rows
+
+
+def _job_text(number: str, states: Mapping[str, int]) -> str:
+    """`12 RUNNING`; of an array `12 RUNNING × 2, PENDING × 3`."""
+    several = sum(states.values()) > 1
+    text = ", ".join(f"{state} × {count}" if several else state for state, count in states.items())
+    return f"{number} {text or 'not known to SLURM'}"
 
 
 def summarise(run: RunDir) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def evaluate(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes
         "tasks": tasks, "after": after, "nodes": job.nodes, "processes_per_node": job.per_node,
         "processes": job.processes,
     }  # fmt: skip
-    return _deliver(out, script, wishes, run.eval / "job.sbatch", run.eval / "slurm.json", job.run / ARRAY_LOG, places)
+    return _deliver(out, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
 
 
 def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:

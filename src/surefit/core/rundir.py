@@ -154,6 +154,10 @@ class RunDir:
         return self.path / "slurm.json"
 
     @property
+    def eval_array(self) -> Path:
+        return self.eval / "array.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / ".lock"
 

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -342,27 +343,36 @@ def submit(script: Path) -> str:
 
 
 def job_states(numbers: Iterable[str]) -> dict[str, str]:
-    """The state of each job in SLURM's words, as RUNNING; those that nobody knows any more are left out.
+    """The state of each job in SLURM's words, as RUNNING; those that nobody knows any more are left out."""
+    return {number: next(iter(states)) for number, states in task_states(numbers).items()}
+
+
+def task_states(numbers: Iterable[str]) -> dict[str, Counter[str]]:
+    """How many tasks of each job are in which state; a job that is no array is one task.
 
     squeue knows the jobs that wait or run, sacct (where the cluster keeps accounts) the others.
     """
     wanted = sorted({number for number in numbers if number.isdecimal()})
     if not wanted:
         return {}
-    known = _states(["squeue", "--noheader", "--states=all", "--me", "--format=%A|%T"])
+    known = _states(["squeue", "--noheader", "--array", "--states=all", "--me", "--format=%F|%T"])
     missing = [number for number in wanted if number not in known]
     if missing:
-        accounts = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobIDRaw,State"]
+        accounts = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State"]
         known |= _states([*accounts, f"--jobs={','.join(missing)}"])
     return {number: known[number] for number in wanted if number in known}
 
 
-def _states(command: Sequence[str]) -> dict[str, str]:
-    """`number|STATE` lines; none where the command is not there or does not answer."""
+def _states(command: Sequence[str]) -> dict[str, Counter[str]]:
+    """Of `number|STATE` lines, one per task, or `number_task|STATE`; none where the command is not there or does not
+    answer."""
     answer = _ask(command)
     lines = answer.stdout.splitlines() if answer is not None and answer.returncode == 0 else []
-    pairs = (line.strip().split("|") for line in lines)
-    return {pair[0]: pair[1].split()[0] for pair in pairs if len(pair) == 2 and pair[1]}
+    found: dict[str, Counter[str]] = {}
+    for pair in (line.strip().split("|") for line in lines):
+        if len(pair) == 2 and pair[1]:
+            found.setdefault(pair[0].partition("_")[0], Counter())[pair[1].split()[0]] += 1
+    return found
 
 
 def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:

@@ -15,7 +15,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.facts.job_script import read_job_script
 from surefit.foreign import read
-from surefit.launch.slurm import Job, job_states, render, render_array, submit
+from surefit.launch.slurm import Job, job_states, render, render_array, submit, task_states
 from surefit.lint.engine import run_rules
 
 SNAPSHOT = Path(__file__).parent / "two_nodes_of_four.sbatch"
@@ -208,6 +208,13 @@ def test_states_come_from_squeue_and_for_old_jobs_from_sacct(tmp_path: Path, mon
     assert job_states(["7", "9"]) == {"7": "RUNNING", "9": "CANCELLED"}
     stand_in(tmp_path, "squeue", "echo 'squeue: error' >&2; exit 1")
     assert job_states(["7", "9"]) == {"9": "CANCELLED"}
+
+
+def test_the_tasks_of_an_array_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    stand_in(tmp_path, "squeue", "echo '7|RUNNING'; echo '7|PENDING'; echo '7|PENDING'; echo '8|RUNNING'")
+    stand_in(tmp_path, "sacct", "echo '9_0|COMPLETED'; echo '9_1|FAILED'; echo '9_2|COMPLETED'")
+    assert task_states(["7", "9"]) == {"7": {"RUNNING": 1, "PENDING": 2}, "9": {"COMPLETED": 2, "FAILED": 1}}
 
 
 @pytest.mark.parametrize("processes", [(1, 1), (1, 4), (2, 4)])
