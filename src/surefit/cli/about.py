@@ -26,15 +26,20 @@ def init(out: Output, recipe: str | None, output: Path | None, list_recipes: boo
         out.result({"recipes": list(known)})
         return EXIT_OK
     text = starter(recipes.get(recipe).name)
+    hand_over(out, text, output)
+    out.result({"recipe": recipe, "path": str(output) if output else None, "config": text})
+    return EXIT_OK
+
+
+def hand_over(out: Output, config: str, output: Path | None) -> None:
+    """Print a config, or write it where nothing is yet."""
     if output is None:
-        out.say(text.rstrip("\n"))
+        out.say(config.rstrip("\n"))
     elif output.exists():
         raise ConfigError("there is a file of that name", path=output, help="choose another name, or delete it first")
     else:
-        write_atomic(output, text)
+        write_atomic(output, config)
         out.say(f"Wrote {output}. Next: surefit check {output}")
-    out.result({"recipe": recipe, "path": str(output) if output else None, "config": text})
-    return EXIT_OK
 
 
 def doctor(out: Output, script: bool = False, script_file: Path | None = None) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.cli.noting import at_work, trained
 from surefit.cli.prepare import Prepared
+from surefit.cli.scoring import interval_text
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_json
 from surefit.core.sampling import evenly
@@ -118,7 +119,7 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
         rows = [
             [
                 variant,
-                *(_interval(variants.get(_asked(variant, suffix), {}).get(primary)) for suffix, _ in ways),
+                *(interval_text(variants.get(_asked(variant, suffix), {}).get(primary)) for suffix, _ in ways),
                 *(_both(about, variant, ways, key) for key in ("truncated", "unparsed", "tokens_per_second")),
             ]
             for variant in plain
@@ -154,7 +155,7 @@ def _both(about: dict[str, dict[str, Any]], variant: str, ways: Sequence[tuple[s
 def _say_other_metrics(out: Output, name: str, variants: dict[str, Any], primary: str) -> None:
     metrics = dict.fromkeys(metric for values in variants.values() for metric in values if metric != primary)
     if metrics:
-        rows = [[metric, *(_interval(values.get(metric)) for values in variants.values())] for metric in metrics]
+        rows = [[metric, *(interval_text(values.get(metric)) for values in variants.values())] for metric in metrics]
         out.table(f"{name}: the other metrics", ["metric", *variants], rows)
 
 
@@ -186,13 +187,6 @@ def in_words(pair: dict[str, Any]) -> str:
         f"{pair['b']} {verdict} {pair['a']}: {100 * pair['difference']:+.1f} points {pair['metric']} "
         f"[{100 * low:+.1f}, {100 * high:+.1f}]; rows: {pair['wins']} won, {pair['losses']} lost, {pair['ties']} tied"
     )
-
-
-def _interval(value: dict[str, Any] | None) -> str:
-    if value is None:
-        return "-"
-    low, high = value["ci95"]
-    return f"{value['mean']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], count: int) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefit import __version__
+from surefit.cli.about import hand_over
 from surefit.config.resolve import Resolved, resolve
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
-from surefit.core.rundir import write_atomic
 from surefit.core.units import plural, shortened
 from surefit.foreign import Foreign, Lost, read, tool_of
 from surefit.lint.rule import LintContext, Rule
@@ -236,13 +236,7 @@ def import_config(out: Output, source: Path, output: Path | None) -> int:
     if found.loaded is None:
         _refuse(found)
     text = config_text(found)
-    if output is None:
-        out.say(text.rstrip("\n"))
-    elif output.exists():
-        raise ConfigError("there is a file of that name", path=output, help="choose another name, or delete it first")
-    else:
-        write_atomic(output, text)
-        out.say(f"Wrote {output}. Next: surefit check {output}")
+    hand_over(out, text, output)
     left = [*found.judged, *found.lost]
     if left:
         out.note(f"{plural(len(left), 'key')} could not be carried over: the comments say which, and why")

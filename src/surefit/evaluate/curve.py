@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from surefit.core.svg import WIDTH, document
 from surefit.core.units import plural, shortened
-from surefit.evaluate.plot import BETTER, OPEN, TIE, WIDTH, WORSE, document
+from surefit.evaluate.plot import BETTER, OPEN, TIE, WORSE
 
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 64, 24, 64, 300, 352
 GRID = 4
@@ -25,7 +26,7 @@ def svg(found: Mapping[str, Any]) -> str:
     lead = found["best"]["more_than_chance"]
     text = {None: "the only one", True: "its lead is more than chance", False: "its lead may be chance"}[lead]
     under = f"95 % intervals; the best is {best}, {text}" + ("; dashed: the base" if found["base"] else "")
-    return document(title, HEIGHT, under, [*_axes(found), *_base(found), *_line(found), *_marks(points, best, found)])
+    return document(title, HEIGHT, [*_axes(found), *_base(found), *_line(found), *_marks(points, best, found)], under)
 
 
 def _ends(found: Mapping[str, Any]) -> tuple[float, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html import escape
 from typing import Any
 
+from surefit.core.svg import WIDTH, document
 from surefit.core.units import shortened
 
-WIDTH, LEFT, RIGHT, ROW, TOP = 720, 190, 150, 30, 64
+LEFT, RIGHT, ROW, TOP = 190, 150, 30, 64
 BETTER, WORSE, OPEN, TIE = "#0072b2", "#d55e00", "#6b6b6b", "#d9d9d9"
 """Okabe and Ito's blue and vermilion, told apart with any colour vision."""
 
@@ -24,24 +25,7 @@ def svg(compared: dict[str, Any]) -> str:
     title = f"{shortened(compared['b'], 40)} against {shortened(compared['a'], 40)}: {compared['n']:,} rows"
     under = "difference with its 95 % interval; right of the line is better"
     counts = _counts(metrics[compared["metric"]], compared["metric"], bottom + 52)
-    return document(title, bottom + 112, under, [*_forest(metrics, bottom), *counts])
-
-
-def document(title: str, height: int, under: str, lines: Iterable[str]) -> str:
-    """A picture with a title and a line under it; both may hold anything."""
-    title = escape(title)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-            'font-family="sans-serif" font-size="13" role="img">',
-            f"<title>{title}</title>",
-            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-            f'<text x="12" y="26" font-size="16" font-weight="bold">{title}</text>',
-            f'<text x="12" y="46" fill="#555555">{escape(under)}</text>',
-            *lines,
-            "</svg>\n",
-        ]
-    )
+    return document(title, bottom + 112, [*_forest(metrics, bottom), *counts], under)
 
 
 def _forest(metrics: dict[str, Any], bottom: int) -> Iterator[str]:

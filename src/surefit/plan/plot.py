@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
+from surefit.core.svg import WIDTH, document
 from surefit.core.units import bytes_text
 
-WIDTH, LEFT, BAR, GAP = 720, 110, 26, 12
+LEFT, BAR, GAP = 110, 26, 12
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 """Okabe and Ito's colours, told apart with any colour vision."""
 
@@ -30,18 +31,8 @@ def svg(planned: dict[str, Any]) -> str:
         lines += _limit(LEFT + capacity * scale, 64 + (len(phases) + 1) * (BAR + GAP), bytes_text(capacity))
     ranks = planned["ranks"]
     where = device["name"] if ranks is None else f"one of {ranks['processes']} × {device['name']}, {ranks['which']}"
-    title = escape(f"{planned['model']['name']} on {where}: {estimate['verdict']}")
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-            'font-family="sans-serif" font-size="13" role="img">',
-            f"<title>{title}</title>",
-            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-            f'<text x="12" y="26" font-size="16" font-weight="bold">{title}</text>',
-            *lines,
-            "</svg>\n",
-        ]
-    )
+    title = f"{planned['model']['name']} on {where}: {estimate['verdict']}"
+    return document(title, height, lines)
 
 
 def _phases(phases: list[dict[str, Any]], scale: float) -> Iterator[str]:
