@@ -80,13 +80,16 @@ def test_an_example_longer_than_a_row_is_refused_with_both_numbers() -> None:
 
 
 def test_a_hundred_thousand_items_take_no_quadratic_time() -> None:
+    """Ten times as many take about 13 times as long; in quadratic time 100 times. The fastest of three is compared:
+    what else the machine does only adds."""
+
     def seconds(count: int) -> float:
         lengths = [1 + (number * 7919) % 2048 for number in range(count)]
         start = time.process_time()
         best_fit_decreasing(lengths, 2048)
         return time.process_time() - start
 
-    assert seconds(100_000) < 40 * max(seconds(10_000), 0.01)
+    assert min(seconds(100_000) for _ in range(3)) < 40 * max(min(seconds(10_000) for _ in range(3)), 0.01)
 
 
 @given(items, st.integers(1, 9))
