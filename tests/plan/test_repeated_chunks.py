@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -71,14 +69,3 @@ def test_repeating_chunks_changes_nothing(setting: Setting) -> None:
             all_of_them = _both(setting)
     assert repeated == all_of_them
     assert some < (len(chunks) - some) / 2
-
-
-def test_pytorchs_compiler_is_left_out_until_it_is_called() -> None:
-    """In a process of its own: what bitsandbytes compiles on import is compiled when it is called."""
-    pytest.importorskip("bitsandbytes")
-    code = (
-        "import sys, torch; from surefit.plan.loading import import_bitsandbytes; import_bitsandbytes();"
-        "import bitsandbytes; assert 'torch._inductor.compile_fx' not in sys.modules; compile = torch.compile;"
-        "assert compile.__module__.startswith('torch')"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

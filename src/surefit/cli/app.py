@@ -6,6 +6,7 @@ Nothing heavy is imported here: `surefit --help` must answer at once, `surefit c
 from __future__ import annotations
 
 import gc
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +15,7 @@ import typer
 
 from surefit import __version__
 from surefit.cli import last_mile
-from surefit.cli.ending import finish
+from surefit.cli.ending import finish, leave
 from surefit.cli.options import (
     AllCheckpoints,
     Base,
@@ -452,6 +453,10 @@ def main() -> None:
     """The console script."""
     try:
         app()
+    except SystemExit as ended:
+        if sys.argv[1:2] == ["plan"]:
+            leave(ended)
+        raise
     finally:
         gc.disable()  # all is given back anyway: with torch loaded, looking for garbage once more takes half a second
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import traceback
@@ -45,6 +46,21 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
     except Exception:
         code = _report_bug(out)
     raise typer.Exit(code)
+
+
+def leave(ended: SystemExit) -> None:
+    """End the process of a verb that leaves nothing to be finished, without taking apart what it has imported: with
+    torch and transformers that takes a second and more. Comes back where the output cannot be written to its end, which
+    Python says itself, or where `ended` is more than a code.
+    """
+    if not isinstance(ended.code, int):
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(ended.code)
 
 
 def _report_bug(out: Any) -> int:

@@ -34,25 +34,27 @@ def plan(
 ) -> int:
     """The verb: the plan itself, or what was asked of it."""
     from surefit.cli import searching
+    from surefit.plan.loading import uncollected
 
     given = {"--optimize": optimize, "--solve": solve, "--against": against, "--quick": quick}
     given |= {"--compare": compare and not optimize, "--plot": plot and not quick}
     names = [name for name, value in given.items() if value]
     if len(names) > 1:
         raise ConfigError(f"{' and '.join(names)} do not go together", help="ask for one at a time")
-    run = prepare(target, overrides)
-    if optimize:
-        return searching.optimize(out, run, compare, price)
-    if compare:
-        return searching.compare(out, run, compare, price)
-    if solve:
-        return searching.solve(out, run, solve)
-    if against:
-        return say_against(out, run, against)
-    planned = planned_run(run, quick=quick)
-    if plot is not None:
-        _write_plot(out, planned, plot)
-    return say_plan(out, planned)
+    with uncollected():  # also between one simulation and the next: what they leave is gone with the process
+        run = prepare(target, overrides)
+        if optimize:
+            return searching.optimize(out, run, compare, price)
+        if compare:
+            return searching.compare(out, run, compare, price)
+        if solve:
+            return searching.solve(out, run, solve)
+        if against:
+            return say_against(out, run, against)
+        planned = planned_run(run, quick=quick)
+        if plot is not None:
+            _write_plot(out, planned, plot)
+        return say_plan(out, planned)
 
 
 def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import MIB, bytes_text
-from surefit.facts.budget import micro_batch_shape
+from surefit.facts.budget import Budget, micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.ranks import peak_bytes
@@ -26,13 +26,15 @@ Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
 MARGIN: dict[How, float] = {"simulation": 0.03, "closed form": 0.06}
 """How far an estimate may be off, as a share of it. The closed form may differ from the simulation by another 3 %."""
 LONG = 16_384
-PIECES = {False: 0.40, True: 0.25}
-"""What the closed form adds to its upper end for a micro batch of more tokens than that, without and with MLPs in
-tiles: their tensors are large, and what is freed between them leaves pieces that nothing fits into. How many depends on
-their order, which only a simulation has: with 65,537 tokens of Qwen3-4B the allocator holds 35 % and 17 % more than is
-in tensors, with 262,144 tokens in whole 17 % (docs/budgets.md)."""
+PIECES, TILED_PIECES = 0.55, 0.30
+"""What the closed form adds to its upper end where layers are recomputed, or a micro batch has more tokens than that:
+this share of all that is not always held; the second of a long one with MLPs in tiles. What a layer keeps is cut out of
+the large blocks that its MLP has just freed, and the next MLP finds no whole one. How much of each is left over depends
+on the order and the sizes, which only a simulation has: up to 52 % in 93 runs of seven models (docs/plan.md), 42 % and
+21 % with 65,537 tokens of Qwen3-4B; where nothing is recomputed at most 5 % of everything."""
 WHOLE_LOGITS = 0.40
-"""The same for a loss that is not computed in chunks: 13 % and 32 % in two runs of benchmarks/plan_closed_form.py."""
+"""The same for a loss that is not computed in chunks, of everything: 13 % and 32 % in two runs of
+benchmarks/plan_closed_form.py."""
 CPU_MARGIN = 0.10
 """The same for a CPU, whose allocator is the C library's: what it keeps is not simulated."""
 CONTEXT = (256 * MIB, 768 * MIB)
@@ -79,7 +81,7 @@ class Need:
         """The estimate's share of the interval, in words."""
         if self.above == self.margin:
             return f"{self.how} ± {self.margin:.0%}"
-        return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, for such large tensors leave memory in pieces"
+        return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, for what is freed leaves memory in pieces"
 
 
 def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None, pieces: float = 0.0) -> Need:
@@ -109,10 +111,19 @@ def calculated(
     budget = peak_bytes(resolved, model, length, capability=hardware.compute_capability)
     if budget is None:
         return None
-    tokens = micro_batch_shape(resolved, length).tokens // resolved.config.parallel.cp
-    pieces = PIECES[resolved.config.speed.tiled_mlp is True] if tokens > LONG else 0.0
-    pieces = max(pieces, 0.0 if resolved.config.speed.chunked_loss else WHOLE_LOGITS)
+    pieces = _pieces(budget, resolved.config, micro_batch_shape(resolved, length).tokens)
     return need(budget.allocated, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
+
+
+def _pieces(budget: Budget, config: Config, tokens: int) -> float:
+    """What fragmentation may add to a closed form, as a share of it."""
+    whole = 0.0 if config.speed.chunked_loss else WHOLE_LOGITS
+    long = tokens // config.parallel.cp > LONG
+    if not long and config.train.gradient_checkpointing is False:
+        return whole
+    share = TILED_PIECES if long and config.speed.tiled_mlp is True else PIECES
+    held = sum(term.bytes for term in budget.terms if term.moment == "always")
+    return max(whole, share * (1 - held / budget.allocated))
 
 
 def verdict(needed: Need, capacity: int | None) -> Verdict:

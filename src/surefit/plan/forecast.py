@@ -24,7 +24,7 @@ from surefit.plan.among import alone, not_simulated, of_ranks
 from surefit.plan.exchange import shared_step
 from surefit.plan.fit import Need, calculated, need, require_possible, verdict
 from surefit.plan.host import host_plan
-from surefit.plan.loading import import_bitsandbytes, uncollected
+from surefit.plan.loading import import_libraries, uncollected
 from surefit.plan.pace import Pace
 from surefit.plan.static import static_plan
 
@@ -96,7 +96,7 @@ class Planner:
             Exception: whatever the model's own code raises on tensors without data.
         """
         with uncollected():
-            import_bitsandbytes()
+            import_libraries()
             from surefit.plan.setting import setting_of
             from surefit.plan.simulate import simulate
 

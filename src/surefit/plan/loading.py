@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial, wraps
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,38 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def import_bitsandbytes() -> None:
+def import_libraries() -> None:
+    """Import what a simulation runs, in two thirds of the time."""
+    # Whatever is wrong with one of them, whoever needs it says so.
+    with suppress(Exception):
+        _import_bitsandbytes()
+    with suppress(Exception):
+        _import_transformers()
+
+
+def _import_transformers() -> None:
+    """Import it without reading all its models' files twice (0.3 s; transformers 5.23 keeps what it has read under two
+    spellings of the folder's name), and without SciPy, which only its losses of object detection use (0.4 s). Can go
+    when transformers does that itself.
+    """
+    if "transformers" in sys.modules:
+        return
+    from transformers import utils
+    from transformers.utils import import_utils
+
+    read = import_utils.create_import_structure_from_path
+
+    def read_once(path: str) -> Any:
+        folder = Path(path)
+        return read(folder.parent if folder.is_file() else folder)
+
+    with patch.object(import_utils, "create_import_structure_from_path", read_once):
+        import transformers.models
+    with patch.object(utils, "is_scipy_available", lambda: False):
+        import transformers.loss.loss_utils  # noqa: F401
+
+
+def _import_bitsandbytes() -> None:
     """Import it, where it is installed, without PyTorch's compiler.
 
     It calls `torch.compile` on functions of its CPU backend (bitsandbytes 0.50, backends/default/ops.py), which imports
@@ -44,6 +76,5 @@ def import_bitsandbytes() -> None:
         compiled = cache(partial(compiler, function, **options))
         return wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
 
-    # Whatever is wrong with it, whoever needs it says so.
-    with patch.object(torch, "compile", later), suppress(Exception):
+    with patch.object(torch, "compile", later):
         import bitsandbytes  # noqa: F401

@@ -14,7 +14,7 @@ from surefit.core.errors import MachineError
 from surefit.facts.flops import work_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.plan.loading import import_bitsandbytes, uncollected
+from surefit.plan.loading import import_libraries, uncollected
 
 if TYPE_CHECKING:
     from surefit.plan.operations import Operations
@@ -61,7 +61,7 @@ class Pace:
     def _step(
         self, resolved: Resolved, hardware: HardwareFacts, rates: Rates, length: int, supervised: float, near: bool
     ) -> StepTime:
-        import_bitsandbytes()
+        import_libraries()
         from surefit.plan.setting import setting_of
         from surefit.plan.time import StepTime, roofline
 

@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from surefit.config.schema import TrainSection
 from surefit.model.compat import reads_masks_of_fake_tensors
@@ -26,6 +25,7 @@ from surefit.plan.allocator import CachingAllocator
 from surefit.plan.building import build, materialise, micro_batch, switch
 from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, page_states, workspace_bytes
 from surefit.plan.deepen import SHALLOW, deepen
+from surefit.plan.fake import FakeMode
 from surefit.plan.merging import from_files, run_merge
 from surefit.plan.ranks import RankRecorder, among_others, pretended, wrapped
 from surefit.plan.setting import Setting, require_possible
@@ -192,7 +192,7 @@ def record_run(
     """
     recorder = kind(_Scalar(padded), HIDDEN, MATMULS, workspace_bytes(capability)) if cuda else kind(_Scalar(padded))
     with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(FakeMode(allow_non_fake_inputs=True))
         stack.enter_context(reads_masks_of_fake_tensors())
         if cuda:
             stack.enter_context(cuda_operators(capability))
@@ -227,8 +227,8 @@ def _repeated_chunks(recorder: Recorder) -> AbstractContextManager[Any]:
 def run_training(
     model: torch.nn.Module, setting: Setting, recorder: Recorder, whole: bool = True, engine: Engine = SINGLE
 ) -> None:
-    """What `train.loop` does with a model on its device, real or fake; the caller records. `whole`: also in the first
-    step."""
+    """What `train.loop` does with a model on its device, real or fake; the caller records. `whole`: also the first step
+    and a checkpoint."""
     model.train()
     switch(model, setting)
     model = wrapped(engine, model, recorder)
@@ -253,10 +253,11 @@ def run_training(
             train_step(model, batches, optimizer, 1.0, chunked=setting.chunked, scaling=scaling, engine=engine)
             recorder.tag(optimizer.tensors().values(), "optimizer")
             del batches
-        recorder.start("save")
-        # As checkpoint.manager.save takes them, before it copies each to the host.
-        held = [tensor.detach().contiguous() for tensor in (*trained, *optimizer.tensors().values())]
-        del held
+        if whole:
+            recorder.start("save")
+            # As checkpoint.manager.save takes them, before it copies each to the host.
+            held = [tensor.detach().contiguous() for tensor in (*trained, *optimizer.tensors().values())]
+            del held
         recorder.start("eval")
         mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked, engine=engine)
 

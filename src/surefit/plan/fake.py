@@ -1,0 +1,76 @@
+"""Tensors without data, answered faster.
+
+`FakeTensorMode` keeps what every operator gives, and takes more than half of an operator's time to write down what it
+was given. Here that is written in fewer words, which say as much of the plain tensors that a training step is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _DispatchCacheKey
+
+_PLAIN = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)  # fmt: skip
+
+
+_aten = torch.ops.aten
+
+
+class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """A `FakeTensorMode` with a shorter key for its cache, and with two operators kept in it that it leaves out; the
+    answers are the same."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As `trace.Recorder`: nothing is compiled meanwhile."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _aten.split_with_sizes.default and not kwargs:
+            return self._split(types, *args)
+        if func is _aten._unsafe_view.default:
+            func = _aten.view.default
+        return self.dispatch(func, types, args, kwargs or {})
+
+    def _split(self, types: Any, tensor: Any, sizes: list[int], dim: int = 0) -> list[Any]:
+        """A list is not kept; its members, as slices, are."""
+        ends = list(accumulate(sizes))
+        return [
+            self.dispatch(_aten.slice.Tensor, types, (tensor, dim, end - size, end), {})
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+
+    def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> _DispatchCacheKey:
+        parts = ["surefit", func, torch.get_default_dtype(), torch._C._get_default_device()]
+        parts.append(torch.is_inference_mode_enabled())
+        if self._write(parts, args) and self._write(parts, kwargs) and self._write(parts, kwargs.values()):
+            return _DispatchCacheKey(tuple(parts))
+        return super()._cache_key(state, func, args, kwargs)
+
+    def _write(self, parts: list[Any], values: Iterable[Any]) -> bool:
+        """Add all that an answer depends on; False where something is not known to be all."""
+        parts.append("(")
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if value.fake_mode is not self or value.constant is not None:
+                    return False
+                # The dispatch keys say: which device, and that it is neither sparse, quantised nor conjugated.
+                parts += (
+                    value.dtype, value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes(),
+                    value.requires_grad, value._fake_device, torch._C._dispatch_keys(value).raw_repr(),
+                )  # fmt: skip
+            elif kind in _PLAIN:  # 1 and 1.0 are equal, and answered in different types
+                parts += (kind, value)
+            elif kind is list or kind is tuple:
+                if not self._write(parts, value):
+                    return False
+            else:
+                return False
+        parts.append(")")
+        return True
