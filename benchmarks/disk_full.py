@@ -146,7 +146,7 @@ def same(one: Path, two: Path) -> bool:
     from surefit.core.rundir import read_jsonl
 
     files = [(out / "model/model.safetensors").read_bytes() for out in (one, two)]
-    times = ("seconds", "tokens_per_second", "mfu")
+    times = ("seconds", "tokens_per_second", "mfu", "disk_free_bytes")
     logs = [
         [{key: value for key, value in line.items() if key not in times} for line in read_jsonl(out / "metrics.jsonl")]
         for out in (one, two)

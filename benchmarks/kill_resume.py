@@ -55,7 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
 PHASES = ("start", "step", "copy", "evaluation", "export", "between")
 WRITING = "writing"
 AIMED = (WRITING, "copy", "evaluation", "export")
-TIMES = ("seconds", "tokens_per_second", "mfu")
+TIMES = ("seconds", "tokens_per_second", "mfu", "disk_free_bytes")
 PATIENCE = 60.0
 """Seconds after which a child is taken to hang."""
 

@@ -141,7 +141,7 @@ def test_examples_are_filtered_by_kind_set_and_text(browser: Browser, report: Pa
 
 def test_the_comparison_draws_all_runs_and_links_to_their_pages(browser: Browser, comparison: Path) -> None:
     page, noise = visit(browser, comparison, viewport={"width": 1280, "height": 900})
-    assert page.locator(".chart canvas").count() == 6
+    assert page.locator(".chart canvas").count() == 7
     assert page.locator("#chart-loss .u-legend").inner_text().count("one") == 1
     page.get_by_role("link", name="one").click()
     page.wait_for_selector("#examples")
@@ -169,7 +169,7 @@ def test_it_fits_draws_and_is_quiet(browser: Browser, report: Path, width: int, 
     page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     assert page.evaluate(SIDEWAYS) == 0
     canvases = page.locator(".chart canvas").all()
-    assert len(canvases) == 5
+    assert len(canvases) == 6
     for canvas in canvases:
         assert canvas.evaluate(PAINTED) > 5
     for box in [figure.bounding_box() for figure in page.locator(".charts figure").all()]:

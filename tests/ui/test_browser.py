@@ -157,7 +157,7 @@ def test_a_run_is_watched_as_it_goes_on(
     run = RunDir(workspace / "runs" / "first")
     with start(workspace) as server:
         page, noise = visit(browser, server, "/run?path=runs/first")
-        assert page.locator("#charts canvas").count() == 5
+        assert page.locator("#charts canvas").count() == 6
         append_jsonl(run.metrics, {"step": 4321, "loss": 0.0123})
         expect(page.locator("#step")).to_have_text("4321")
         assert "0.0123" in page.locator("#charts figcaption").first.inner_text()

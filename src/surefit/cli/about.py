@@ -112,10 +112,13 @@ def runs(out: Output, directory: Path) -> int:
     from surefit.cli.runs import find_runs, summarise_all
 
     listed = summarise_all(find_runs(directory))
-    title = f"Runs in {directory}" if listed else f"No runs in {directory}"
     keys = ["run", "recipe", "model", "state_text", "steps_text", "score_text", "size_text", "changed_text"]
     if any(row["job"] or row["eval_job"] for row in listed):
         keys.insert(keys.index("state_text") + 1, "job_text")
-    out.table(title, [key.removesuffix("_text") for key in keys], [[row[key] for key in keys] for row in listed])
+    if listed:
+        names = [key.removesuffix("_text") for key in keys]
+        out.table(f"Runs in {directory}", names, [[row[key] for key in keys] for row in listed])
+    else:
+        out.say(f"No runs in {directory}{'' if directory.is_dir() else ': there is no such directory'}")
     out.result({"runs": listed})
     return EXIT_OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.cli.evaluating import require_trained
 from surefit.cli.noting import noted
-from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
-from surefit.core.rundir import RunDir
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, ModelError
+from surefit.core.rundir import RunDir, read_json
 from surefit.core.units import plural
 
 if TYPE_CHECKING:
@@ -104,6 +103,11 @@ def certify(out: Output, target: Path, merged: Path, into: str, options: Adapter
 
     from surefit.merge.merge import certify_merged
 
+    for wanted in ("config.json", "*.safetensors"):
+        if not any(merged.glob(wanted)):
+            raise ModelError(
+                f"no model is here: there is no {wanted}", path=merged, help="name the folder of the merged model"
+            )
     with _job(target, RunDir(merged.parent), into, options) as (job, hardware):
         sequences = _sequences(out, job, options.prompts)
         # In the type that the merged model has: the rounding that is allowed depends on it.
@@ -121,7 +125,7 @@ def _say(out: Output, certificate: dict[str, Any], path: Path) -> int:
     shown = [
         c for c in certificate["checks"] if c["name"].startswith("reloaded_") and isinstance(c["value"], float | int)
     ]
-    rows = [[c["name"], f"{c['value']:.3g}", c["comparison"], f"{c['threshold']:.3g}"] for c in shown]
+    rows = [[c["name"], f"{c['value']:.5g}", c["comparison"], f"{c['threshold']:.5g}"] for c in shown]
     out.table("The merged model, read from disk, against base + adapter", ["check", "value", "", "bound"], rows)
     out.say(f"Certificate passed, {plural(len(certificate['checks']), 'check')} → {path}", "green")
     out.result(certificate)
@@ -161,7 +165,9 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
     from surefit.config.schema import ModelSection
     from surefit.model.load import fetch_model
 
-    settings = json.loads((target / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    settings = read_json(target / ADAPTER_CONFIG)
+    if not isinstance(settings, dict):
+        raise ConfigError("is no JSON object", path=target / ADAPTER_CONFIG, help="copy it from the adapter again")
     name = options.base or settings.get("base_model_name_or_path")
     if not name:
         raise ConfigError(f"{ADAPTER_CONFIG} names no base model", path=target, help="name it with --base")
@@ -171,8 +177,6 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
 
 
 def _stored_dtype(directory: Path) -> str:
-    from surefit.core.rundir import read_json
-
     settings = read_json(directory / "config.json")
     return str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16").removeprefix("torch.")
 
@@ -190,6 +194,19 @@ def _weighted(text: str) -> tuple[Path, float]:
     return found
 
 
+def _prompts(file: Path) -> list[str]:
+    try:
+        texts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"cannot be read: {why}", path=file, field="--prompts", help="a text file, one prompt per line"
+        ) from None
+    if not texts:
+        raise ConfigError("has no prompt in it", path=file, field="--prompts", help="write one per line")
+    return texts
+
+
 def _sequences(out: Output, job: Job, prompts: Path | None) -> list[list[int]]:
     """Token ids to compare the models on: the user's prompts, or sentences that come with SureFit."""
     from surefit.core.rundir import read_jsonl
@@ -198,7 +215,7 @@ def _sequences(out: Output, job: Job, prompts: Path | None) -> list[list[int]]:
 
     tokenizer = load_tokenizer(job.base)
     if prompts is not None:
-        texts = [line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+        texts = _prompts(prompts)
     else:
         sample = resolve("surefit/function-calling-eval")
         assert sample is not None

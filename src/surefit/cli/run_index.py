@@ -49,7 +49,11 @@ def show(out: Output, path: Path) -> int:
     run = run_of(path)
     (row,) = summarise_all([run])
     found = read_artefacts(run)
-    chosen = [(s.key, s.value, f"{s.origin} {s.detail}".strip()) for s in found.settings or [] if s.origin != "default"]
+    chosen = [
+        (s.key, s.value, f"{'auto:' if s.origin == 'auto' and s.detail else s.origin} {s.detail}".strip())
+        for s in found.settings or []
+        if s.origin != "default"
+    ]
     stages = attempts(found.events)
     resumable = continued(run, row)
     parts = disk(run)

@@ -129,7 +129,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(
             f"no such file{did_you_mean(str(path), siblings)}",
             path=path,
-            help="`surefit init RECIPE -o FILE` writes a config to start from",
+            help="`surefit init RECIPE -o FILE` writes a config to start from; `surefit runs` lists the runs there are",
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None

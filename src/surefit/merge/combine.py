@@ -59,5 +59,6 @@ def combine(
             field="--combine",
             help=f"adapters of different ranks can be summed by cat; the ways are {', '.join(WAYS)}",
         ) from error
-    model.save_pretrained(directory, selected_adapters=["combined"])
+    # What PEFT would save of the embeddings beside their factors is the base's own; to decide it, it would ask the hub.
+    model.save_pretrained(directory, selected_adapters=["combined"], save_embedding_layers=False)
     return directory / "combined"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub import errors as hub
 from huggingface_hub.utils._validators import validate_repo_id
 
@@ -97,21 +97,16 @@ def push(prepared: Push, on_progress: OnProgress = silent) -> str:
         on_progress(0, 2, f"making {prepared.repo_id}")
         address = api.create_repo(prepared.repo_id, private=prepared.private, exist_ok=True)
         on_progress(1, 2, "uploading")
-        api.upload_folder(
+        # upload_folder would make several commits of a large folder.
+        api.create_commit(
             repo_id=prepared.repo_id,
-            folder_path=prepared.directory,
-            allow_patterns=[_literal(name) for name in prepared.files],
+            operations=[CommitOperationAdd(name, prepared.directory / name) for name in prepared.files],
             commit_message="Upload by SureFit, with its certificate",
         )
         on_progress(2, 2, "done")
     except Exception as error:  # the HTTP client, and with it the errors, differ between versions of huggingface_hub
         raise _explained(error, prepared.repo_id) from error
     return str(address)
-
-
-def _literal(name: str) -> str:
-    """A file name as fnmatch takes it for itself."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def _explained(error: Exception, repo_id: str) -> ConfigError | MachineError:

@@ -74,7 +74,7 @@ def _place(target: Path) -> tuple[Path, RunDir | None]:
         if not directory.is_dir():
             raise ConfigError("there is no merged/ in this run yet", path=target, help="`surefit merge` writes it")
         return directory, run
-    if (target / "config.json").is_file() or any(target.glob("*.gguf")):
+    if any(target.glob("*.gguf")) or ((target / "config.json").is_file() and any(target.glob("*.safetensors"))):
         owner = RunDir(target.absolute().parent.parent)
         return target, owner if owner.exports == target.absolute().parent and owner.resolved.exists() else None
     raise ConfigError("neither a run, nor an export, nor a model is here", path=target, help="name one of these")

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -168,6 +169,7 @@ def fill(template: str, scripts: Sequence[str], data: object, **values: object) 
     )
 
 
+@cache
 def environment() -> Environment:
     """Jinja with escaping always on, and this folder's filters."""
     found = Environment(
@@ -185,6 +187,7 @@ def environment() -> Environment:
         points=text.points,
         signed=text.signed,
         words=text.words,
+        ticked=text.ticked,
         utc=text.utc,
         evidence=_evidence,
         place=_place,

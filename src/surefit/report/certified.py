@@ -95,7 +95,7 @@ def _same_answers(certificate: Certificate) -> list[str]:
         )
     if worst is not None:
         said.append(
-            f"No prediction is further off than {value(worst.value)} times what rounding does; "
+            f"Place by place it is off by {value(worst.value)} times what rounding does; "
             f"{value(worst.threshold)} times would be allowed."
         )
     elif largest is not None:

@@ -39,6 +39,7 @@ CURVES = {
     "grad_norm": ("Gradient norm", "grad_norm", 1.0),
     "tokens_per_second": ("Tokens per second", "tokens_per_second", 1.0),
     "memory": ("Memory, GiB", "memory_bytes", 1 / GIB),
+    "disk": ("Free on the disk, GiB", "disk_free_bytes", 1 / GIB),
 }
 
 

@@ -107,6 +107,10 @@ def training(lines: Sequence[Metrics], events: Sequence[Event]) -> Training | No
     )
 
 
+def _in_gib(lines: Sequence[Metrics], name: str) -> list[Point]:
+    return [(step, value / GIB) for step, value in points_of(lines, name)]
+
+
 def _by_step(lines: Sequence[Metrics]) -> list[Metrics]:
     """In step order; of two lines for the same step the later one counts."""
     return [line for _, line in sorted({line.step: line for line in lines}.items())]
@@ -122,7 +126,7 @@ def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart
     rate, norm, speed, busy = (
         points_of(steps, name) for name in ("learning_rate", "grad_norm", "tokens_per_second", "mfu")
     )
-    memory = [(step, value / GIB) for step, value in points_of(steps, "memory_bytes")]
+    memory, free = (_in_gib(steps, name) for name in ("memory_bytes", "disk_free_bytes"))
     losses = [
         Curve("training loss", SERIES[0], thin(loss)),
         Curve("held-out loss", SERIES[1], thin(held), dots=True),
@@ -135,6 +139,7 @@ def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart
         _single("grad_norm", "Gradient norm", _highest("The gradient norm, before clipping,", norm), norm),
         _single("tokens_per_second", "Tokens per second", _median("Half of the steps ran at", speed), speed),
         _single("memory", "Memory, GiB", _highest("The memory of the device, in GiB,", memory), memory),
+        _single("disk", "Free on the disk, GiB", _lowest("Free on the run's disk, in GiB", free), free),
         _single("mfu", "Model FLOPs utilisation", _highest("The share of the device's arithmetic", busy), busy),
     ]
 

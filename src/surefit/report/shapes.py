@@ -231,6 +231,7 @@ class Metrics(Shape):
     tokens_per_second: float | None = None
     seconds: Number | None = None
     memory_bytes: Number | None = None
+    disk_free_bytes: Number | None = None
     mfu: float | None = None
     rejected: bool = False
     eval_loss: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from surefit.core.units import bytes_text, duration_text
 
@@ -17,6 +17,15 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 def clean(text: str) -> str:
     """`text` without lone surrogates, which JSON and file names can hold and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def ticked(text: str) -> Markup:
+    """`text` as HTML, what stands between backticks as code.
+
+    >>> ticked("`surefit calibrate` < 1 minute")
+    Markup('<code>surefit calibrate</code> &lt; 1 minute')
+    """
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def shorten(text: str, limit: int) -> str:

@@ -1,10 +1,10 @@
 """metrics.jsonl: one line per optimizer step, and one per measurement of the held-out loss.
 
 Step lines have `step epoch loss grad_norm learning_rate tokens supervised_tokens tokens_per_second flops mfu seconds
-memory_bytes rejected`; flops and mfu (facts/flops.py) are null where they are not known. Held-out lines have `step
-eval_loss eval_tokens eval_perplexity`, and the task's scores where they are measured (`evaluate.in_training`). JSON has
-no NaN: the loss and gradient norm of a rejected step are null where they are not finite. A full disk loses no line: it
-waits in memory until there is room.
+memory_bytes disk_free_bytes rejected`; flops and mfu (facts/flops.py) are null where they are not known. Held-out lines
+have `step eval_loss eval_tokens eval_perplexity`, and the task's scores where they are measured
+(`evaluate.in_training`). JSON has no NaN: the loss and gradient norm of a rejected step are null where they are not
+finite. A full disk loses no line: it waits in memory until there is room.
 """
 
 from __future__ import annotations

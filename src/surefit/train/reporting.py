@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from surefit.checkpoint.disk_guard import free_bytes
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.facts.flops import Work, peak_flops, windows_of, work_of
@@ -141,6 +142,7 @@ class Reporting:
             "mfu": self.meter.mfu(flops, seconds),
             "seconds": seconds,
             "memory_bytes": memory,
+            "disk_free_bytes": free_bytes(self.log.path.parent),
             "rejected": not result.applied,
         }
         self.log.append(record)

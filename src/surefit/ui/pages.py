@@ -37,6 +37,7 @@ TEMPLATES.filters.update(
     duration=duration_text,
     percent=text.percent,
     words=text.words,
+    ticked=text.ticked,
     utc=text.utc,
     query=urlencode,
     pairs=lambda values: [(value, value) for value in values],

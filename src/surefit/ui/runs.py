@@ -24,13 +24,14 @@ from surefit.ui.security import REPORT_POLICY
 
 CHUNK = 1 << 20
 """Bytes of metrics.jsonl in one answer; a page that has not read it all asks again at once."""
-FOLLOWED = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second", "memory_bytes")
+FOLLOWED = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second", "memory_bytes", "disk_free_bytes")
 CHARTS = {
     "loss": ("Loss", ("loss", "eval_loss")),
     "learning_rate": ("Learning rate", ("learning_rate",)),
     "grad_norm": ("Gradient norm", ("grad_norm",)),
     "tokens_per_second": ("Tokens per second", ("tokens_per_second",)),
     "memory_bytes": ("Memory (GiB)", ("memory_bytes",)),
+    "disk_free_bytes": ("Free on the disk (GiB)", ("disk_free_bytes",)),
 }
 """Name → (title, the series in it)."""
 

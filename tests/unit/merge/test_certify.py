@@ -125,6 +125,38 @@ def test_the_bounds_hold_for_noise_of_the_assumed_size():
     assert top1.value < 1
 
 
+def thrown(generator, share, count=600):
+    """Logits of many positions, with errors of 0.01, but of 1 at a share of the positions, which chance picks."""
+    reference = torch.randn(count, 50, generator=generator)
+    sizes = torch.where(torch.rand(count, 1, generator=generator) < share, 1.0, 0.01)
+    return reference, reference + sizes * torch.randn(count, 50, generator=generator)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.01, 0.1])
+def test_positions_that_the_least_rounding_throws_are_not_held_against_a_merge(share):
+    """Which positions it throws is chance: they are others in the nudged model, and one more or less of them."""
+    worst = []
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        reference, merged = thrown(generator, share)
+        nudges = thrown(generator, share)
+        moved = merged + nudges[1] - nudges[0]
+        worst.append(certify._worst_position([reference], [merged], [moved]))
+    assert max(worst) < certify.SAFETY
+    # Ten times as much at one position in fifteen, which the mean would not show.
+    reference, merged = thrown(generator, 0.0)
+    nudges = thrown(generator, 0.0)
+    damaged = merged.clone()
+    damaged[::15] += 9 * (merged - reference)[::15]
+    assert certify._worst_position([reference], [damaged], [damaged + nudges[1] - nudges[0]]) > certify.SAFETY
+
+
+def test_a_few_positions_are_compared_too():
+    one = torch.zeros(3, 4)
+    assert certify._worst_position([one], [one + 1.0], [one + 1.5]) == 2.0
+    assert certify._worst_position([one], [one], [one]) == 0.0
+
+
 def test_differences_are_those_of_the_definitions():
     one, two = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]), torch.tensor([[0.0, 3.0, 2.0], [3.0, 0.0, 1.0]])
     found = difference([one], [two])

@@ -1,4 +1,4 @@
-"""Pushing, against a server on this machine that speaks the hub's endpoints for small files."""
+"""Pushing, against a server on this machine that speaks the hub's endpoints: the commit, and large files by LFS."""
 
 from __future__ import annotations
 
@@ -18,11 +18,34 @@ from surefit.merge.push import prepare_push, push
 
 
 class Hub(ThreadingHTTPServer):
-    """Repositories in memory: their visibility and files. `refuses` has the status of a path that fails."""
+    """Repositories in memory: their visibility and files. `refuses` has the status of a path that fails.
+
+    Files of `large` bytes or more go to `store` (sha256 → content), in parts of `part` bytes where that is set; `puts`
+    counts the bytes that came. No address of a PUT takes the token: at the hub they are another company's, signed.
+    """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Answers)
         self.private, self.files, self.refuses, self.tokens, self.commits = {}, {}, {}, set(), 0
+        self.large, self.part, self.store, self.parts, self.puts = 2**20, None, {}, {}, 0
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def mode(self, file):
+        return "lfs" if file["size"] >= self.large else "regular"
+
+    def upload(self, oid, size):
+        """What the LFS batch says of one object: nothing to do, or where to put it."""
+        if oid in self.store:
+            return {"oid": oid, "size": size}
+        action = {"href": f"{self.address}/put/{oid}"}
+        if self.part:
+            pages = range(1, -(-size // self.part) + 1)
+            urls = {str(page): f"{self.address}/part/{oid}/{page}" for page in pages}
+            action = {"href": f"{self.address}/complete/{oid}", "header": {"chunk_size": str(self.part), **urls}}
+        return {"oid": oid, "size": size, "actions": {"upload": action}}
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -54,14 +77,26 @@ class _Answers(BaseHTTPRequestHandler):
             return self.answer({"url": f"https://huggingface.co/{name}", "error": "exists"}, 409 if existed else 200)
         if "/preupload/" in self.path:
             files = [
-                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in json.loads(body)["files"]
+                {"path": f["path"], "uploadMode": self.server.mode(f), "shouldIgnore": False}
+                for f in json.loads(body)["files"]
             ]
             return self.answer({"files": files})
+        if self.path.endswith(".git/info/lfs/objects/batch"):
+            objects = [self.server.upload(one["oid"], one["size"]) for one in json.loads(body)["objects"]]
+            return self.answer({"transfer": "multipart" if self.server.part else "basic", "objects": objects})
+        if self.path.startswith("/complete/"):
+            oid, parts = self.path.rpartition("/")[2], self.server.parts
+            known = [parts[f"/part/{oid}/{each['partNumber']}"] for each in json.loads(body)["parts"]]
+            self.server.store[oid] = b"".join(known)
+            return self.answer({})
         if "/commit/" in self.path:
             name = re.match(r"/api/models/(.+)/commit/", self.path)[1]
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     content = base64.b64decode(line["value"]["content"])
+                    self.server.files.setdefault(name, {})[line["value"]["path"]] = content
+                if line["key"] == "lfsFile":
+                    content = self.server.store[line["value"]["oid"]]
                     self.server.files.setdefault(name, {})[line["value"]["path"]] = content
             self.server.commits += 1
             return self.answer(
@@ -76,13 +111,28 @@ class _Answers(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.puts += len(body)
+        for part, status in self.server.refuses.items():
+            if part in self.path:
+                return self.answer({"error": "no"}, status)
+        if self.headers.get("Authorization"):
+            return self.answer({"error": "the token went to a third party"}, 400)
+        place = self.server.store if self.path.startswith("/put/") else self.server.parts
+        place[self.path.removeprefix("/put/")] = body
+        self.send_response(200)
+        self.send_header("ETag", f'"{len(body)}"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
 
 @pytest.fixture
 def hub(monkeypatch):
     server = Hub()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
-    api = partial(HfApi, endpoint=f"http://127.0.0.1:{server.server_port}")
+    api = partial(HfApi, endpoint=server.address)
     monkeypatch.setattr("surefit.merge.push.HfApi", api)
     monkeypatch.setenv("HF_TOKEN", "hf_" + "t" * 30)
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
@@ -191,3 +241,48 @@ def test_a_list_that_points_elsewhere_is_refused(export):
     listed(export)
     with pytest.raises(ModelError, match=r"link\.json is in export\.json and not a file here"):
         prepare_push(export, "me/one")
+
+
+@pytest.fixture
+def large(export, hub, monkeypatch):
+    """The export with weights of twelve megabytes, which the hub takes by LFS."""
+    monkeypatch.setattr("huggingface_hub._commit_api.is_xet_available", lambda: False)
+    hub.large = 10_000_000
+    (export / "model.safetensors").write_bytes(bytes(range(256)) * 46_875)
+    listed(export)
+    return export
+
+
+@pytest.mark.parametrize("part", [None, 5_000_000], ids=["whole", "in parts"])
+def test_a_large_file_goes_by_lfs(large, hub, capfd, part):
+    hub.part = part
+    push(prepare_push(large, "me/one"))
+    weights = large / "model.safetensors"
+    assert hub.files["me/one"]["model.safetensors"] == weights.read_bytes()
+    assert list(hub.store) == [file_sha256(weights)], "the small files came with the commit"
+    assert hub.puts == 12_000_000
+    assert hub.private == {"me/one": True}
+    assert hub.commits == 1
+    said = "".join(capfd.readouterr())
+    assert "hf_" not in said
+
+
+def test_large_files_that_have_arrived_are_not_sent_again(large, hub):
+    hub.refuses = {"/commit/": 507}
+    with pytest.raises(MachineError, match="did not take me/one"):
+        push(prepare_push(large, "me/one"))
+    assert hub.puts == 12_000_000
+    assert not hub.files
+    hub.refuses = {}
+    push(prepare_push(large, "me/one"))
+    assert hub.puts == 12_000_000
+    assert len(hub.files["me/one"]) == 5
+
+
+def test_a_store_that_refuses_is_said_without_the_token(large, hub, capfd):
+    hub.refuses = {"/put/": 403}
+    with pytest.raises((ConfigError, MachineError)) as found:
+        push(prepare_push(large, "me/one"))
+    assert "me/one" in found.value.message
+    assert not hub.files
+    assert "hf_" not in f"{found.value.message}{found.value.help}{''.join(capfd.readouterr())}"

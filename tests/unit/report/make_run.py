@@ -234,6 +234,7 @@ def write_metrics(run: RunDir, steps: int) -> None:
             "learning_rate": rate, "tokens": 9_800 + draw.randrange(900), "supervised_tokens": 1_150,
             "tokens_per_second": 78_000 + draw.gauss(0, 3_500) - (30_000 if draw.random() < 0.03 else 0),
             "seconds": 0.13, "memory_bytes": 402_653_184 + draw.randrange(9_000_000), "rejected": rejected,
+            "disk_free_bytes": 50 * 2**30 - step * 2**20,
         })  # fmt: skip
         if step % max(1, steps // 8) == 0:
             lines.append({"step": step, "eval_loss": 0.09 + 3.2 * math.exp(-8.5 * done), "eval_tokens": 23_000})

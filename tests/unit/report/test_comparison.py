@@ -54,7 +54,7 @@ def test_it_says_what_differs_and_how_sure_it_is(first: RunDir, second: RunDir, 
     assert eval_rows.tone == "bad"
     assert page.headline == "one is the best of these runs"
     assert [chart.name for chart in page.charts] == [
-        "loss", "held_out", "learning_rate", "grad_norm", "tokens_per_second", "memory",
+        "loss", "held_out", "learning_rate", "grad_norm", "tokens_per_second", "memory", "disk",
     ]  # fmt: skip
     assert [curve.label for curve in page.charts[0].curves] == ["one", "two"]
     assert len({curve.colour for curve in page.charts[0].curves}) == 2

@@ -36,13 +36,14 @@ class Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.sections: dict[str, str] = {}
+        self.words: dict[str, list[str]] = {}
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.raw: list[tuple[str, str]] = []
         self.open: list[str] = []
         self.section = "top"
         self.feed(html)
         self.close()
+        self.sections = {name: " ".join(words) for name, words in self.words.items()}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -61,7 +62,7 @@ class Page(HTMLParser):
         if self.open and self.open[-1] in ("script", "style"):
             self.raw.append((self.open[-1], data))
         else:
-            self.sections[self.section] = " ".join(f"{self.sections.get(self.section, '')} {data}".split())
+            self.words.setdefault(self.section, []).extend(data.split())
 
     @property
     def text(self) -> str:
@@ -280,8 +281,9 @@ def chart_data(html: str) -> dict[str, Any]:
 
 def test_the_curves_are_those_of_the_log(html: str, page: Page) -> None:
     charts = {chart["name"]: chart for chart in chart_data(html)["charts"]}
-    assert list(charts) == ["loss", "learning_rate", "grad_norm", "tokens_per_second", "memory"]
+    assert list(charts) == ["loss", "learning_rate", "grad_norm", "tokens_per_second", "memory", "disk"]
     assert max(charts["memory"]["series"][0]["y"]) == pytest.approx(411_600_000 / 2**30, rel=0.01)
+    assert min(charts["disk"]["series"][0]["y"]) == pytest.approx(50 - 400 / 1024)
     loss = charts["loss"]
     assert [series["label"] for series in loss["series"]] == ["training loss", "held-out loss"]
     assert loss["series"][0]["y"][loss["x"].index(172)] is not None
@@ -296,7 +298,7 @@ def test_tables_have_captions_and_scoped_headers(page: Page) -> None:
     assert all(attrs.get("scope") in ("col", "row") for attrs in headers)
     count = [tag for tag, _ in page.tags].count
     assert count("table") == count("caption") > 5
-    assert count("figure") == count("figcaption") == 7
+    assert count("figure") == count("figcaption") == 8
     assert count("main") == count("nav") == count("h1") == 1
 
 

@@ -2,18 +2,19 @@
 const path = document.getElementById("run").dataset.path;
 const figures = [...document.querySelectorAll("#charts figure")];
 const WAIT = 2000, GIB = 2 ** 30;
-const NAMES = { loss: "training loss", eval_loss: "held-out loss", memory_bytes: "memory (GiB)" };
+const NAMES = { loss: "training loss", eval_loss: "held-out loss", memory_bytes: "memory (GiB)", disk_free_bytes: "free (GiB)" };
 let lines = new Map();
 let place = "";
 let plots = [];
+let drawn = [];
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const short = (value) => (value == null ? "–" : Math.abs(value) >= 1e-3 || value === 0 ? String(Number(value.toPrecision(4))) : value.toExponential(1));
+const short = (value) => (value == null ? "–" : Math.abs(value) >= 1e-3 || value === 0 ? Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 }) : value.toExponential(1));
 const set = (id, text) => { const node = document.getElementById(id); if (node.textContent !== text) node.textContent = text; };
 
 function add(record) {
   const known = lines.get(record.step) ?? {};
-  for (const [key, value] of Object.entries(record)) if (typeof value === "number") known[key] = key === "memory_bytes" ? value / GIB : value;
+  for (const [key, value] of Object.entries(record)) if (typeof value === "number") known[key] = key.endsWith("_bytes") ? value / GIB : value;
   lines.set(record.step, known);
 }
 
@@ -40,9 +41,13 @@ function draw(anew) {
   document.getElementById("charts").hidden = empty;
   document.getElementById("no-steps").hidden = !empty;
   if (empty) return;
-  if (anew || plots.length === 0) {
+  // What was not measured, as a GPU's memory without one, has no chart.
+  const measured = figures.filter((figure) => figure.dataset.series.split(",").some((name) => [...lines.values()].some((line) => name in line)));
+  if (anew || measured.length !== drawn.length) {
     for (const { plot } of plots) plot.destroy();
-    plots = figures.map(make);
+    for (const figure of figures) figure.hidden = !measured.includes(figure);
+    plots = measured.map(make);
+    drawn = measured;
   }
   for (const { figure, series, plot } of plots) {
     const data = columns(series);

@@ -1,0 +1,61 @@
+"""`surefit merge` and `certify` of what other tools made: input that is not there, or not what it should be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Surefit
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """An adapter's settings, which is all that is read before these errors."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    settings = {"base_model_name_or_path": "surefit/nano", "peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("damaged", ["{", "[1]"])
+def test_settings_that_cannot_be_read_are_named(surefit: Surefit, adapter: Path, damaged: str) -> None:
+    (adapter / "adapter_config.json").write_text(damaged)
+    answer = surefit("merge", adapter)
+    assert answer.code == 2
+    assert "adapter_config.json" in answer.stderr
+    assert "help:" in answer.stderr
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "cannot be read"), (b"\n \n", "no prompt"), (b"\xff", "UTF-8")])
+def test_prompts_that_are_none(
+    surefit: Surefit, adapter: Path, tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    file = tmp_path / "prompts.txt"
+    if content is not None:
+        file.write_bytes(content)
+    answer = surefit("merge", adapter, "--prompts", file)
+    assert answer.code == 2
+    assert "prompts.txt: --prompts:" in answer.stderr
+    assert why in answer.stderr
+
+
+def test_a_folder_without_a_model_is_not_certified(surefit: Surefit, adapter: Path, tmp_path: Path) -> None:
+    merged = tmp_path / "merged"
+    merged.mkdir()
+    answer = surefit("certify", adapter, merged)
+    assert answer.code == 2
+    assert "merged: no model is here: there is no config.json" in answer.stderr
+    (merged / "config.json").write_text("{}")
+    answer = surefit("certify", adapter, merged)
+    assert "there is no *.safetensors" in answer.stderr
+    answer = surefit("serve-check", merged)
+    assert answer.code == 2
+    assert "nor a model is here" in answer.stderr
+
+
+def test_runs_that_are_not_there(surefit: Surefit) -> None:
+    answer = surefit("runs", "elsewhere")
+    assert answer.stdout == "No runs in elsewhere: there is no such directory\n"
+    assert "surefit runs" in surefit("report", "runs/gone").stderr
