@@ -2,11 +2,12 @@
 
     python benchmarks/lrurec.py --data DIR [--seeds 3] [--numbering published] [--threads N] [--keep DIR] [--json]
 
-Prints what the data set came to after the 5-core, the baselines, the test scores of each seed and their mean, seconds,
-and the difference to the best baseline (window5) with a paired bootstrap over users: a user's score is the mean of the
-seeds'. Steps and weights are selected on the validation items. "published" numbers the items as LlamaRec's code does,
-which decides ties in time. Seconds are wall-clock; cpu_seconds are those of all threads, for a machine that others use
-too. With --keep, a seed that was stopped goes on where it was when the same command is given again.
+Prints what the data set came to after the 5-core, the baselines, the test scores of each seed and their mean with its
+interval, seconds, and the difference to the best baseline (window5): bootstraps over users, where a user's score is the
+mean of the seeds'. Steps, weights and the blend are selected on the validation items, whose scores are printed too.
+"published" numbers the items as LlamaRec's code does, which decides ties in time. Seconds are wall-clock; cpu_seconds
+are those of all threads, for a machine that others use too. With --keep, a seed that was stopped goes on where it was
+when the same command is given again.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from surefit.core import env
 from surefit.core.errors import SureFitError
-from surefit.evaluate.stats import paired_bootstrap
+from surefit.evaluate.stats import bootstrap_mean, paired_bootstrap
 from surefit.metrics.ranking import mean_ranking, ranking_scores
 from surefit.retrieval.blend import select
 from surefit.retrieval.fitting import Fitting, fit, settings_of
@@ -38,8 +39,8 @@ COMPARED = ("recall@10", "ndcg@10", "recall@20", "ndcg@20")
 SHOWN = ("recall@5", "mrr@5", "ndcg@5", "recall@10", "mrr@10", "ndcg@10", "recall@20", "ndcg@20")
 
 
-def test_ranks(retriever: Retriever, interactions: Interactions) -> list[int]:
-    ranks: list[int] = rank(retriever, *interactions.questions("test"), k=1).ranks.tolist()
+def ranks_of(retriever: Retriever, interactions: Interactions, split: Literal["valid", "test"]) -> list[int]:
+    ranks: list[int] = rank(retriever, *interactions.questions(split), k=1).ranks.tolist()
     return ranks
 
 
@@ -59,14 +60,17 @@ def trained(
     checkpoint = folder / f"lrurec-{fitting.seed}.pt"
     fitted = fit(interactions, fitting, device=device, checkpoint=checkpoint, on_progress=told)
     blend, _ = select(interactions, fitted.retriever, BASELINES[BLENDED](interactions))
-    ranks = {"lrurec": test_ranks(fitted.retriever, interactions), "blend": test_ranks(blend, interactions)}
+    retrievers: dict[str, Retriever] = {"lrurec": fitted.retriever, "blend": blend}
+    ranks = {name: ranks_of(retriever, interactions, "test") for name, retriever in retrievers.items()}
     record = {
         "seed": fitting.seed,
         "seconds": fitted.seconds,
         "cpu_seconds": round(time.process_time() - cpu, 1),
         "best_step": fitted.steps,
         "steps": fitted.log[-1]["step"],
-        "valid": fitted.valid,
+        "valid": {
+            name: mean_ranking(ranks_of(retriever, interactions, "valid")) for name, retriever in retrievers.items()
+        },
         "test": {name: mean_ranking(places) for name, places in ranks.items()},
         "share_of_counts": blend.share,
         "settings": settings_of(fitted),
@@ -74,14 +78,22 @@ def trained(
     return record, ranks
 
 
+def per_user(seeds: list[list[int]], metric: str) -> list[float]:
+    """Ranks of all users, once per seed → each user's mean."""
+    return [statistics.fmean(ranking_scores(place)[metric] for place in places) for places in zip(*seeds, strict=True)]
+
+
+def intervals(seeds: list[list[int]]) -> dict[str, list[float]]:
+    """Metric → the 95 % interval of its mean."""
+    means = {metric: bootstrap_mean(per_user(seeds, metric)) for metric in SHOWN}
+    return {metric: [mean.low, mean.high] for metric, mean in means.items()}
+
+
 def difference(ours: list[list[int]], theirs: list[int]) -> dict[str, dict[str, Any]]:
     """Metric → mean difference to the baseline, interval, users that were won and lost."""
     found = {}
     for metric in COMPARED:
-        per_user = [
-            statistics.fmean(ranking_scores(place)[metric] for place in places) for places in zip(*ours, strict=True)
-        ]
-        pair = paired_bootstrap([ranking_scores(place)[metric] for place in theirs], per_user)
+        pair = paired_bootstrap(per_user([theirs], metric), per_user(ours, metric))
         found[metric] = {
             "difference": pair.difference,
             "ci95": [pair.low, pair.high],
@@ -92,10 +104,12 @@ def difference(ours: list[list[int]], theirs: list[int]) -> dict[str, dict[str, 
 
 
 def measure(data: Path, seeds: int, numbering: Any, folder: Path) -> dict[str, Any]:
+    started, cpu = time.perf_counter(), time.process_time()
     events = read_events(data)
     interactions = build(events, numbering=numbering)
     print(f"{vintage(data) or events.name} → {interactions.counts()}", file=sys.stderr)
-    ranks = {name: test_ranks(made(interactions), interactions) for name, made in BASELINES.items()}
+    made = {name: baseline(interactions) for name, baseline in BASELINES.items()}
+    ranks = {name: ranks_of(retriever, interactions, "test") for name, retriever in made.items()}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     runs, ours = [], []
     for seed in range(seeds):
@@ -111,13 +125,19 @@ def measure(data: Path, seeds: int, numbering: Any, folder: Path) -> dict[str, A
         "numbering": numbering,
         "counts": {**interactions.counts(), "items_without_title_dropped": interactions.without_title},
         "baselines": {name: mean_ranking(places) for name, places in ranks.items()},
+        "baselines_valid": {
+            name: mean_ranking(ranks_of(retriever, interactions, "valid")) for name, retriever in made.items()
+        },
         "seeds": runs,
         "mean": {
             name: {metric: statistics.fmean(run["test"][name][metric] for run in runs) for metric in scores}
             for name, scores in runs[0]["test"].items()
         },
+        "ci95": {name: intervals([places[name] for places in ours]) for name in ours[0]},
         "against": BLENDED,
         "difference": {name: difference([places[name] for places in ours], ranks[BLENDED]) for name in ours[0]},
+        "seconds": round(time.perf_counter() - started, 1),
+        "cpu_seconds": round(time.process_time() - cpu, 1),
         "device": device,
         "threads": torch.get_num_threads(),
     }
@@ -134,11 +154,17 @@ def say(result: dict[str, Any]) -> None:
         lines |= {f"{name} {run['seed']}": run["test"][name] for run in result["seeds"]} | {f"{name} mean": mean}
     for name, scores in lines.items():
         print(f"{name:12}" + "".join(f"{scores[metric]:11.4f}" for metric in SHOWN))
+    for name, found in result["ci95"].items():
+        print(
+            f"{name}, 95 %: " + ", ".join(f"{metric} [{low:.4f}, {high:.4f}]" for metric, (low, high) in found.items())
+        )
     for run in result["seeds"]:
         print(
             f"seed {run['seed']}: {run['seconds']:,.0f} s ({run['cpu_seconds']:,.0f} s of CPU time), "
-            f"best at step {run['best_step']:,} of {run['steps']:,}, {run['share_of_counts']:.0%} counts in the blend"
+            f"best at step {run['best_step']:,} of {run['steps']:,}, {run['share_of_counts']:.0%} counts in the blend; "
+            f"validation ndcg@10 {run['valid']['lrurec']['ndcg@10']:.4f}, blend {run['valid']['blend']['ndcg@10']:.4f}"
         )
+    print(f"in all {result['seconds']:,.0f} s, {result['cpu_seconds']:,.0f} s of CPU time")
     for name, metrics in result["difference"].items():
         for metric, line in metrics.items():
             low, high = line["ci95"]

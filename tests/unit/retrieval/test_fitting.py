@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from surefit.core.errors import MachineError
+from surefit.metrics.ranking import mean_ranking
 from surefit.retrieval import fitting
 from surefit.retrieval.blend import Blend, select
 from surefit.retrieval.fitting import Fitting, fit, pieces
 from surefit.retrieval.interactions import Events, build
 from surefit.retrieval.lrurec import Shape
-from surefit.retrieval.ranking import rank
+from surefit.retrieval.ranking import RECENT, rank
 from surefit.retrieval.retrievers import BASELINES, NAMES, make
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,9 +53,25 @@ def weights(fitted):
     return torch.cat([p.flatten() for p in fitted.retriever.model.parameters()])
 
 
+def test_the_default_is_what_the_validation_chose():
+    """These are the settings of the table in docs/recipes/recommendation.md: run its benchmark before they change."""
+    assert (Fitting().learning_rate, Fitting().averaged, Shape(1).dropout) == (2e-3, 0.98, 0.3)
+    assert (Fitting().most_steps, Fitting().every, Fitting().patience, Fitting().batch) == (2400, 200, 2, 16)
+    assert (Shape(1).width, Shape(1).blocks, RECENT) == (64, 2, 200)
+
+
 def test_it_learns_what_comes_next(data, whole):
     assert whole.valid["ndcg@10"] > 0.9
     assert rank(whole.retriever, *data.questions("test")).ranks.tolist().count(1) > 50
+
+
+def test_it_beats_popularity_where_order_says_everything(data, whole):
+    found = {
+        name: mean_ranking(rank(retriever, *data.questions("test")).ranks.tolist())["ndcg@10"]
+        for name, retriever in (("lrurec", whole.retriever), ("popularity", BASELINES["popularity"](data)))
+    }
+    assert found["lrurec"] > 0.9
+    assert found["popularity"] < 0.5
 
 
 def test_the_seed_decides(data, whole):

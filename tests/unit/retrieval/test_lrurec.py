@@ -80,6 +80,33 @@ def test_neither_padding_nor_the_beginning_reaches_an_item():
     assert begun[0, 0].abs().max() > 0, "the first item is predicted from something"
 
 
+def written_out(model, history):
+    """The model for one history as the two papers write it: complex numbers, one step after the other, post-norm."""
+    x = functional.layer_norm(model.item.weight[history], (model.shape.width,))
+    for unit, position_wise in zip(model.recurrent, model.position_wise, strict=True):
+        nu, theta, gamma = torch.exp(unit.ring_log)
+        into = torch.complex(*(unit.into(x) * gamma.repeat(2)).chunk(2, dim=-1))
+        states = one_by_one(into[None], torch.exp(torch.complex(-nu, theta)))[0]
+        real, imaginary = unit.out.weight.chunk(2, dim=-1)
+        out = (states @ torch.complex(real, -imaginary).T).real + unit.out.bias
+        x = functional.layer_norm(x + out, (model.shape.width,))
+        inner = functional.gelu(position_wise.wide(x))
+        x = functional.layer_norm(x + position_wise.narrow(inner), (model.shape.width,))
+    return x @ model.item.weight.T + model.bias
+
+
+def test_the_model_is_the_papers_equations():
+    torch.manual_seed(4)
+    model = LRURec(Shape(80, width=16)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name and "ring_log" not in name:
+                parameter.mul_(10)  # as drawn, the blocks change so little that errors in them would not show
+    history = torch.randint(1, 81, (37,))
+    with torch.inference_mode():
+        assert torch.allclose(model.logits(model(history[None]))[0], written_out(model, history), atol=1e-4)
+
+
 def test_what_comes_later_is_not_seen():
     torch.manual_seed(2)
     model = LRURec(Shape(50, width=16)).eval()
@@ -90,7 +117,7 @@ def test_what_comes_later_is_not_seen():
 
 def test_the_ring_is_where_the_paper_puts_it():
     torch.manual_seed(3)
-    unit = LRURec(Shape(10, width=512)).recurrent[0]
+    unit = LRURec(Shape(10, width=512, blocks=1)).recurrent[0]
     nu, theta, gamma = torch.exp(unit.ring_log.detach())
     magnitude = torch.exp(-nu)
     assert 0.8 <= magnitude.min() < 0.81
