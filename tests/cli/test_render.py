@@ -33,6 +33,11 @@ def test_json_mode_prints_one_object_and_nothing_else(capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == {"outer": 1, "text": "é"}
 
 
+def test_a_title_is_not_folded_to_the_width_of_a_narrow_table(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().table("math_reasoning (scorer version 1), 95 % intervals", ["metric"], [["loss"]])
+    assert capsys.readouterr().out.splitlines()[0] == "math_reasoning (scorer version 1), 95 % intervals"
+
+
 def test_findings_read_like_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
     Output().findings([FINDING])
     assert capsys.readouterr().out == (

@@ -168,7 +168,8 @@ def _row(name: str, found: dict[str, Any]) -> list[str]:
         f"{100 * found['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
         *(str(found[key]) for key in ("wins", "losses", "ties")),
         "-" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001",
-        f"{100 * found['detectable']:.1f}",
+        # A difference of shares is 100 points at most: what would have to be larger, these rows cannot see at all.
+        "none" if p is not None and found["detectable"] > 1 else f"{100 * found['detectable']:.1f}",
     ]
 
 
@@ -179,6 +180,8 @@ def _verdict(compared: dict[str, Any], found: dict[str, Any]) -> str:
         "worse": "B is worse than A by more than chance",
         "undecided": "No difference is shown: the interval holds zero",
     }[compared["verdict"]]
+    if found["mcnemar_p"] is not None and found["detectable"] > 1:
+        return f"{text} ({compared['metric']}). {rows:,} rows are too few to find any difference four times in five."
     return (
         f"{text} ({compared['metric']}). With these {rows:,} rows a true difference of "
         f"{100 * found['detectable']:.1f} points would be found four times in five."
@@ -188,10 +191,21 @@ def _verdict(compared: dict[str, Any], found: dict[str, Any]) -> str:
 def _say_examples(out: Output, title: str, examples: Sequence[dict[str, Any]]) -> None:
     for example in examples[:2]:
         out.say(f"{title}: {example['where']}  (A {example['score_a']:.2f}, B {example['score_b']:.2f})")
-        for key in ("gold", "a", "b"):
-            if example[key] is not None:
-                text = shortened(" ".join(str(example[key]).split()), CONTEXT)
-                out.say(f"    {key if key == 'gold' else key.upper():4}  {text}")
+        there = {key: " ".join(str(example[key]).split()) for key in ("gold", "a", "b") if example[key] is not None}
+        for key, text in zip(there, where_they_differ(list(there.values())), strict=True):
+            out.say(f"    {key if key == 'gold' else key.upper():4}  {text}")
+
+
+def where_they_differ(texts: Sequence[str], limit: int = CONTEXT) -> list[str]:
+    """Texts cut to what a line holds: from their beginning, or from shortly before the place where they part.
+
+    >>> where_they_differ(["one two three four five", "one two three 4 five"], 14)
+    ['…three four f…', '…three 4 five']
+    """
+    places = enumerate(zip(*texts, strict=False))
+    shared = next((place for place, letters in places if len(set(letters)) > 1), min(map(len, texts)))
+    start = max(0, shared - limit // 2) if shared > limit // 2 and max(map(len, texts)) > limit else 0
+    return [shortened(f"…{text[start + 1 :]}" if start else text, limit) for text in texts]
 
 
 def _say_judge(out: Output, judged: dict[str, Any]) -> None:

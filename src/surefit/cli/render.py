@@ -105,7 +105,7 @@ class Output:
         if self.as_json:
             return
         rows = [[redact(cell) for cell in row] for row in rows]
-        table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
         for index, column in enumerate(columns):
             numeric = index > 0 and all(_is_numeric(row[index]) for row in rows)
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
@@ -113,6 +113,8 @@ class Output:
             table.add_row(*[escape(cell) for cell in row])
         # A pipe has no width of its own: do not fold lines that scripts and logs will read.
         console = self.out if self.out.is_terminal else Console(width=200, highlight=False)
+        if title:  # a title of the table's own would be folded to the table's width
+            console.print(Text(redact(title), style="bold"))
         console.print(table)
 
     def segments(self, segments: Iterable[tuple[str, bool]]) -> None:

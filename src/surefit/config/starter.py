@@ -27,12 +27,13 @@ STARTERS: dict[str, dict[str, Any]] = {
     },
     "code_generation": {
         "model.name_or_path": "surefit/nano",
+        "adapter.kind": "full",  # the model has never written Python's signs, and an adapter keeps its embedding
         "data.train": "surefit/code-generation-train",
         "data.eval": "surefit/code-generation-eval",
         "data.max_length": 512,
         "train.epochs": 10.0,
-        "train.max_steps": 120,
-        "train.learning_rate": 1e-2,
+        "train.max_steps": 200,
+        "train.learning_rate": 2e-3,
         "train.global_batch_size": 16,
         "evaluate.max_new_tokens": 64,
         "output_dir": "runs/code-generation",

@@ -7,8 +7,9 @@ exits with the class's `exit_code`. Anything else that escapes is a bug in SureF
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 EXIT_OK = 0
@@ -121,6 +122,15 @@ class Interrupted(SureFitError):
     """Stopped on request, with the work saved."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+@contextlib.contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Add the place of a row to what is wrong with it, unless the error names one itself."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(error.message, path=error.path or where, field=error.field, help=error.help) from error
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

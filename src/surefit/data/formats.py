@@ -155,7 +155,8 @@ def _require(columns: Sequence[str], needed: Sequence[str], who: str) -> None:
     if missing:
         hints = did_you_mean(missing[0], columns)
         raise DataError(
-            f"{who} needs the column {' and '.join(map(repr, missing))}, the data has {_listed(columns)}{hints}",
+            f"{who} needs the column{'s' * (len(missing) > 1)} {' and '.join(map(repr, missing))}, "
+            f"the data has {_listed(columns)}{hints}",
             field=missing[0],
             help=f"rename the columns to {', '.join(needed)}, or choose another recipe or data.format",
         )
@@ -214,7 +215,8 @@ def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str
         rows: what `load_rows` returned.
         recipe: the task.
         fmt: `data.format` of the config.
-        bad_rows: "error" looks at all rows and then stops at the bad ones, "skip" leaves them out.
+        bad_rows: "error" looks at all rows and then stops at the bad ones, "skip" leaves them out; "refuse" stops where
+            there is no config that could say "skip".
 
     Raises:
         DataError: with file, line and field; for several bad rows one error with the first ones and their count.
@@ -256,22 +258,24 @@ def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Ex
         except DataError as error:
             path, line = rows.place(index)
             problems.append(DataError(error.message, path=path, line=line, field=error.field, help=error.help))
-    if problems and (bad_rows == "error" or not examples):
-        raise bad_rows_error(problems, len(rows), rows.source, "set data.bad_rows: skip to leave them out (counted)")
+    if problems and (bad_rows != "skip" or not examples):
+        way_out = "" if bad_rows == "refuse" else "set data.bad_rows: skip to leave them out (counted)"
+        raise bad_rows_error(problems, len(rows), rows.source, way_out)
     return Examples(examples, where, [f"{problem.where}: {problem.message}" for problem in problems])
 
 
 def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_out: str) -> DataError:
     """One error for all bad rows: the only one itself, or the count with the first ones below it."""
+    otherwise = f", or {way_out}" if way_out else ""
     if len(problems) == 1:
         one = problems[0]
-        help_text = "; ".join(part for part in (one.help, f"mend the row, or {way_out}") if part)
+        help_text = "; ".join(part for part in (one.help, f"mend the row{otherwise}") if part)
         return DataError(one.message, path=one.path, line=one.line, field=one.field, help=help_text)
     shown = f", the first {SHOWN} of them" if len(problems) > SHOWN else ""
     return DataError(
         f"{len(problems):,} of {total:,} rows cannot be used{shown}:",
         path=source,
-        help=f"mend them, or {way_out}",
+        help=f"mend them{otherwise}",
         also=problems[:SHOWN],
     )
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from surefit.core.errors import DataError
+from surefit.core.errors import DataError, errors_at
 from surefit.core.progress import OnProgress, silent
 from surefit.data.tokenize import tokenize_prompt
 from surefit.evaluate.kept import Kept
-from surefit.evaluate.rows import Answer, Picked, errors_at
+from surefit.evaluate.rows import Answer, Picked
 from surefit.evaluate.ways import Way
 from surefit.generate.engine import Generation, generate
 from surefit.generate.verbalizer import rank_labels

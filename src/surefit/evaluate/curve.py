@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -11,8 +12,8 @@ from surefit.core.units import plural, shortened
 from surefit.evaluate.plot import BETTER, OPEN, TIE, WORSE
 
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 64, 24, 64, 300, 352
-GRID = 4
-"""Lines across the picture, without the lowest."""
+GRID = 5
+"""Lines across the picture at most, without the lowest."""
 
 
 def svg(found: Mapping[str, Any]) -> str:
@@ -29,16 +30,22 @@ def svg(found: Mapping[str, Any]) -> str:
     return document(title, HEIGHT, [*_axes(found), *_base(found), *_line(found), *_marks(points, best, found)], under)
 
 
-def _ends(found: Mapping[str, Any]) -> tuple[float, float]:
-    """The axis's: all intervals fit, and scores that hardly differ do not fill it."""
+def _ticks(found: Mapping[str, Any]) -> tuple[list[float], int]:
+    """Round numbers along the axis, and their decimals: intervals fit in, scores that hardly differ do not fill it."""
     every = [end for one in (*found["checkpoints"], *filter(None, [found["base"]])) for end in one["ci95"]]
-    low, high = min(every), max(every)
-    spare = max(0.0, 0.1 - (high - low)) / 2
-    return low - spare, high + spare
+    spare = max(0.0, 0.1 - (max(every) - min(every))) / 2
+    low, high = min(every) - spare, max(every) + spare
+    power = math.floor(math.log10((high - low) / GRID))
+    for step in (10.0**power * factor for factor in (1, 2, 5, 10)):
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first <= GRID:
+            break
+    return [number * step for number in range(first, last + 1)], max(0, -math.floor(math.log10(step) + 1e-9))
 
 
 def _y(found: Mapping[str, Any], value: float) -> float:
-    low, high = _ends(found)
+    ticks, _ = _ticks(found)
+    low, high = ticks[0], ticks[-1]
     return BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low)
 
 
@@ -49,12 +56,11 @@ def _x(points: Sequence[Mapping[str, Any]], step: int) -> float:
 
 
 def _axes(found: Mapping[str, Any]) -> Iterator[str]:
-    low, high = _ends(found)
-    for number in range(GRID + 1):
-        value = low + (high - low) * number / GRID
+    ticks, decimals = _ticks(found)
+    for value in ticks:
         y = _y(found, value)
         yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{TIE}"/>'
-        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.3f}</text>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.{decimals}f}</text>'
     points, shown = found["checkpoints"], -float("inf")
     for point in points:
         x = _x(points, point["step"])

@@ -8,11 +8,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from surefit.config.schema import Config
+from surefit.core.errors import errors_at
 from surefit.core.progress import silent
 from surefit.data.formats import Examples
 from surefit.data.shorten import prompt_cutter
 from surefit.evaluate.asking import LocalModel
-from surefit.evaluate.rows import errors_at, judge, pick, predictions
+from surefit.evaluate.rows import judge, pick, predictions
 from surefit.evaluate.settings import require_settings
 from surefit.evaluate.ways import ways
 from surefit.model.prepare import reads_padding

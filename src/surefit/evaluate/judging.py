@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from surefit.core.errors import errors_at
 from surefit.core.progress import OnProgress, silent
 from surefit.evaluate.answers import BASELINE
 from surefit.evaluate.asking import Respondent, ask
 from surefit.evaluate.kept import Kept
 from surefit.evaluate.record import Scored, baseline_settings
-from surefit.evaluate.rows import Picked, errors_at, judge_at_once, predictions, scored_line
+from surefit.evaluate.rows import Picked, judge_at_once, predictions, scored_line
 from surefit.evaluate.ways import Way
 from surefit.task import Prediction, TaskRecipe
 

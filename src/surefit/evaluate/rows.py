@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefit.core.errors import DataError
+from surefit.core.errors import DataError, errors_at
 from surefit.core.sampling import evenly
 from surefit.data.formats import Examples
 from surefit.generate.engine import Generation
@@ -127,12 +126,3 @@ def scored_line(
         with errors_at(where):
             line["scores"] = scores if scores is not None else judge(recipe, example, found, samples)
     return line
-
-
-@contextlib.contextmanager
-def errors_at(where: str) -> Iterator[None]:
-    """Add a row's place to what is wrong with it."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(error.message, path=where, field=error.field, help=error.help) from error

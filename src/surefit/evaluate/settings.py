@@ -54,6 +54,9 @@ def _contradictions(section: EvaluateSection, recipe: TaskRecipe) -> Iterator[Co
             field="evaluate.num_beams",
             help="drop either",
         )
+    if section.server is not None and not section.server.startswith(("http://", "https://")):
+        problem = "the address of a server begins with http:// or https://"
+        yield ConfigError(problem, field="evaluate.server", help="write it as http://HOST:PORT/v1")
     if section.num_beams > 1 and section.server is not None:
         yield ConfigError(
             "servers of the OpenAI kind know no beam search",

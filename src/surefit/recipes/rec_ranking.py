@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.core.units import shortened
+from surefit.core.units import plural, shortened
 from surefit.metrics.ranking import ranking_scores
 from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
 
@@ -55,7 +55,7 @@ def to_example(row: Row) -> Example:
     """
     history, candidates = _titles("history", row), _titles("candidates", row)
     if not 2 <= len(candidates) <= _MOST:
-        problem = f"{len(candidates)} candidates, and there must be 2 to {_MOST}: one for each letter"
+        problem = f"{plural(len(candidates), 'candidate')}, and there must be 2 to {_MOST}: one for each letter"
         raise DataError(problem, field="candidates", help=_COLUMNS_HELP)
     letters = string.ascii_uppercase[: len(candidates)]
     watched = " \n ".join(f"({number}) {title}" for number, title in enumerate(history, start=1))
@@ -77,7 +77,8 @@ def to_gold(row: Row) -> Example:
     candidates = row.get("candidates")
     count = len(candidates) if isinstance(candidates, list) else 20
     if not 2 <= count <= _MOST:
-        raise DataError(f"{count} candidates, and there must be 2 to {_MOST}", field="candidates", help=_COLUMNS_HELP)
+        problem = f"{plural(count, 'candidate')}, and there must be 2 to {_MOST}"
+        raise DataError(problem, field="candidates", help=_COLUMNS_HELP)
     return Example(reference=_gold(row, string.ascii_uppercase[:count]))
 
 
@@ -103,8 +104,9 @@ def _gold(row: Row, letters: str) -> Gold:
     if answer:
         return Gold(letters, answer)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank <= len(letters):
+        what = "null or not there" if rank is None else shortened(repr(rank))
         raise DataError(
-            f"the right item is not among the candidates (answer is ''), and rank is {shortened(repr(rank))}",
+            f"the right item is not among the candidates (answer is ''), and rank is {what}",
             field="rank",
             help=f"rank is its place in the retriever's ranking of all items: {len(letters) + 1} or more",
         )

@@ -9,7 +9,9 @@ import pytest
 
 from surefit.config.load import load_config
 from surefit.config.schema import Config
-from surefit.config.starter import starter
+from surefit.config.starter import STARTERS, starter
+
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.mark.parametrize("recipe", ["function_calling", "sft"])
@@ -20,6 +22,17 @@ def test_starter_parses_and_shows_every_setting(tmp_path: Path, recipe: str) -> 
     assert config.recipe == recipe
     path.write_text(re.sub(r"(?m)^#(?=[a-z_]+:)|^#(?=  +[a-z_]+:)", "", starter(recipe)), encoding="utf-8")
     assert load_config(path).config == config
+
+
+@pytest.mark.parametrize("recipe", sorted(STARTERS))
+def test_a_starter_trains_as_the_shipped_config_that_its_page_reports(tmp_path: Path, recipe: str) -> None:
+    path = tmp_path / "start.yaml"
+    path.write_text(starter(recipe), encoding="utf-8")
+    ours, shipped = (load_config(one).config for one in (path, CONFIGS / f"{recipe.replace('_', '-')}-nano.yaml"))
+    assert ours.adapter.kind == shipped.adapter.kind
+    assert ours.data.train == shipped.data.train
+    for field in ("max_steps", "learning_rate", "global_batch_size"):
+        assert getattr(ours.train, field) == getattr(shipped.train, field), field
 
 
 def test_every_field_has_a_docstring() -> None:

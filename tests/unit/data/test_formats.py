@@ -246,7 +246,7 @@ def test_misspelt_columns_are_not_read_as_missing_answers(examples):
     [
         (SFT, "recipe", "no columns of its own"),
         (CALLING, "messages", "reads its own columns"),
-        (SFT, "alpaca", "needs the column 'instruction' and 'output'"),
+        (SFT, "alpaca", "needs the columns 'instruction' and 'output'"),
     ],
 )
 def test_formats_that_do_not_go_with_the_recipe(examples, recipe, fmt, message):

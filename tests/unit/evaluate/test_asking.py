@@ -193,6 +193,7 @@ def test_training_scores_as_evaluation_does(run):
         ({"samples": 4}, SAMPLED, "samples", "the 4 answers to a prompt are all the same"),
         ({"num_beams": 2, "temperature": 0.5}, RECIPE, "num_beams", "2 beams .* a temperature of 0.5"),
         ({"num_beams": 2, "server": "http://x"}, RECIPE, "num_beams", "no beam search"),
+        ({"server": "localhost:8000"}, RECIPE, "server", "begins with http://"),
         ({"constrained": "only"}, RANKED, "constrained", "ranks labels .* constrained only has no meaning"),
         ({"num_beams": 4}, RANKED, "num_beams", "ranks labels"),
     ],

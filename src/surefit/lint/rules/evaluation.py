@@ -52,7 +52,7 @@ def sampled_scores(context: LintContext, setup: Setup) -> Iterator[Finding]:
     yield Finding(
         field="do_sample" if setup.do_sample else "temperature",
         message=f"the scored answers are drawn at random{at}: the same model scores differently each time",
-        help="write do_sample: false, or a temperature of 0",
+        help="write do_sample: false" if setup.do_sample else "write a temperature of 0",
     )
 
 
