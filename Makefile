@@ -23,7 +23,7 @@ demo: $(VENV)/.core ## fine-tune the built-in model, merge, score, report
 	$(RUN)/surefit demo
 
 test: $(VENV)/.dev ## the default suite
-	$(PYTEST) -n 2
+	$(PYTEST) -n 2 --dist worksteal
 
 test-all: $(VENV)/.dev ## what `make test` leaves out: slow, browser, slurm, distributed, gpu
 	$(PYTEST) -m "slow or browser or slurm or distributed or gpu"

@@ -1,11 +1,16 @@
 """What every test stands on, however and wherever the suite was started."""
 
+import gc
+import os
 import signal
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from typer import testing
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 
@@ -16,6 +21,34 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A shared machine is at times thirty times slower: a deadline per example would measure the machine.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
+
+# A command line of thirty verbs is put together from their signatures: once, not for each of a thousand calls.
+testing._get_command = cache(testing._get_command)  # type: ignore[attr-defined]
+
+# What is on the disk and what only in its cache differs where the power fails, which no test can try: processes are
+# killed at most. Waiting for the disk, some thousand times, was a good part of the suite. Child processes do wait.
+os.fsync = lambda descriptor: None
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small matrices are quicker on one thread, and sums are added in one order."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded now stays: looking through it for garbage, again and again, costs half a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # extensions complain about what is left when the interpreter ends
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

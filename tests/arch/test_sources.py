@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import statistics
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src/surefit").rglob("*.py"))
-FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def where(file: Path, node: ast.AST | None = None) -> str:
@@ -19,10 +20,18 @@ def where(file: Path, node: ast.AST | None = None) -> str:
     return f"{place}:{node.lineno}" if node is not None and hasattr(node, "lineno") else place
 
 
-def nodes() -> Iterator[tuple[Path, ast.AST]]:
-    for file in SOURCES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            yield file, node
+@cache
+def nodes() -> list[tuple[Path, ast.AST]]:
+    """What is looked at here, of every file of src: read once for all tests."""
+    kinds = (*FUNCTION, ast.Import, ast.ImportFrom, ast.Attribute, ast.Call)
+    trees = ((file, ast.parse(file.read_text(encoding="utf-8"))) for file in SOURCES)
+    return [(file, node) for file, tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    nodes.cache_clear()
 
 
 def uses(wrong: Callable[[ast.AST], bool], allowed: str | None = None) -> list[str]:

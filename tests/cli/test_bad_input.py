@@ -64,7 +64,7 @@ def test_broken_data(surefit: Surefit, config: Path, tmp_path: Path, name: str) 
         (None, "data.eval", "other.jsonl", "no such file"),
         (None, "evaluate.also.old", "other.jsonl", "no such file"),
         ('{"query": "Ring", "tools": "[{", "answers": "[]"}', "data.eval", "other.jsonl:1", "tools is not JSON"),
-        ('{"query": "Ring"}', "evaluate.also.old", "other.jsonl", "needs the column 'tools' and 'answers'"),
+        ('{"query": "Ring"}', "evaluate.also.old", "other.jsonl", "needs the columns 'tools' and 'answers'"),
     ],
 )
 def test_broken_rows_to_be_scored_on(
@@ -150,14 +150,16 @@ def test_a_dotenv_that_is_not_text(surefit: Surefit, tmp_path: Path) -> None:
     assert surefit("no-such-verb").code == 2
 
 
-def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(config: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("one_thread")
+def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(
+    surefit: Surefit, config: Path, tmp_path: Path
+) -> None:
     """A real process, a real SIGINT, and the weights of an uninterrupted run."""
-    command = [sys.executable, "-m", "surefit", "train", "run.yaml", "--set", "train.max_steps=30"]
-    environment = {**os.environ, "SUREFIT_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    whole = subprocess.run(
-        [*command, "--set", "output_dir=runs/whole"], cwd=tmp_path, env=environment, capture_output=True, check=False
-    )
-    assert whole.returncode == 0, whole.stderr
+    arguments = ("train", "run.yaml", "--set", "train.max_steps=30")
+    whole = surefit(*arguments, "--set", "output_dir=runs/whole")
+    assert whole.code == 0, whole.text
+    command = [sys.executable, "-m", "surefit", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "runs/one/metrics.jsonl"
     deadline = time.monotonic() + 120
@@ -171,7 +173,7 @@ def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(config: Pat
     assert "--resume" in said
     assert "Traceback" not in said
     assert not (tmp_path / "runs/one/adapter").exists()
-    resumed = subprocess.run([*command, "--resume"], cwd=tmp_path, env=environment, capture_output=True, check=False)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = surefit(*arguments, "--resume")
+    assert resumed.code == 0, resumed.text
     name = "adapter/adapter_model.safetensors"
     assert (tmp_path / "runs/one" / name).read_bytes() == (tmp_path / "runs/whole" / name).read_bytes()

@@ -15,10 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from surefit.checkpoint import manager
 from surefit.config.schema import AdapterSection
+from surefit.core.errors import SureFitError
 from surefit.data.collate import collate, pack
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.parallel.engine import SINGLE
+from surefit.parallel.mesh import World, from_first, joined
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import mean_loss, train_step
 
@@ -59,6 +61,34 @@ def start(script, processes=2, timeout=300):
         assert "unwaited collective" not in "".join(said), "their results would be kept forever"
         assert [process.returncode for process in running] == [0] * processes, "\n".join(said)
         return json.loads(result.read_text(encoding="utf-8"))
+
+
+def tell(scenarios):
+    """One of these processes: `scenarios(world, folder)`, and what came out of them told by rank 0.
+
+    Args:
+        scenarios: returns a value that JSON can hold by name; what stands under "later" in `resume_lora` is called when
+            the processes have parted.
+    """
+    torch.set_num_threads(1)
+    world = World.current()
+    with tempfile.TemporaryDirectory() as folder:
+        with joined(world, 2.0):
+            found = scenarios(world, Path(from_first(folder if world.is_first else None, world)))
+        if world.is_first:
+            found["resume_lora"] |= found["resume_lora"].pop("later")()
+            Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+
+
+def refused(engine, change=lambda model: None, **model):
+    """What an engine says of a model that it does not take."""
+    ready = prepared(lora=True, **model)
+    change(ready)
+    try:
+        engine.wrap(ready)
+    except SureFitError as error:
+        return str(error)
+    return None
 
 
 def tiny(family="llama", tied=False, **sizes):

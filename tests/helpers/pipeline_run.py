@@ -1,16 +1,10 @@
 """One of two processes of tests/distributed/test_pipeline.py: every scenario, one after the other."""
 
-import json
-import sys
-import tempfile
 from functools import partial
-from pathlib import Path
 
 import torch
-from engine_steps import micro_batches, optimizer_of, prepared, same_path, saved_and_resumed
+from engine_steps import micro_batches, optimizer_of, prepared, refused, same_path, saved_and_resumed, tell
 
-from surefit.core.errors import ModelError
-from surefit.parallel.mesh import World, from_first, joined
 from surefit.parallel.pipeline import Pipeline
 from surefit.train.step import train_step
 
@@ -24,14 +18,6 @@ def shards(world):
     everyone = [None] * world.size
     torch.distributed.all_gather_object(everyone, [list(engine.layers), held])
     return {"names": names, "stages": everyone, "shapes": [list(p.shape) for p in wrapped.parameters()]}
-
-
-def refused(world, **model):
-    try:
-        Pipeline(world, 2).wrap(prepared(lora=True, **model))
-    except ModelError as error:
-        return str(error)
-    return None
 
 
 def not_finite(world):
@@ -50,33 +36,25 @@ def not_finite(world):
     return everyone
 
 
-def main():
-    torch.set_num_threads(1)
-    world = World.current()
+def scenarios(world, folder):
     make = partial(Pipeline, world, 2)
-    with tempfile.TemporaryDirectory() as folder:
-        with joined(world, 2.0):
-            shared = Path(from_first(folder if world.is_first else None, world))
-            found = {
-                "shards": shards(world),
-                "lora": same_path(make, partial(micro_batches, count=4), lora=True),
-                "lora_whole_logits": same_path(make, lora=True, chunked=False),
-                "full": same_path(make, lora=False),
-                "full_tied": same_path(make, lora=False, tied=True),
-                "lora_tied": same_path(make, lora=True, tied=True),
-                "packed": same_path(make, partial(micro_batches, packed=True), lora=True),
-                "one_micro_batch": same_path(make, partial(micro_batches, count=1), lora=True),
-                "checkpointing": same_path(make, lora=True, checkpointing=True),
-                "qwen3": same_path(make, lora=False, family="qwen3"),
-                "resume_lora": saved_and_resumed(make, shared / "lora", lora=True),
-                "resume_full": saved_and_resumed(make, shared / "full", lora=False, tied=True),
-                "not_finite": not_finite(world),
-                "no_plan": refused(world, family="gpt2"),
-            }
-        if world.is_first:
-            found["resume_lora"] |= found["resume_lora"].pop("later")()
-            Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    return {
+        "shards": shards(world),
+        "lora": same_path(make, partial(micro_batches, count=4), lora=True),
+        "lora_whole_logits": same_path(make, lora=True, chunked=False),
+        "full": same_path(make, lora=False),
+        "full_tied": same_path(make, lora=False, tied=True),
+        "lora_tied": same_path(make, lora=True, tied=True),
+        "packed": same_path(make, partial(micro_batches, packed=True), lora=True),
+        "one_micro_batch": same_path(make, partial(micro_batches, count=1), lora=True),
+        "checkpointing": same_path(make, lora=True, checkpointing=True),
+        "qwen3": same_path(make, lora=False, family="qwen3"),
+        "resume_lora": saved_and_resumed(make, folder / "lora", lora=True),
+        "resume_full": saved_and_resumed(make, folder / "full", lora=False, tied=True),
+        "not_finite": not_finite(world),
+        "no_plan": refused(make(), family="gpt2"),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    tell(scenarios)

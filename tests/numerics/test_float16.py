@@ -6,7 +6,6 @@ A CPU computes float16 too, with the same range and rounding as the GPUs that ne
 import copy
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,10 @@ from surefit.train.progress import Progress
 from surefit.train.scaling import LossScale
 from surefit.train.step import StepResult, train_step
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 60
 ROWS = tiny_run.rows(48, seed=5)
-CLOCK = ("seconds", "tokens_per_second", "mfu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+CLOCK = ("seconds", "tokens_per_second", "mfu", "disk_free_bytes")
 
 
 class Run:

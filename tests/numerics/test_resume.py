@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from surefit.checkpoint.manager import latest_complete
 from surefit.core.errors import Interrupted
 from surefit.core.rundir import read_jsonl
 
-TIMES = ("seconds", "tokens_per_second", "mfu")
+pytestmark = pytest.mark.usefixtures("one_thread")
+TIMES = ("seconds", "tokens_per_second", "mfu", "disk_free_bytes")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -26,14 +26,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Dropout in the attention as well as in the adapter.
     return tiny_run.save_base(tmp_path_factory.mktemp("model") / "base", attention_dropout=0.1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def result_of(out: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
@@ -84,7 +76,9 @@ def test_the_same_config_twice_gives_the_same_bits_and_another_seed_does_not(bas
     assert result_of(tmp_path / "a")[1] != result_of(tmp_path / "c")[1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_process_of_its_own(base: Path, tmp_path: Path) -> None:
+    """As tests/cli/test_bad_input.py does with the command line, but bit for bit with optimizer and log."""
     command = [sys.executable, "-u", tiny_run.__file__, str(base), str(tmp_path / "stopped")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -123,15 +117,17 @@ def test_packed_and_accumulated_runs_resume_bit_for_bit(base: Path, tmp_path: Pa
 
 def test_kill_9_at_any_moment_loses_nothing_but_time() -> None:
     """A short run of the benchmark, which says what it compares; the long one has 100 kills."""
-    command = [sys.executable, str(BENCHMARKS / "kill_resume.py"), "--kills", "6", "--json"]
+    command = [sys.executable, str(BENCHMARKS / "kill_resume.py"), "--kills", "3", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr + done.stdout
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["kills"] == 6
+    assert result["kills"] == 3
     assert sum(row["runs"] for row in result["rows"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing_but_time() -> None:
+    """On a real small disk; tests/unit/train/test_saving.py fills one that is pretended, in the same ways."""
     command = [sys.executable, str(BENCHMARKS / "disk_full.py"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode == 77:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from surefit.core.errors import SureFitError
 from surefit.core.units import GIB
 from surefit.data.audit.sample import sample_audit
 from surefit.data.audit.whole import audit
-from surefit.data.formats import load_mixed, to_examples
+from surefit.data.formats import Examples, load_mixed, to_examples
 from surefit.data.load import Rows, is_local, load_rows
 from surefit.data.sampled import example_facts
 from surefit.facts import hardware as hardware_module
@@ -36,6 +36,7 @@ from surefit.facts.setup import setup_of
 from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.lint.rule import LintContext
+from surefit.samples import PREFIX
 from surefit.task import TaskRecipe
 
 MACHINE = {"name": "a CPU", "memory_bytes": 64 * GIB, "ram_bytes": 64 * GIB, "disk_free_bytes": 1000 * GIB}
@@ -59,10 +60,34 @@ def batch_facts(stated: dict[str, Any]) -> BatchFacts:
     return BatchFacts(micro_batches=5, examples=40, tokens=2_000, supervised_tokens=400, longest=90, observations=seen)
 
 
+@cache
+def sample_rows(source: str) -> Rows:
+    """A sample set of the package; most fixtures train on the same, so this and what follows from it is kept."""
+    return load_rows(source)
+
+
+@cache
+def sample_examples(source: str, recipe: str, fmt: str, bad_rows: str) -> Examples:
+    return to_examples(sample_rows(source).sample(500), recipes.get(recipe), fmt, bad_rows)
+
+
+@cache
+def sample_audited(source: str, recipe: str) -> AuditFacts:
+    return sample_audit(sample_rows(source), recipe)
+
+
+def is_sample(source: str) -> bool:
+    return source.startswith(PREFIX)
+
+
 def sampled(rows: Rows, recipe: TaskRecipe, config: Config, tokenizer: TokenizerFacts | None) -> ExampleFacts | None:
     """What the rows become; None where one of them cannot be used."""
+    how = config.data.format, config.data.bad_rows
     try:
-        examples = to_examples(rows.sample(500), recipe, config.data.format, config.data.bad_rows)
+        if is_sample(rows.source):
+            examples = sample_examples(rows.source, recipe.name, *how)
+        else:
+            examples = to_examples(rows.sample(500), recipe, *how)
     except SureFitError:
         return None
     return example_facts(examples, tokenizer, config.data.max_length)
@@ -90,9 +115,9 @@ def audit_facts(config: Config, columns: tuple[str, ...], rows: Rows, stated: An
     if stated == "full":
         question, scored = config_question(config), scored_rows(config, rows, [])
         return audit(rows, question, scored=scored, expected=columns).facts
-    facts = sample_audit(rows, config.recipe)
+    found = sample_audited(rows.source, config.recipe) if is_sample(rows.source) else sample_audit(rows, config.recipe)
     more = {name: Observation(**seen) for name, seen in (stated or {}).items()}
-    return replace(facts, observations={**facts.observations, **more})
+    return replace(found, observations={**found.observations, **more})
 
 
 @pytest.fixture
@@ -119,7 +144,9 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         recipe = attempt(problems, lambda: recipes.get(config.recipe))
         model = attempt(problems, lambda: model_facts(config.model.name_or_path, config.model.revision))
         device = attempt(problems, lambda: hardware_facts(config.hardware.gpu))
-        rows = attempt(problems, lambda: load_rows(config.data.train)) if is_local(config.data.train) else None
+        train = config.data.train
+        read_rows = sample_rows if is_sample(train) else load_rows
+        rows = attempt(problems, lambda: read_rows(train)) if is_local(train) else None
         if device is not None:
             device = replace(device, **{**(MACHINE if device.kind == "cpu" else {}), **stated.get("hardware", {})})
         if model is not None:

@@ -165,7 +165,7 @@ def test_output_is_bounded_and_kept() -> None:
 
 
 def test_a_test_without_end_is_a_timeout() -> None:
-    assert status(RIGHT, "while True: double(1)") == "timeout"
+    assert run_tests(RIGHT, "while True: double(1)", ("double",), timeout_s=0.5).status == "timeout"
 
 
 def test_many_at_once_keep_their_order_and_ends() -> None:

@@ -25,17 +25,6 @@ TEMPLATE = (
 CORPUS = ["call the tool with the city and the day", "what is the weather in Oslo on Monday", "sum 3 and 14 , please"]
 
 
-@pytest.fixture
-def one_thread():
-    """Small matrices are quicker on one thread, and sums are added in one order."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
     """Every byte, a few merges, a chat template whose turns end with <|end|>; end of sequence is <|text_end|>."""

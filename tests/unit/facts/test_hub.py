@@ -94,7 +94,7 @@ class Hub(BaseHTTPRequestHandler):
 def hub() -> Iterator[str]:
     Hub.asked = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
 

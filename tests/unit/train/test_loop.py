@@ -87,7 +87,7 @@ def test_metrics_have_the_agreed_fields(base: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in steps] == list(range(1, 13))
     assert set(steps[0]) == {
         "step", "epoch", "loss", "grad_norm", "learning_rate", "tokens", "supervised_tokens", "tokens_per_second",
-        "seconds", "memory_bytes", "rejected", "flops", "mfu",
+        "seconds", "memory_bytes", "disk_free_bytes", "rejected", "flops", "mfu",
     }  # fmt: skip
     assert steps[0]["tokens_per_second"] == pytest.approx(steps[0]["tokens"] / steps[0]["seconds"])
     assert [set(line) for line in held_out] == [{"step", "eval_loss", "eval_tokens", "eval_perplexity"}] * 3
