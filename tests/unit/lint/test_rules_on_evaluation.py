@@ -82,7 +82,6 @@ def test_a_held_out_file_among_the_training_files(tmp_path: Path, monkeypatch: p
         ("org/set", "org/other", "train", False),
         ("missing", "missing", "train", False),
         ("surefit/function-calling-eval", "surefit/function-calling-eval", "train", False),
-        ("\0/x", "\0/y", "train", False),
     ],
 )
 def test_the_same_hub_set(train: str, held_out: str, split: str, same: bool) -> None:
