@@ -63,7 +63,7 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 # The dispatch keys say: which device, and that it is neither sparse, quantised nor conjugated.
                 parts += (
                     value.dtype, value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes(),
-                    value.requires_grad, value._fake_device, torch._C._dispatch_keys(value).raw_repr(),
+                    value.requires_grad, value.fake_device, torch._C._dispatch_keys(value).raw_repr(),
                 )  # fmt: skip
             elif kind in _PLAIN:  # 1 and 1.0 are equal, and answered in different types
                 parts += (kind, value)
