@@ -117,6 +117,8 @@ def test_no_run_no_answer(surefit: Any) -> None:
         answer = surefit("runs", *arguments)
         assert (answer.code, "no run is here" in answer.text) == (2, True)
     assert surefit("runs", "prune", "empty", "--json").json["could_free"] == 0
+    answer = surefit("runs", "prune", "nowhere")
+    assert (answer.code, "nowhere: there is no such directory" in answer.text) == (2, True)
 
 
 def line(step: int, **values: Any) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _served(url: str, model: str | None) -> Ask:
     from surefit.generate.engine import Decoding
     from surefit.generate.server import ServedModel
 
-    served = ServedModel(url, model)
+    served = ServedModel(url, model, field="--judge")
     decoding = Decoding(MAX_NEW_TOKENS, JUDGE_BATCH)
 
     def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:

@@ -126,7 +126,8 @@ def _say(out: Output, certificate: dict[str, Any], path: Path) -> int:
         c for c in certificate["checks"] if c["name"].startswith("reloaded_") and isinstance(c["value"], float | int)
     ]
     rows = [[c["name"], f"{c['value']:.5g}", c["comparison"], f"{c['threshold']:.5g}"] for c in shown]
-    out.table("The merged model, read from disk, against base + adapter", ["check", "value", "", "bound"], rows)
+    if rows:  # with all weights trained there is nothing to fold in
+        out.table("The merged model, read from disk, against base + adapter", ["check", "value", "", "bound"], rows)
     out.say(f"Certificate passed, {plural(len(certificate['checks']), 'check')} → {path}", "green")
     out.result(certificate)
     return EXIT_OK

@@ -268,6 +268,8 @@ def _wandb(run: RunDir) -> Iterator[tuple[Path, str]]:
 
 def prune(out: Output, target: Path, delete: bool) -> int:
     """Say what could be deleted of a run, or of all runs below a directory; with `delete`, delete it."""
+    if not target.is_dir():
+        raise ConfigError("there is no such directory", path=target, help="`surefit runs` lists the runs")
     runs = [RunDir(target)] if RunDir(target).resolved.exists() else find_runs(target)
     jobs = {
         row["run"]: [(row["job"] or {}).get("state"), *(row["eval_job"] or {}).get("states", {})]

@@ -28,7 +28,6 @@ from surefit.generate.constrained import choices_ebnf
 from surefit.generate.engine import Decoding, Generation
 from surefit.task import Grammar, Message
 
-FIELD = "evaluate.server"
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 """Statuses that another try may get past: busy, restarting, a proxy's timeout."""
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -94,6 +93,7 @@ class ServedModel:
         model: its name there; the only one that is served if None.
         timeout: seconds until an answer must have begun to come; one that is longer in coming is asked for again.
         waits: seconds before each further try.
+        field: where the user has named the URL, for what is wrong with it.
 
     Raises:
         ConfigError: the URL is none, the key is wrong, or the server has no such model.
@@ -101,19 +101,28 @@ class ServedModel:
     """
 
     def __init__(
-        self, url: str, model: str | None = None, timeout: float = 600.0, waits: Sequence[float] = WAITS
+        self,
+        url: str,
+        model: str | None = None,
+        timeout: float = 600.0,
+        waits: Sequence[float] = WAITS,
+        field: str = "evaluate.server",
     ) -> None:
-        self.url, self.timeout, self.waits = _endpoint(url), timeout, tuple(waits)
+        self.url, self.timeout, self.waits, self.field = _endpoint(url, field), timeout, tuple(waits), field
         # Redirects are not followed: the key would go wherever they point.
         self._opener = urllib.request.build_opener(_NoRedirect)
         served = self._tried("/models", None, _models, threading.Event())
         if model is None and len(served) != 1:
             raise ConfigError(
-                f"the server at {self.shown} has {len(served)} models{_named(served)}", field=FIELD, help="name one"
+                f"the server at {self.shown} has {len(served)} models{_named(served)}",
+                field=self.field,
+                help="name one",
             )
         self.model = model or next(iter(served))
         if served and self.model not in served:
-            raise ConfigError(f"the server at {self.shown} has no model {self.model!r}{_named(served)}", field=FIELD)
+            raise ConfigError(
+                f"the server at {self.shown} has no model {self.model!r}{_named(served)}", field=self.field
+            )
         self.kind = _Kind(served.get(self.model, "").lower())
 
     @property
@@ -199,7 +208,7 @@ class ServedModel:
                 if wait is None or over.is_set():
                     raise MachineError(
                         f"the server at {self.shown} {failure} ({len(self.waits) + 1} tries)",
-                        field=FIELD,
+                        field=self.field,
                         help="see that it runs, and its log; a smaller evaluate.batch_size asks less of it at once",
                     ) from None
                 over.wait(wait if failure.wait is None else min(failure.wait, LONGEST_WAIT))
@@ -238,18 +247,18 @@ class ServedModel:
             has = "refuses the key in SUREFIT_API_KEY" if api_key() else "wants a key, and SUREFIT_API_KEY is not set"
             raise ConfigError(
                 f"the server at {self.shown} {has} ({error.code}: {said})",
-                field=FIELD,
+                field=self.field,
                 help="set SUREFIT_API_KEY in the environment or in .env",
             ) from None
         if error.code == 404 or 300 <= error.code < 400:
             raise ConfigError(
                 f"there is no OpenAI-compatible server at {self.shown} ({error.code}: {said})",
-                field=FIELD,
+                field=self.field,
                 help="give its address as http://HOST:PORT/v1",
             ) from None
         raise ConfigError(
             f"the server at {self.shown} refuses a request ({error.code}): {said}",
-            field=FIELD,
+            field=self.field,
             help="if it is the length, serve with a longer context or lower evaluate.max_new_tokens",
         ) from None
 
@@ -259,11 +268,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _endpoint(url: str) -> str:
+def _endpoint(url: str, field: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"{redact(url)!r} is not the address of a server", field=FIELD, help="write http://HOST:PORT/v1"
+            f"{redact(url)!r} is not the address of a server", field=field, help="write http://HOST:PORT/v1"
         )
     path = re.sub(r"/(chat/completions|completions|models)?/*$", "", parts.path)
     return urlunsplit((parts.scheme, parts.netloc, path or "/v1", "", ""))

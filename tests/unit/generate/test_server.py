@@ -236,6 +236,18 @@ def test_nobody_there(server):
         client(server)
 
 
+@pytest.mark.parametrize("field", ["evaluate.server", "--judge"])
+def test_what_is_wrong_is_said_where_the_url_was_named(server, field):
+    with pytest.raises(ConfigError, match="is not the address of a server") as refused:
+        ServedModel("localhost:8000", field=field)
+    assert refused.value.field == field
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(MachineError) as unreachable:
+        ServedModel(f"http://127.0.0.1:{server.server_port}", waits=(), field=field)
+    assert unreachable.value.field == field
+
+
 @pytest.mark.parametrize(("status", "problem"), [(400, "maximum context length"), (422, "refuses a request")])
 def test_a_refused_request_is_not_repeated(server, status, problem):
     server.script = [(status, {"error": {"message": "the maximum context length is 10"}})]
