@@ -117,11 +117,11 @@ def test_packed_and_accumulated_runs_resume_bit_for_bit(base: Path, tmp_path: Pa
 
 def test_kill_9_at_any_moment_loses_nothing_but_time() -> None:
     """A short run of the benchmark, which says what it compares; the long one has 100 kills."""
-    command = [sys.executable, str(BENCHMARKS / "kill_resume.py"), "--kills", "3", "--json"]
+    command = [sys.executable, str(BENCHMARKS / "kill_resume.py"), "--kills", "6", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr + done.stdout
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["kills"] == 3
+    assert result["kills"] == 6
     assert sum(row["runs"] for row in result["rows"]) >= 1
 
 
