@@ -47,7 +47,7 @@ def test_the_closed_form_of_a_very_long_row_allows_for_pieces(place, tiles: str,
     other, _ = place(*run, kept, "data.max_length=65536", model="Qwen/Qwen3-4B", gpu="h100")
     short = calculated(other.resolved, model, other.hardware)
     assert short is not None
-    assert (short.above, short.spread) == (short.margin, "closed form ± 6%")
+    assert short.margin < short.above < 0.15
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,15 @@ Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
 MARGIN: dict[How, float] = {"simulation": 0.03, "closed form": 0.06}
 """How far an estimate may be off, as a share of it. The closed form may differ from the simulation by another 3 %."""
 LONG = 16_384
-PIECES, TILED_PIECES = 0.55, 0.30
-"""What the closed form adds to its upper end where layers are recomputed, or a micro batch has more tokens than that:
-this share of all that is not always held; the second of a long one with MLPs in tiles. What a layer keeps is cut out of
-the large blocks that its MLP has just freed, and the next MLP finds no whole one. How much of each is left over depends
-on the order and the sizes, which only a simulation has: up to 52 % in 93 runs of seven models (docs/plan.md), 42 % and
-21 % with 65,537 tokens of Qwen3-4B; where nothing is recomputed at most 5 % of everything."""
+PIECES, ROUGH_PIECES, TILED_PIECES, KEPT_PIECES = 0.55, 0.70, 0.35, 0.15
+"""What the closed form adds to its upper end: this share of all that is not always held. The first where layers are
+recomputed or a micro batch has more than `LONG` tokens: what a layer keeps is cut out of the large blocks that its MLP
+has just freed, and the next MLP finds no whole one. The second where, beside that, weights are made of float8 ones or
+the gradients of all weights are summed over micro batches, the third for long micro batches with MLPs in tiles, the
+last where nothing is recomputed. How much is left over depends on the order and the sizes, which only a simulation
+has: up to 53, 65, 32 and 14 % in benchmarks/plan_closed_form.py's 224 runs and 93 others (docs/plan.md)."""
+LEAST_PIECES = 0.10
+"""The least of it where layers are recomputed, of everything: 9 % where nearly all is always held."""
 WHOLE_LOGITS = 0.40
 """The same for a loss that is not computed in chunks, of everything: 13 % and 32 % in two runs of
 benchmarks/plan_closed_form.py."""
@@ -111,19 +114,25 @@ def calculated(
     budget = peak_bytes(resolved, model, length, capability=hardware.compute_capability)
     if budget is None:
         return None
-    pieces = _pieces(budget, resolved.config, micro_batch_shape(resolved, length).tokens)
+    pieces = _pieces(budget, resolved, micro_batch_shape(resolved, length).tokens)
     return need(budget.allocated, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
 
 
-def _pieces(budget: Budget, config: Config, tokens: int) -> float:
+def _pieces(budget: Budget, resolved: Resolved, tokens: int) -> float:
     """What fragmentation may add to a closed form, as a share of it."""
-    whole = 0.0 if config.speed.chunked_loss else WHOLE_LOGITS
+    config = resolved.config
     long = tokens // config.parallel.cp > LONG
-    if not long and config.train.gradient_checkpointing is False:
-        return whole
-    share = TILED_PIECES if long and config.speed.tiled_mlp is True else PIECES
+    recomputed = config.train.gradient_checkpointing is not False
+    summed = config.adapter.kind == "full" and resolved.gradient_accumulation_steps > 1
+    if long and config.speed.tiled_mlp is True:
+        share = TILED_PIECES
+    elif summed or (recomputed and config.model.quantization == "fp8"):
+        share = ROUGH_PIECES
+    else:
+        share = PIECES if recomputed or long else KEPT_PIECES
     held = sum(term.bytes for term in budget.terms if term.moment == "always")
-    return max(whole, share * (1 - held / budget.allocated))
+    whole = 0.0 if config.speed.chunked_loss else WHOLE_LOGITS
+    return max(whole, LEAST_PIECES if recomputed else 0.0, share * (1 - held / budget.allocated))
 
 
 def verdict(needed: Need, capacity: int | None) -> Verdict:
