@@ -20,6 +20,7 @@ A run directory is all that anyone needs to understand a run a year later:
     report.html              the page that shows all of it
     export/FORMAT/           what `surefit export` made for others
     job.sbatch slurm.json    the batch script and the job that `surefit slurm --submit` made of it
+    eval/job.sbatch array.json   the same of the array that scores the checkpoints
 """
 
 from __future__ import annotations
