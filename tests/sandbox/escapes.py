@@ -123,7 +123,9 @@ def try_all(home_file: str, way: str | None = None) -> dict[str, tuple[str, str]
     from surefit.core.jail import Job, run_job
 
     def attempt(name: str) -> tuple[str, str]:
-        outcome = run_job(Job(source_of(name, home_file), module="__main__"), 1.0, 256 * 2**20, way)
+        # What ends by itself may take its time on a busy machine; what does not is stopped soon.
+        seconds = 1.0 if "timeout" in ESCAPES[name].status else 20.0
+        outcome = run_job(Job(source_of(name, home_file), module="__main__"), seconds, 256 * 2**20, way)
         return outcome.status, outcome.detail + outcome.output
 
     with ThreadPoolExecutor(6) as pool:
