@@ -1,12 +1,14 @@
 """A disk of 64 MB that fills up while a run trains on it: no damaged checkpoint, a clear pause, the same weights.
 
-    python benchmarks/disk_full.py [--json]
+    python benchmarks/disk_full.py [--processes 1] [--json]
 
 A small model is trained (every weight, checkpoints of about 8 MB) once undisturbed, and then once per way of filling a
 tmpfs of 64 MB: before a checkpoint, to the last byte (the log finds no room either), behind the back of the look at the
 free space, as a quota does it, and with a stop signal while the run waits. All the while another thread reads every
 checkpoint that has its name and compares its hashes. The space is freed a moment after the run has said that it waits;
 the run must then end by itself (after the stop: be resumed) with the weights and the log of the undisturbed one.
+
+With `--processes 2` the runs are two processes that train under FSDP, and each writes its part of a checkpoint.
 
 Mounting needs root or a user namespace (`unshare`). Where neither is to be had this says so and exits with 77.
 """
@@ -19,12 +21,15 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,9 @@ INSIDE = "--inside-a-namespace"
 FILL_AT = 3
 """The step after which the disk is filled; checkpoints come every second."""
 WAYS = ("before a checkpoint", "to the last byte", "unseen, like a quota", "stopped while it waits")
+UNDISTURBED = "undisturbed"
+STOPPED = 75
+"""What a process exits with that was stopped, or lost the one that was."""
 SHAPE = {"hidden_size": 192, "intermediate_size": 448}
 FREED_AFTER = 0.3
 
@@ -70,18 +78,40 @@ def fill(hog: Path, leave: int) -> None:
         os.truncate(hog, max(0, hog.stat().st_size - leave))
 
 
-def disturbed(base: Path, disk: Path, way: str) -> dict[str, Any]:
+def disturbed(base: Path, disk: Path, way: str, processes: int) -> dict[str, Any]:
     """Train on the small disk, filled in one of the `WAYS`."""
+    said = disk.parent / "said.json"
+    faults: list[str] = []
+    looks = 0
+    for resume in (False, True):
+        wait = in_processes(processes, partial(train, base, disk, way, said), resume)
+        watcher = Watcher(disk / "run/checkpoints")  # started after the fork, which takes no threads along
+        watcher.start()
+        wait()
+        watcher.done.set()
+        watcher.join()
+        faults, looks = faults + watcher.faults, looks + watcher.looks
+        found = json.loads(said.read_text())
+        if not found["interrupted"]:
+            break
+        (disk / "hog").unlink(missing_ok=True)
+    return {"way": way, **found, "faults": faults, "looks": looks}
+
+
+def train(base: Path, disk: Path, way: str, said: Path, resume: bool, world: Any) -> None:
+    """As one of the processes; the first fills the disk, and writes down what it was told."""
     import tiny_run
+    import torch
 
     from surefit.core.errors import Interrupted
+    from surefit.parallel.engine import engine_of
 
+    torch.set_num_threads(1)
     out, hog = disk / "run", disk / "hog"
     pauses: list[str] = []
-    timers: list[threading.Timer] = []
 
     def on_progress(progress: Any) -> None:
-        if progress.step == FILL_AT and not pauses:
+        if progress.step == FILL_AT and not resume and way != UNDISTURBED:
             fill(hog, 0 if way == "to the last byte" else 1 << 20)
 
     def on_note(text: str) -> None:
@@ -90,36 +120,66 @@ def disturbed(base: Path, disk: Path, way: str) -> dict[str, Any]:
             what: Callable[[], object] = hog.unlink
             if way == "stopped while it waits":
                 what = lambda: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-            timers.append(threading.Timer(FREED_AFTER, what))
-            timers[-1].start()
+            threading.Timer(FREED_AFTER, what).start()
 
-    def start() -> Any:
-        training = tiny_run.training(settings(base, out), on_progress=on_progress, on_note=on_note)
-        if way == "unseen, like a quota":
-            training.saving.guard.free = lambda directory: 1 << 40
-        return training
-
-    watcher = Watcher(out / "checkpoints")
-    watcher.start()
+    made = settings(base, out, world.size)
+    told = {"on_progress": on_progress, "on_note": on_note} if world.is_first else {}
+    training = tiny_run.training(made, engine=engine_of(made.parallel, world), **told)
+    if way == "unseen, like a quota":
+        training.saving.guard.free = lambda directory: 1 << 40
     interrupted = ""
     try:
-        start().fit()
+        training.fit(resume)
     except Interrupted as error:
         interrupted = str(error)
-        hog.unlink()
-        start().fit(resume=True)
-    watcher.done.set()
-    watcher.join()
-    return {"way": way, "pauses": pauses, "interrupted": interrupted, "faults": watcher.faults, "looks": watcher.looks}
+    if world.is_first and not resume:
+        said.write_text(json.dumps({"pauses": pauses, "interrupted": interrupted}))
+    if interrupted:
+        os._exit(STOPPED)  # without a word to the others: they notice
 
 
-def settings(base: Path, out: Path) -> Any:
+def in_processes(count: int, work: Callable[[bool, Any], None], resume: bool) -> Callable[[], None]:
+    """Start the processes of a run as forks of this one; returns what waits for them."""
+    from surefit.core.errors import LostProcess
+    from surefit.parallel.mesh import World, joined
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    numbers = []
+    for rank in range(count):
+        number = os.fork()
+        if number == 0:
+            place = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ |= {key: str(value) for key, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
+            try:
+                world = World(rank, count, rank, count)
+                with joined(world, 1.0):
+                    work(resume, world)
+            except LostProcess:
+                os._exit(STOPPED)
+            except BaseException:
+                traceback.print_exc(file=sys.__stderr__)
+                os._exit(1)
+            os._exit(0)
+        numbers.append(number)
+
+    def wait() -> None:
+        codes = {os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers}
+        assert codes in ({0}, {STOPPED}), codes
+
+    return wait
+
+
+def settings(base: Path, out: Path, processes: int) -> Any:
     import tiny_run
 
-    return tiny_run.config(base, out, kind="full", every=2)
+    made = tiny_run.config(base, out, kind="full", every=2)
+    mode = "single" if processes == 1 else "fsdp"
+    return made.model_copy(update={"parallel": made.parallel.model_copy(update={"mode": mode})})
 
 
-def measure(folder: Path) -> list[dict[str, Any]]:
+def measure(folder: Path, processes: int) -> list[dict[str, Any]]:
     import tiny_run
     import torch
 
@@ -129,12 +189,14 @@ def measure(folder: Path) -> list[dict[str, Any]]:
     disk_guard.LOOK_SECONDS = 0.05
     with contextlib.redirect_stderr(io.StringIO()):  # progress bars of transformers
         base = tiny_run.save_base(folder / "base", **SHAPE)
-        tiny_run.training(settings(base, folder / "straight")).fit()
+        straight = folder / "straight"
+        straight.mkdir()
+        in_processes(processes, partial(train, base, straight, UNDISTURBED, folder / "said.json"), False)()
         rows = []
         for way in WAYS:
             with small_disk(folder / "disk") as disk:
-                row = disturbed(base, disk, way)
-                row["equal"] = same(folder / "straight", disk / "run")
+                row = disturbed(base, disk, way, processes)
+                row["equal"] = same(straight / "run", disk / "run")
             right_end = bool(row["interrupted"]) == (way == "stopped while it waits")
             row["passed"] = row["equal"] and right_end and len(row["pauses"]) == 1 and not row["faults"]
             rows.append(row)
@@ -177,6 +239,7 @@ def in_a_namespace() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     parser.add_argument(INSIDE, action="store_true", dest="inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -190,7 +253,7 @@ def main() -> None:
                 print(f"SKIPPED: no tmpfs can be mounted here ({error}): run this as root", file=sys.stderr)
                 raise SystemExit(SKIPPED) from None
             in_a_namespace()
-        rows = measure(Path(folder))
+        rows = measure(Path(folder), options.processes)
     passed = all(row["passed"] for row in rows)
     if options.json:
         print(json.dumps({"rows": rows, "seconds": round(time.monotonic() - began, 1), "passed": passed}))

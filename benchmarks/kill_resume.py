@@ -1,6 +1,6 @@
 """kill -9 at random moments of small runs, saves, evaluation and export included; every resume must lose nothing.
 
-    python benchmarks/kill_resume.py [--kills 100] [--seed 0] [--json]
+    python benchmarks/kill_resume.py [--kills 100] [--processes 1] [--seed 0] [--json]
 
 Runs of several kinds (LoRA with dropout, packed, accumulated, all the weights in bfloat16, with the best checkpoint
 kept and early stopping) are trained by a child process that is killed with SIGKILL, resumed by the next, killed again,
@@ -8,6 +8,9 @@ until one is through. Half of the kills come at any time, half while a phase is 
 the state, a write by the background thread, an evaluation, the export. After every kill no checkpoint may be damaged
 and both logs must be readable; at the end weights (their file, byte by byte), optimizer state and metrics must equal
 those of an uninterrupted run of the same config. Exits with 1 where they do not.
+
+With `--processes 2` the runs train all weights under FSDP, and their checkpoints are written in parts. Half of the
+kills hit all processes at once, half one of them; the others must then end by themselves within ten seconds.
 
 The children are forked from a parent that has imported everything and holds no thread, so an attempt costs the run and
 not the imports.
@@ -23,12 +26,14 @@ import mmap
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +41,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
 
 import tiny_run
 import torch
-from safetensors.torch import load_file
 
-from surefit.checkpoint.manager import latest_complete
+from surefit.checkpoint.manager import latest_complete, load
+from surefit.core.errors import LostProcess
 from surefit.core.rundir import read_jsonl
-from surefit.train import heldout, loop, saving
+from surefit.parallel.engine import engine_of
+from surefit.parallel.mesh import World, joined
+from surefit.train import heldout, loop, saving, writing
 
 KINDS: dict[str, dict[str, Any]] = {
     "LoRA, dropout": {},
@@ -52,12 +59,20 @@ KINDS: dict[str, dict[str, Any]] = {
         "checkpoint": {"keep_best": "eval_loss", "save_total_limit": 1},
     },
 }  # fmt: skip
+IN_PARTS: dict[str, dict[str, Any]] = {
+    "FSDP, bfloat16": {"kind": "full", "dtype": "bfloat16", "weight_decay": 0.01},
+    "FSDP, best kept": {"kind": "full", "checkpoint": {"keep_best": "eval_loss", "save_total_limit": 1}},
+}
 PHASES = ("start", "step", "copy", "evaluation", "export", "between")
 WRITING = "writing"
 AIMED = (WRITING, "copy", "evaluation", "export")
 TIMES = ("seconds", "tokens_per_second", "mfu", "disk_free_bytes")
+LOST = 70
+"""What a child exits with that has lost another."""
 PATIENCE = 60.0
 """Seconds after which a child is taken to hang."""
+GRACE = 10.0
+"""Seconds that the other processes of a run have to end by themselves, as `surefit train --gpus` has it."""
 
 
 class Watch:
@@ -92,7 +107,9 @@ class Watch:
 
 
 def config(base: Path, out: Path, kind: str) -> Any:
-    return tiny_run.config(base, out, every=2, **KINDS[kind])
+    made = tiny_run.config(base, out, every=2, **(KINDS | IN_PARTS)[kind])
+    mode = "fsdp" if kind in IN_PARTS else "single"
+    return made.model_copy(update={"parallel": made.parallel.model_copy(update={"mode": mode})})
 
 
 def child(work: Callable[[], object]) -> int:
@@ -104,6 +121,8 @@ def child(work: Callable[[], object]) -> int:
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # progress bars of transformers
                 work()
+        except LostProcess:
+            os._exit(LOST)
         except BaseException:
             traceback.print_exc(file=sys.__stderr__)
             os._exit(1)
@@ -111,34 +130,88 @@ def child(work: Callable[[], object]) -> int:
     return number
 
 
-def train(base: Path, out: Path, kind: str, watch: Watch) -> None:
+class Processes:
+    """Those of one run, each a fork of this one.
+
+    Attributes:
+        codes: rank → what it exited with, negative for a signal.
+    """
+
+    def __init__(self, base: Path, out: Path, kind: str, watches: Sequence[Watch]) -> None:
+        for watch in watches:
+            watch.shared[:] = bytes(2)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        place = {"WORLD_SIZE": len(watches), "LOCAL_WORLD_SIZE": len(watches), "MASTER_PORT": port}
+        place |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+
+        def work(rank: int) -> None:
+            os.environ |= {key: str(value) for key, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+            train(base, out, kind, watches[rank], World(rank, len(watches), rank, len(watches)))
+
+        self.numbers = [child(partial(work, rank)) for rank in range(len(watches))]
+        self.codes: dict[int, int] = {}
+
+    def poll(self) -> bool:
+        """Whether all have ended."""
+        for rank, number in enumerate(self.numbers):
+            if rank not in self.codes:
+                ended, status = os.waitpid(number, os.WNOHANG)
+                if ended:
+                    self.codes[rank] = os.waitstatus_to_exitcode(status)
+        return len(self.codes) == len(self.numbers)
+
+    def kill(self, rank: int) -> None:
+        if rank not in self.codes:
+            os.kill(self.numbers[rank], signal.SIGKILL)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all have ended by themselves in that time."""
+        limit = time.monotonic() + seconds
+        while not self.poll() and time.monotonic() < limit:
+            time.sleep(0.001)
+        return self.poll()
+
+
+def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
     watch.wrap(loop, "train_step", "step")
     watch.wrap(loop, "export", "export")
     watch.wrap(heldout, "mean_loss", "evaluation")
     watch.wrap(saving.Snapshot, "take", "copy")
     watch.wrap(saving.Saving, "_write", WRITING)
-    tiny_run.training(config(base, out, kind)).fit(resume=True)
+    watch.wrap(writing.WritingTogether, "_work", WRITING)
+    made = config(base, out, kind)
+    with joined(world, PATIENCE / 60):
+        tiny_run.training(made, engine=engine_of(made.parallel, world)).fit(resume=True)
 
 
-def attempt(work: Callable[[], object], watch: Watch, draw: random.Random, seconds: float) -> str | None:
-    """Start or resume a run and kill it; the phase it was killed in, or None where it was through before."""
-    watch.shared[:] = bytes(2)
-    number = child(work)
+def attempt(started: Processes, watches: Sequence[Watch], draw: random.Random, seconds: float) -> str | None:
+    """Kill one process of a run, or all; the phase it was killed in, or None where the run was through before."""
     aim = draw.choice(AIMED) if draw.random() < 0.5 else None
+    victim = draw.randrange(len(watches))
+    victims = range(len(watches)) if draw.random() < 0.5 else [victim]
+    watch = watches[victim]
     began, wait = time.monotonic(), draw.uniform(0, 1.1 * seconds)
     while (watch.phase != aim) if aim else (time.monotonic() - began < wait):
-        ended, status = os.waitpid(number, os.WNOHANG)
-        if ended:
-            assert os.waitstatus_to_exitcode(status) == 0, "the run failed"
-            return None
+        if started.poll():
+            break
+        assert not any(started.codes.values()), f"the run failed: {started.codes}"
         assert time.monotonic() - began < PATIENCE, "the run hangs"
         time.sleep(0.0002)
     if aim:
         time.sleep(draw.uniform(0, 0.004))
     phase = watch.phase
-    os.kill(number, signal.SIGKILL)
-    killed = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == -signal.SIGKILL
-    return phase if killed else None
+    for rank in victims:
+        started.kill(rank)
+    # Before the processes have met there is nobody to miss: the launcher ends the others then.
+    if not started.wait(GRACE):
+        assert phase == "start", f"killed in {phase}, the others still wait after {GRACE} s"
+        for rank in range(len(watches)):
+            started.kill(rank)
+        started.wait(PATIENCE)
+    assert set(started.codes.values()) <= {0, -signal.SIGKILL, LOST}, f"the run failed: {started.codes}"
+    return phase if -signal.SIGKILL in started.codes.values() else None
 
 
 def require_undamaged(out: Path) -> None:
@@ -163,7 +236,7 @@ def differences(one: Path, two: Path) -> list[str]:
         found.append("metrics")
     newest = [latest_complete(out / "checkpoints") for out in (one, two)]
     for name in ("weights", "optimizer"):
-        ours, theirs = (load_file(latest.path / f"{name}.safetensors") for latest in newest if latest.path)
+        ours, theirs = (getattr(load(latest.path), name) for latest in newest if latest.path)
         if ours.keys() != theirs.keys() or not all(torch.equal(ours[key], theirs[key]) for key in ours):
             found.append(f"{name} of the last checkpoint")
     if sorted(path.name for path in (one / "checkpoints").iterdir()) != sorted(
@@ -173,11 +246,13 @@ def differences(one: Path, two: Path) -> list[str]:
     return found
 
 
-def measure(kills: int, seed: int, folder: Path) -> list[dict[str, Any]]:
+def measure(kills: int, seed: int, folder: Path, processes: int) -> list[dict[str, Any]]:
     """Kill and resume runs of every kind in turn until there were enough kills; a row per kind."""
-    base = tiny_run.save_base(folder / "base")
-    draw, watch = random.Random(seed), Watch()
-    rows = [{"kind": kind, "runs": 0, "kills": 0, "phases": Counter(), "differences": []} for kind in KINDS]
+    uneven = {"intermediate_size": 45} if processes > 1 else {}
+    base = tiny_run.save_base(folder / "base", **uneven)
+    draw, watches = random.Random(seed), [Watch() for _ in range(processes)]
+    kinds = IN_PARTS if processes > 1 else KINDS
+    rows = [{"kind": kind, "runs": 0, "kills": 0, "phases": Counter(), "differences": []} for kind in kinds]
     seconds = {}
     number = 0
     while sum(row["kills"] for row in rows) < kills:
@@ -185,16 +260,16 @@ def measure(kills: int, seed: int, folder: Path) -> list[dict[str, Any]]:
         kind, straight, out = row["kind"], folder / f"straight-{number % len(rows)}", folder / f"run-{number}"
         if kind not in seconds:
             began = time.monotonic()
-            ended = os.waitpid(child(lambda kind=kind, to=straight: train(base, to, kind, watch)), 0)[1]
-            assert ended == 0, "the uninterrupted run failed"
+            through(Processes(base, straight, kind, watches))
             seconds[kind] = time.monotonic() - began
         done = False
         while not done:
+            started = Processes(base, out, kind, watches)
             if sum(row["kills"] for row in rows) < kills:
-                phase = attempt(lambda kind=kind, to=out: train(base, to, kind, watch), watch, draw, seconds[kind])
+                phase = attempt(started, watches, draw, seconds[kind])
             else:
                 phase = None
-                assert os.waitpid(child(lambda kind=kind, to=out: train(base, to, kind, watch)), 0)[1] == 0
+                through(started)
             require_undamaged(out)
             done = phase is None
             if phase is not None:
@@ -206,16 +281,22 @@ def measure(kills: int, seed: int, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def through(started: Processes) -> None:
+    assert started.wait(PATIENCE), "the run hangs"
+    assert not any(started.codes.values()), f"the run failed: {started.codes}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        rows = measure(options.kills, options.seed, Path(folder))
+        rows = measure(options.kills, options.seed, Path(folder), options.processes)
     phases = sum((row["phases"] for row in rows), Counter())
     passed = not any(row["differences"] for row in rows)
     result = {

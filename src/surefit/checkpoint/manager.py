@@ -8,6 +8,9 @@ and a manifest with the size and SHA-256 of each file:
     trainer.json           the counters, and the settings that must be the same on resume
     manifest.json          step, versions, {file: {bytes, sha256}}
 
+What several processes hold in shards, each of them writes itself, and the first two are files of parts
+(checkpoint/shards.py); `load` gives whole tensors of either.
+
 It is filled under a temporary name, flushed to the disk and renamed: a reader, a crash or a full disk never meets a
 part of one. One process at a time writes to a run directory (core/lock.py).
 """
@@ -15,10 +18,12 @@ part of one. One process at a time writes to a run directory (core/lock.py).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -30,12 +35,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from surefit import __version__
+from surefit.checkpoint import shards
 from surefit.core.errors import ModelError
-from surefit.core.rundir import directory_atomic, file_sha256, read_json, sweep, write_json
+from surefit.core.rundir import (
+    directory_atomic,
+    file_sha256,
+    machine_errors,
+    put_in_place,
+    read_json,
+    sweep,
+    write_json,
+)
 from surefit.core.units import KIB
 
 WEIGHTS, OPTIMIZER, TRAINER, MANIFEST = "weights.safetensors", "optimizer.safetensors", "trainer.json", "manifest.json"
-FORMAT = 1
+FORMAT, IN_PARTS = 1, 2
+"""Of the manifest; the second is that of a checkpoint in parts, which versions that do not know them pass over."""
 ENTRY = 100
 """Bytes of a tensor's entry in a safetensors header besides its name, rounded up."""
 OTHER_FILES = 16 * KIB
@@ -52,11 +67,13 @@ class State:
         weights: the trained parameters by name.
         optimizer: the optimizer's tensors by name.
         trainer: counters and settings, as JSON can hold them.
+        part: where these are the parts that one process has, 1-d: of what. None for whole tensors.
     """
 
     weights: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, torch.Tensor]
     trainer: Mapping[str, Any]
+    part: shards.Part | None = None
 
 
 @dataclass(frozen=True)
@@ -86,18 +103,70 @@ def save(directory: Path, step: int, state: State) -> Path:
         save_file(_on_cpu(state.weights), temporary / WEIGHTS)
         save_file(_on_cpu(state.optimizer), temporary / OPTIMIZER)
         write_json(temporary / TRAINER, dict(state.trainer))
-        files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
-            for file in sorted(temporary.iterdir())
-        }
+        files = {file.name: shards.described(file) for file in sorted(temporary.iterdir())}
         manifest = {"format": FORMAT, "step": step, "versions": versions(), "files": files}
         write_json(temporary / MANIFEST, manifest)
     return path
 
 
+def begin(directory: Path, step: int) -> Path:
+    """An empty directory for the parts of one step's checkpoint, under a name that nobody takes for a complete one, and
+    that was never used before: a process of a run that was killed may still be writing into an older one.
+
+    Raises:
+        MachineError: the disk is full or may not be written to.
+    """
+    sweep(directory)
+    temporary = directory / f".step-{step}.{time.time_ns()}.tmp"
+    with machine_errors(temporary):
+        temporary.mkdir(parents=True)
+    return temporary
+
+
+def write_part(temporary: Path, state: State) -> None:
+    """Write the part of one process into what `begin` made; the record that it leaves says that it is on the disk.
+
+    Raises:
+        MachineError: the disk is full or may not be written to; nothing of this part is left.
+    """
+    assert state.part is not None
+    tensors = {"weights": _on_cpu(state.weights), "optimizer": _on_cpu(state.optimizer)}
+    with machine_errors(temporary), disk_errors():
+        shards.write(temporary, state.part, tensors)
+
+
+def commit(temporary: Path, step: int, state: State) -> Path:
+    """Make a checkpoint of what all processes have written, records and all, and return it; called by one of them.
+
+    Raises:
+        MachineError: the disk is full or may not be written to; what was there before is untouched.
+    """
+    assert state.part is not None
+    path = temporary.with_name(f"step-{step}")
+    with machine_errors(path):
+        files = shards.take_records(temporary, state.part.of)
+        write_json(temporary / TRAINER, dict(state.trainer))
+        files[TRAINER] = shards.described(temporary / TRAINER)
+        manifest = {"format": IN_PARTS, "parts": state.part.of, "step": step, "versions": versions(), "files": files}
+        write_json(temporary / MANIFEST, manifest)
+        put_in_place(temporary, path)
+    return path
+
+
 def load(path: Path) -> State:
-    """Read a checkpoint that `latest_complete` found, onto the CPU."""
-    return State(load_file(path / WEIGHTS), load_file(path / OPTIMIZER), read_json(path / TRAINER))
+    """Read a checkpoint that `latest_complete` found, onto the CPU. Of one in parts, a tensor is put together when it
+    is asked for.
+
+    Raises:
+        OSError, SafetensorError: it is gone by now.
+    """
+    if not any(path.glob("weights-*-of-*.safetensors")):
+        return State(load_file(path / WEIGHTS), load_file(path / OPTIMIZER), read_json(path / TRAINER))
+    of = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["parts"]
+    weights, optimizer = (
+        shards.Assembled([path / name for name in shards.file_names(kind, of)]) for kind in shards.KINDS
+    )
+    return State(weights, optimizer, read_json(path / TRAINER))
 
 
 def latest_complete(directory: Path) -> Latest:
@@ -129,10 +198,10 @@ def damage(path: Path, hashes: bool) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-        known = manifest["format"] == FORMAT
+        needed = _required(manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is missing or unreadable"
-    if not known or not {WEIGHTS, OPTIMIZER, TRAINER} <= files.keys():
+    if needed is None or not needed <= files.keys():
         return f"{MANIFEST} is not one of this version of SureFit"
     for name, (size, sha256) in files.items():
         file = path / name
@@ -145,13 +214,28 @@ def damage(path: Path, hashes: bool) -> str | None:
     return None
 
 
+def _required(manifest: Mapping[str, Any]) -> set[str] | None:
+    """The files that a checkpoint must have; None where it is of another version."""
+    if manifest["format"] == FORMAT:
+        return {WEIGHTS, OPTIMIZER, TRAINER}
+    if manifest["format"] == IN_PARTS:
+        return {TRAINER}.union(*(shards.file_names(kind, manifest["parts"]) for kind in shards.KINDS))
+    return None
+
+
 def weights_sha256(path: Path) -> str | None:
-    """The sha256 of a checkpoint's weights, as its manifest has it; None where it is gone or damaged."""
+    """What tells a checkpoint's weights from others: the sha256 of their file, as its manifest has it, or of the lines
+    `sha256sum` prints of their files; None where it is gone or damaged."""
     try:
-        found: str = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"][WEIGHTS]["sha256"]
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+        if manifest["format"] == FORMAT:
+            found: str = files[WEIGHTS]["sha256"]
+            return found
+        lines = [f"{files[name]['sha256']}  {name}\n" for name in shards.file_names("weights", manifest["parts"])]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def prune(directory: Path, keep: int, newest: int | None = None, best: Collection[int] = ()) -> list[Path]:
@@ -237,7 +321,8 @@ def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def nbytes(state: State) -> int:
     """What the files of a checkpoint take, within a few bytes per tensor: its tensors, and what names them."""
     tensors = [*state.weights.items(), *state.optimizer.items()]
-    return OTHER_FILES + sum(tensor.nbytes + len(name) + ENTRY for name, tensor in tensors)
+    entries = 1 if state.part is None else 2  # in the metadata once more
+    return OTHER_FILES + sum(tensor.nbytes + entries * (len(name) + ENTRY) for name, tensor in tensors)
 
 
 def changed_versions(path: Path) -> list[str]:

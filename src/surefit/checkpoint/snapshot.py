@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from surefit.checkpoint.manager import State
+from surefit.checkpoint.shards import part_of_all, values_of
 from surefit.core.units import GIB
+from surefit.parallel.engine import Engine
 
 PINNED_BYTES = 16 * GIB
 """Up to here a copy from a GPU lands in page-locked memory: faster, but the system can give it to nobody else."""
 
 
+def state_of(
+    engine: Engine,
+    weights: Mapping[str, torch.Tensor],
+    optimizer: Mapping[str, torch.Tensor],
+    trainer: Mapping[str, Any],
+    adapter: bool,
+) -> State:
+    """What a checkpoint has to hold, not copied yet; every process must call it.
+
+    Where each process has a share of everything, it is this process's part. An adapter is small: it is gathered, and
+    only what the first process gets is used, as it is where the engine has no shares.
+    """
+    held = None if adapter else engine.held(weights)
+    states = None if held is None else engine.held(optimizer)
+    if held is None or states is None:
+        return State(engine.whole(weights), engine.whole(optimizer), trainer)
+    part = part_of_all(engine.world.rank, engine.world.size, held, states)
+    return State(values_of(held), values_of(states), trainer, part)
+
+
 class Snapshot:
     """Host buffers that each checkpoint is copied into, made by the first and kept for the next.
 
-    They take as many bytes of the host's memory as one checkpoint has, for as long as the run lasts. Whoever reads the
-    returned state must be done before the next `take`.
+    They take as many bytes of the host's memory as one checkpoint has, or this process's part of one, for as long as
+    the run lasts. Whoever reads the returned state must be done before the next `take`.
+
+    Args:
+        processes: those of this machine that take one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int = 1) -> None:
+        self._pinned = PINNED_BYTES // processes
         self._buffers: dict[str, torch.Tensor] = {}
 
     def take(self, state: State) -> State:
         """Copy everything; when this returns, nothing of it changes with the model any more."""
         tensors = [*state.weights.values(), *state.optimizer.values()]
-        pin = any(tensor.is_cuda for tensor in tensors) and sum(tensor.nbytes for tensor in tensors) <= PINNED_BYTES
+        pin = any(tensor.is_cuda for tensor in tensors) and sum(tensor.nbytes for tensor in tensors) <= self._pinned
         weights, optimizer = (
             {name: self._copy(f"{kind}.{name}", tensor, pin) for name, tensor in part.items()}
             for kind, part in (("weights", state.weights), ("optimizer", state.optimizer))
@@ -34,7 +62,7 @@ class Snapshot:
         if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.synchronize()
         self._forget_others(weights, optimizer)
-        return State(weights, optimizer, state.trainer)
+        return replace(state, weights=weights, optimizer=optimizer)
 
     @torch.no_grad()
     def _copy(self, key: str, tensor: torch.Tensor, pin: bool) -> torch.Tensor:

@@ -262,21 +262,26 @@ def directory_atomic(path: Path) -> Iterator[Path]:
             yield temporary
             for file in sorted(temporary.rglob("*")):
                 fsync_directory(file) if file.is_dir() else fsync_file(file)
-            fsync_directory(temporary)
-            if path.exists():
-                old = path.with_name(f".{path.name}.{os.getpid()}.old")
-                os.replace(path, old)
-                try:
-                    os.replace(temporary, path)
-                except OSError:
-                    os.replace(old, path)
-                    raise
-                shutil.rmtree(old)
-            else:
-                os.replace(temporary, path)
-            fsync_directory(path.parent)
+            put_in_place(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a directory whose files are on the disk to `path`, a sibling, replacing the old one."""
+    fsync_directory(temporary)
+    if path.exists():
+        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        os.replace(path, old)
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            os.replace(old, path)
+            raise
+        shutil.rmtree(old)
+    else:
+        os.replace(temporary, path)
+    fsync_directory(path.parent)
 
 
 def sweep(directory: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from surefit.config.resolve import Resolved
+from surefit.config.spread import processes
 from surefit.core.units import count_text
 from surefit.facts.budget import EIGHT_BIT_BLOCK, FLOAT32, MIN_8BIT, Term, Trained, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
@@ -25,6 +26,8 @@ from surefit.facts.tensors import Shape, factors, parameters
 
 CHECKPOINT_FILES = 1515
 """manifest.json and trainer.json, measured; a few bytes more or less with the config."""
+MANIFEST_ENTRY = 160
+"""Of a file, in manifest.json."""
 ADAPTER_FILES, MODEL_FILES = 1840, 1200
 """adapter_config.json and surefit.json; config.json, generation_config.json and surefit.json, measured."""
 LOG_BYTES = 351
@@ -50,6 +53,10 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     shapes = list(factors(model, config.adapter) if lora else parameters(model))
     weights = _file_bytes(shapes, number, part.parameters)
     optimizer = _optimizer_bytes(resolved, shapes, part)
+    if not lora and config.parallel.mode == "fsdp" and (writing := processes(config)) > 1:
+        # Each process writes two files, whose headers say of every tensor which part of it they have, too.
+        headers = weights + optimizer - _content(shapes, number, part)
+        weights += (2 * writing - 1) * headers + 2 * writing * MANIFEST_ENTRY
     copies = copies_at_once(resolved)
     masters = ", masters" if part.master_bytes else ""
     n = count_text(part.parameters)
@@ -62,7 +69,7 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
         )
     ]
     if lora:
-        saved = [(name.replace(".default.", "."), shape) for name, shape in shapes]
+        saved = [(_as_saved(name), shape) for name, shape in shapes]
         adapter = _file_bytes(saved, number, part.parameters, _METADATA) + ADAPTER_FILES
         terms.append(Term("adapter", adapter, f"the result of training, in {config.model.dtype}"))
     whole = _file_bytes(parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
@@ -72,6 +79,11 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     if resolved.total_steps is not None:
         terms.append(Term("log", LOG_BYTES * resolved.total_steps, f"{resolved.total_steps:,} lines of metrics.jsonl"))
     return terms
+
+
+def _as_saved(name: str) -> str:
+    """What PEFT calls a factor, or a magnitude of DoRA's, in an adapter's file."""
+    return name.replace(".default.", ".").replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
 
 
 def _optimizer_bytes(resolved: Resolved, shapes: list[tuple[str, Shape]], part: Trained) -> int:
@@ -101,6 +113,12 @@ def _optimizer_bytes(resolved: Resolved, shapes: list[tuple[str, Shape]], part: 
     }
     # The library sorts by type first; the offsets take as many digits, give or take a few.
     return 8 + -(-len(json.dumps(header, separators=(",", ":"))) // 8) * 8 + ends[-1]
+
+
+def _content(shapes: list[tuple[str, Shape]], number: int, part: Trained) -> int:
+    """The numbers themselves in the files of weights and of AdamW's state."""
+    states = 3 if part.master_bytes else 2
+    return (number + FLOAT32 * states) * part.parameters + FLOAT32 * len(shapes)
 
 
 def token_cache_bytes(examples: int, tokens: int) -> int:

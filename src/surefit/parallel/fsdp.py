@@ -9,20 +9,22 @@ outermost module is one whose forward pass is the whole loss, as under DDP: whil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from surefit.core.errors import ConfigError, ModelError
 from surefit.model.compile import decoder_layers
 from surefit.parallel.ddp import LossOf
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.parallel.flat import Flat, Lazy, part_of, shape_of
 from surefit.parallel.mesh import World, device_of
 
 
@@ -150,8 +152,24 @@ class FullySharded(Engine):
                 found[name] = full
         return found
 
-    def shares(self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: _share(tensor, like.get(name), self.mesh) for name, tensor in tensors.items()}
+    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Flat] | None:
+        """This process's rows, or of replicas an equal part of those that all of them have. What is not sharded, the
+        step counts of the optimizer, is the first process's."""
+        if self.mesh.size() != self.world.size:
+            return None
+        found: dict[str, Flat] = {}
+        for name, tensor in tensors.items():
+            one = tensor.detach()
+            if isinstance(one, DTensor):
+                found[name] = _flat(one)
+            elif self.world.is_first:
+                found[name] = Flat(one.reshape(-1), 0, tuple(one.shape))
+        return found
+
+    def shares(
+        self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        return Lazy(tensors, lambda name: _share(tensors, name, like.get(name)))
 
 
 def _gather(shard: DTensor, device: torch.device) -> torch.Tensor:
@@ -168,13 +186,41 @@ def _own_gradients(parameters: Iterable[torch.nn.Parameter]) -> Iterator[SimpleN
             yield SimpleNamespace(grad=parameter.grad.to_local())
 
 
-def _share(whole: torch.Tensor, like: torch.Tensor | None, mesh: DeviceMesh) -> torch.Tensor:
-    """This process's part of a tensor that all of them have; the tensor where `like` is no shard of one like it."""
-    if not isinstance(like, DTensor) or whole.shape != like.shape:
-        return whole
-    # Every process has read the same file: nobody need send anything.
-    part = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
-    return part.to(like.device)
+def _rows(tensor: DTensor) -> tuple[int, int, int]:
+    """(first, count, of a row's numbers) of the rows that this process holds of a sharded tensor."""
+    dimension = next(number for number, placement in enumerate(tensor.placements) if placement.is_shard(0))
+    rows, width = tensor.shape[0], math.prod(tensor.shape[1:])
+    each = -(-rows // tensor.device_mesh.size(dimension))
+    first = min(rows, each * tensor.device_mesh.get_local_rank(dimension))
+    return first, min(each, rows - first), width
+
+
+def _flat(tensor: DTensor) -> Flat:
+    """What this process writes of a sharded tensor."""
+    first, count, width = _rows(tensor)
+    held = tensor.to_local().reshape(-1)
+    assert held.numel() == count * width, tensor.shape
+    mesh = tensor.device_mesh
+    number, copies = 0, 1
+    for dimension, placement in enumerate(tensor.placements):
+        if not placement.is_shard():
+            number = number * mesh.size(dimension) + mesh.get_local_rank(dimension)
+            copies *= mesh.size(dimension)
+    part = -(-held.numel() // copies)
+    begin = min(held.numel(), part * number)
+    return Flat(held[begin : begin + part], first * width + begin, tuple(tensor.shape))
+
+
+def _share(tensors: Mapping[str, torch.Tensor], name: str, like: torch.Tensor | None) -> torch.Tensor:
+    """This process's part of a tensor; the tensor where `like` is no shard of one like it."""
+    if not isinstance(like, DTensor) or shape_of(tensors, name) != like.shape:
+        return tensors[name]
+    # Every process reads the same files: nobody need send anything.
+    first, count, width = _rows(like)
+    part = part_of(tensors, name, first * width, count * width).view(count, *like.shape[1:])
+    return DTensor.from_local(
+        part.to(like.device), like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def _require_plain(model: torch.nn.Module) -> None:

@@ -25,6 +25,7 @@ from surefit.facts.shares import split_layers
 from surefit.model.compat import wrap_forward
 from surefit.model.prepare import base_of
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.parallel.flat import Lazy
 from surefit.parallel.gradients import sum_gradients
 from surefit.parallel.mesh import World, device_of, summed
 
@@ -209,8 +210,10 @@ class Pipeline(Engine):
                     found[name] = buffer.cpu()
         return found
 
-    def shares(self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor for name, tensor in tensors.items() if not self._is_elsewhere(name)}
+    def shares(
+        self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        return Lazy([name for name in tensors if not self._is_elsewhere(name)], tensors.__getitem__)
 
     def _is_elsewhere(self, name: str) -> bool:
         """A parameter's name, or KEY.PARAMETER as the optimizer has it."""

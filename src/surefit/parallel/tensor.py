@@ -27,6 +27,7 @@ from surefit.core.errors import ConfigError, ModelError
 from surefit.model.fused_lora import is_fused
 from surefit.model.prepare import base_of
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.parallel.flat import Lazy
 from surefit.parallel.gradients import sum_gradients
 from surefit.parallel.mesh import World, device_of, summed
 
@@ -190,9 +191,11 @@ class TensorParallel(Engine):
                 found[name] = full.cpu()
         return found
 
-    def shares(self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def shares(
+        self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
         """`like` may name the parameters of which `tensors` are the optimizer's KEY.PARAMETER."""
-        return {name: self._share_of(tensor, _named(name, like)) for name, tensor in tensors.items()}
+        return Lazy(tensors, lambda name: self._share_of(tensors[name], _named(name, like)))
 
     def _share_of(self, tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
         if not isinstance(like, DTensor) or like.shape != tensor.shape:

@@ -145,13 +145,15 @@ class Zero(Engine):
                     whole[id(tensor)] = torch.empty(0)
         return {name: whole[id(tensor)] for name, tensor in tensors.items()} if self.world.is_first else {}
 
-    def shares(self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def shares(
+        self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
         """Trained weights are put in place here, masters too; everything is returned as it came, since the optimizer
         takes its part of a state itself."""
         assert self._optimizer is not None
         for name in tensors.keys() & self._optimizer.parameters.keys():
             self._optimizer.set_weight(name, tensors[name])
-        return dict(tensors)
+        return tensors
 
 
 class ZeroOptimizer:
@@ -266,7 +268,7 @@ class ZeroOptimizer:
                 if f"{key}.{name}" in tensors:
                     self._set_moment(p, tensors[f"{key}.{name}"], key)
         # All parameters of a run are updated in every step.
-        step = max((int(tensor) for name, tensor in tensors.items() if name.startswith("step.")), default=0)
+        step = max((int(tensors[name]) for name in tensors if name.startswith("step.")), default=0)
         for part in self.parts:
             self._inner.state[part]["step"].fill_(step)
 

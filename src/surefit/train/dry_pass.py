@@ -12,20 +12,25 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from surefit.checkpoint import manager
+from surefit.checkpoint.shards import Part
+from surefit.checkpoint.snapshot import state_of
 from surefit.config.schema import Config
 from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import RunDir, machine_errors, write_json
 from surefit.core.units import bytes_text, duration_text
 from surefit.data.collate import tokens_in
 from surefit.parallel.engine import SINGLE, Engine
-from surefit.parallel.mesh import by_first, gathered
+from surefit.parallel.flat import Lazy, part_of
+from surefit.parallel.mesh import World, by_first, gathered, together
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.batches import Batches
 from surefit.train.optim import MasterOptimizer
@@ -122,7 +127,8 @@ def dry_pass(
     with torch.random.fork_rng(devices):
         tokens, repeated, loss, step_seconds = _step(model, optimizer, batches, config, memory, engine)
         evaluated = _evaluate(model, held_out, config, memory, engine)
-    saved = _save_and_load(optimizer, memory, checkpoints, engine)
+    state = state_of(engine, optimizer.parameters, optimizer.tensors(), {}, isinstance(model, PeftModel))
+    saved = _save_and_load(state, memory, checkpoints, engine.world)
     phases = {name: figures for name, figures in memory.phases.items() if name.startswith("dry ")}
     rank, phases = _fullest(phases, engine)
     return DryPass(tokens, repeated, loss, step_seconds, *evaluated, *saved, phases, rank)
@@ -182,11 +188,12 @@ def _evaluate(
 
 
 def _save_and_load(
-    optimizer: MasterOptimizer, memory: PhaseMemory, checkpoints: Path, engine: Engine
+    state: manager.State, memory: PhaseMemory, checkpoints: Path, world: World
 ) -> tuple[float, float, int]:
-    """(seconds to save, seconds to load, bytes) of a checkpoint; the first process makes it."""
-    state = manager.State(engine.whole(optimizer.parameters), engine.whole(optimizer.tensors()), {})
-    return by_first(engine.world, lambda: _there_and_back(state, memory, checkpoints))
+    """(seconds to save, seconds to load, bytes) of a checkpoint; the first process makes it, or each its part."""
+    if state.part is None:
+        return by_first(world, lambda: _there_and_back(state, memory, checkpoints))
+    return _parts_there_and_back(state, state.part, memory, checkpoints, world)
 
 
 def _there_and_back(state: manager.State, memory: PhaseMemory, checkpoints: Path) -> tuple[float, float, int]:
@@ -199,14 +206,44 @@ def _there_and_back(state: manager.State, memory: PhaseMemory, checkpoints: Path
             loaded = manager.load(path)
         seconds = time.perf_counter() - saved
         size = sum(file.stat().st_size for file in path.iterdir())
-        for before, after in ((state.weights, loaded.weights), (state.optimizer, loaded.optimizer)):
-            if unlike := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
-                raise MachineError(
-                    f"{len(unlike)} tensors of a checkpoint came back other than they were written: {unlike[0]}",
-                    path=checkpoints,
-                    help="the disk cannot be trusted; choose another output_dir",
-                )
+        _require_same(state, loaded, checkpoints)
     return saved - start, seconds, size
+
+
+def _parts_there_and_back(
+    state: manager.State, part: Part, memory: PhaseMemory, checkpoints: Path, world: World
+) -> tuple[float, float, int]:
+    with _scratch(checkpoints) if world.is_first else nullcontext() as directory:
+        place = by_first(world, lambda: manager.begin(directory or checkpoints, 0))
+        start = time.perf_counter()
+        with memory.during("dry save"):
+            manager.write_part(place, state)
+            together(world)
+            path = by_first(world, lambda: manager.commit(place, 0, state))
+        saved = time.perf_counter()
+        with memory.during("dry load"):
+            loaded = manager.load(path)
+        seconds = time.perf_counter() - saved
+        size = sum(file.stat().st_size for file in path.iterdir())
+        own = (_own(loaded.weights, state.weights, part), _own(loaded.optimizer, state.optimizer, part))
+        _require_same(state, manager.State(*own, {}), checkpoints)
+        together(world)
+    return saved - start, seconds, size
+
+
+def _own(read: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor], part: Part) -> Lazy:
+    """Of the tensors of a checkpoint in parts, the ranges that this process has written."""
+    return Lazy(written, lambda name: part_of(read, name, part.ranges[name][0], written[name].numel()))
+
+
+def _require_same(written: manager.State, read: manager.State, checkpoints: Path) -> None:
+    for before, after in ((written.weights, read.weights), (written.optimizer, read.optimizer)):
+        if unlike := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
+            raise MachineError(
+                f"{len(unlike)} tensors of a checkpoint came back other than they were written: {unlike[0]}",
+                path=checkpoints,
+                help="the disk cannot be trusted; choose another output_dir",
+            )
 
 
 def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], name: str) -> bool:

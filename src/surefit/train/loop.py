@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from surefit.checkpoint import manager
+from surefit.checkpoint.snapshot import state_of
 from surefit.config.resolve import HardwareLike, leaves, optimizer_steps
 from surefit.config.schema import Config
 from surefit.core.errors import Interrupted
@@ -245,10 +246,11 @@ class Training:
         if self.world.is_first:
             reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss)
         if self.counters.rejected_in_a_row >= MAX_REJECTED_IN_A_ROW:
-            by_first(self.world, lambda: self._give_up(batches, result))
+            newest = self.saving.newest()
+            by_first(self.world, lambda: self._give_up(batches, result, newest))
 
-    def _give_up(self, batches: Sequence[Batch], result: StepResult) -> None:
-        raise stopped(self.run, self.counters, batches, result, self.config.train.seed, self.saving.newest())
+    def _give_up(self, batches: Sequence[Batch], result: StepResult, newest: Path | None) -> None:
+        raise stopped(self.run, self.counters, batches, result, self.config.train.seed, newest)
 
     def _count(self, result: StepResult, seconds: float) -> None:
         counters = self.counters
@@ -276,8 +278,8 @@ class Training:
         trainer = {"counters": self.counters.as_dict(), "identity": same, "carried_out": how}
         if self.scaling is not None:
             trainer["loss_scale"] = self.scaling.state()
-        weights, states = (self.engine.whole(part) for part in (self.optimizer.parameters, self.optimizer.tensors()))
-        self.saving.save(self.counters.step, manager.State(weights, states, trainer))
+        parts = self.optimizer.parameters, self.optimizer.tensors()
+        self.saving.save(self.counters.step, state_of(self.engine, *parts, trainer, bool(self.adapted)))
 
     def _leave_if_asked(self, stop: StopRequest) -> None:
         if stop.agreed():

@@ -30,6 +30,7 @@ from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.progress import OnNote
 from surefit.train.signals import StopRequest
+from surefit.train.writing import WritingTogether
 
 BEST = "best.json"
 RESULT_FILES = 8 * MIB
@@ -39,10 +40,12 @@ P = ParamSpec("P")
 
 
 def _by_the_first(method: Callable[Concatenate[Saving, P], T]) -> Callable[Concatenate[Saving, P], T]:
-    """Let the first of several processes do it; the others wait, and get what it returned."""
+    """Let the first of several processes do it, once what they write together is complete; the others wait, and get
+    what it returned."""
 
     @wraps(method)
     def call(saving: Saving, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        saving.together.finish()
         return by_first(saving.world, lambda: method(saving, *args, **kwargs))
 
     return call
@@ -51,8 +54,8 @@ def _by_the_first(method: Callable[Concatenate[Saving, P], T]) -> Callable[Conca
 class Saving:
     """The checkpoints of one run.
 
-    Of several processes all call the same methods, and only the first reads and writes: so a disk that is full makes
-    all of them wait.
+    Of several processes all call the same methods, and only the first reads and writes, but for a checkpoint in parts,
+    of which each writes its own (train/writing.py): so a disk that is full makes all of them wait.
 
     Args:
         run: where they are.
@@ -83,11 +86,14 @@ class Saving:
         self.guard = DiskGuard(run.path, on_note, left_behind=self._left_behind)
         self.last_good: int | None = None
         self._measured = measured
-        self._snapshot = Snapshot()
+        self._snapshot = Snapshot(self.world.local_size)
         self._writing: Thread | None = None
         self._pending: tuple[int, manager.State] | None = None
         self._error: BaseException | None = None
         self._stuck: list[Path] = []
+        self.together = WritingTogether(
+            self.world, run.checkpoints, self.guard, self._make_room, self._require_whole_log, self._complete
+        )
 
     @contextlib.contextmanager
     def open(self, stop: StopRequest) -> Iterator[None]:
@@ -99,18 +105,28 @@ class Saving:
             MachineError: another process is at work in the run directory.
         """
         if not self.world.is_first:
-            yield
+            with self._writing_finished():
+                yield
             return
         self.guard.stopped = lambda: stop.signal_name
         with self.run.locked("train", self.on_note):
             sweep(self.run.checkpoints)
             try:
-                yield
-                self._wait()
+                with self._writing_finished():
+                    yield
+                    self._wait()
             finally:
-                if self._writing is not None and not isinstance(sys.exception(), KeyboardInterrupt):
-                    self._writing.join()
                 self.log.flush()
+
+    @contextlib.contextmanager
+    def _writing_finished(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not isinstance(sys.exception(), KeyboardInterrupt):
+                self.together.end()
+                if self._writing is not None:
+                    self._writing.join()
 
     @_by_the_first
     def require_room(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
@@ -136,14 +152,26 @@ class Saving:
             needed = sum(file.stat().st_size for file in path.glob("*"))
             self.guard.write("a checkpoint", needed, lambda: None)
 
-    @_by_the_first
     def save(self, step: int, state: manager.State) -> None:
         """Take a checkpoint; it is complete when the next call of `save` or `wait` returns.
+
+        Args:
+            state: of one in parts, this process's; else what the first process has counts.
 
         Raises:
             Interrupted: a stop signal came while the disk was full.
             MachineError: it cannot be written for another reason.
         """
+        if state.part is None:
+            self._save(step, state)
+            return
+        self.wait()
+        with self.memory.during("save"):
+            taken = self._snapshot.take(state)
+        self.together.start(step, taken)
+
+    @_by_the_first
+    def _save(self, step: int, state: manager.State) -> None:
         self._wait()
         with self.memory.during("save"):
             self._pending = (step, self._snapshot.take(state))
@@ -193,8 +221,11 @@ class Saving:
     def _write(self) -> None:
         assert self._pending is not None
         step, state = self._pending
+        self._complete(step, lambda: manager.save(self.run.checkpoints, step, state))
+
+    def _complete(self, step: int, write: Callable[[], object]) -> None:
         self.log.sync()
-        manager.save(self.run.checkpoints, step, state)
+        write()
         self.last_good = step
         self._tidy()
 
@@ -251,8 +282,9 @@ class Saving:
                 return score, path
         return None
 
+    @_by_the_first
     def newest(self) -> Path | None:
-        """The checkpoint that this run would go on from, once it is written; for the first process alone."""
+        """The checkpoint that this run would go on from, once it is written."""
         self._wait()
         return None if self.last_good is None else self.run.checkpoints / f"step-{self.last_good}"
 

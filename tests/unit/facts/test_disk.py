@@ -43,6 +43,17 @@ def test_disk_of_full_training(make_resolved: Callable[..., Resolved]) -> None:
     assert disk["checkpoints"] == pytest.approx(3 * (2 + 4 + 8) * 8_030_261_248, rel=1e-4)
 
 
+def test_in_parts_a_checkpoint_has_more_headers(make_resolved: Callable[..., Resolved]) -> None:
+    """Two files of each process, every one with the names of all tensors and which part of them it has."""
+    full = ("adapter.kind=full", "hardware.count=4")
+    whole, parts = (
+        sizes(make_resolved(LLAMA_8B, *full, f"parallel.mode={mode}"), LLAMA_8B)["checkpoints"] / 3
+        for mode in ("ddp", "fsdp")
+    )
+    tensors = 291 * (1 + 4)  # weights; masters, two moments and a step
+    assert 4 * 2 * 80 * tensors < parts - whole < 4 * 2 * 160 * tensors
+
+
 def test_no_more_checkpoints_are_planned_than_the_run_writes(make_resolved: Callable[..., Resolved]) -> None:
     def checkpoints(every: int) -> int:
         limits = ("train.global_batch_size=8", "train.per_device_train_batch_size=8", f"checkpoint.every={every}")
@@ -58,12 +69,14 @@ def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_a_run_directory_has_the_size_that_is_planned(
     make_resolved: Callable[..., Resolved], tmp_path: Path, kind: str, dtype: str
 ) -> None:
     base = tiny_run.save_base(tmp_path / "base", **WIDE)
-    config = tiny_run.config(base, tmp_path / "out", kind, dtype)
+    adapter = {"use_dora": kind == "dora"}
+    kind = "lora" if kind == "dora" else kind
+    config = tiny_run.config(base, tmp_path / "out", kind, dtype, adapter=adapter)
     run = tiny_run.training(config)
     run.fit()
     resolved = replace(

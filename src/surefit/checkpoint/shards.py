@@ -1,0 +1,185 @@
+"""A checkpoint in parts: each process of a run writes what it holds, and nobody ever has all of it.
+
+    weights-00001-of-00004.safetensors     flat ranges of the trained parameters, by their names
+    optimizer-00001-of-00004.safetensors   the same of the optimizer's tensors
+
+The metadata of each file say which range of which shape every tensor in it is. All ranges together cover each tensor
+exactly once; whoever reads them has whole tensors, one at a time, or any range (parallel/flat.py).
+
+While a checkpoint is written, each process leaves a record beside its files when they are on the disk. The first one
+commits when all records are there (`manager.commit`): until then the directory has a temporary name, and counts for
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from surefit.core.errors import MachineError, ModelError
+from surefit.core.rundir import file_sha256, fsync_file, read_json, write_json
+from surefit.parallel.flat import Flat, InParts
+
+KINDS = ("weights", "optimizer")
+RANGES = "ranges"
+"""Key of the metadata: {name: [offset, *whole shape]} as JSON."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a checkpoint a process has.
+
+    Attributes:
+        number: of the process, from 0.
+        of: how many there are.
+        ranges: by the tensor's name, where its part begins in it, flattened, and the shape of the whole.
+    """
+
+    number: int
+    of: int
+    ranges: Mapping[str, tuple[int, tuple[int, ...]]]
+
+
+def file_names(kind: str, of: int) -> list[str]:
+    """The files of one of `KINDS`, by the process's number."""
+    return [f"{kind}-{number:05}-of-{of:05}.safetensors" for number in range(1, of + 1)]
+
+
+def part_of_all(number: int, of: int, weights: Mapping[str, Flat], optimizer: Mapping[str, Flat]) -> Part:
+    """What the parts are that a process holds."""
+    held = [*weights.items(), *optimizer.items()]
+    ranges = {name: (flat.offset, flat.shape) for name, flat in held}
+    assert len(ranges) == len(held), "a weight has the name of an optimizer's tensor"
+    return Part(number, of, ranges)
+
+
+def values_of(held: Mapping[str, Flat]) -> dict[str, torch.Tensor]:
+    """The numbers of the parts, 1-d."""
+    return {name: flat.values for name, flat in held.items()}
+
+
+def write(directory: Path, part: Part, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Write this process's files into a directory that all of them see, flush them, and leave the record.
+
+    Args:
+        directory: made by the first process.
+        part: what `tensors` are.
+        tensors: by `KINDS`, 1-d, contiguous, on the CPU.
+
+    Raises:
+        MachineError: this process does not see the directory.
+        OSError, SafetensorError: whatever the disk says; nothing is left then.
+    """
+    if not directory.is_dir():
+        raise MachineError(
+            "the first process has made this directory for a checkpoint, and this one does not see it",
+            path=directory,
+            help="all machines of a run must see the same output_dir",
+        )
+    files = {kind: directory / file_names(kind, part.of)[part.number] for kind in KINDS}
+    try:
+        for kind, file in files.items():
+            ranges = {name: (offset, *shape) for name, (offset, shape) in part.ranges.items() if name in tensors[kind]}
+            save_file(dict(tensors[kind]), file, {RANGES: json.dumps(ranges, separators=(",", ":"))})
+            fsync_file(file)
+        record = {file.name: described(file) for file in files.values()}
+        write_json(_record(directory, part.number), record)
+    except BaseException:
+        for file in files.values():
+            with contextlib.suppress(OSError):
+                file.unlink()
+        raise
+
+
+def described(file: Path) -> dict[str, Any]:
+    """A file's entry in the manifest."""
+    return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+
+
+def is_whole(directory: Path, of: int) -> bool:
+    """Whether every process has left its record."""
+    names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    return all(_record(directory, number).name in names for number in range(of))
+
+
+def take_records(directory: Path, of: int) -> dict[str, dict[str, Any]]:
+    """The entries of all files, from the records, which are gone afterwards."""
+    files: dict[str, dict[str, Any]] = {}
+    for number in range(of):
+        files |= read_json(_record(directory, number))
+    for number in range(of):
+        _record(directory, number).unlink()
+    return files
+
+
+def _record(directory: Path, number: int) -> Path:
+    return directory / f"part-{number + 1:05}.json"
+
+
+class _Piece(NamedTuple):
+    first: int
+    last: int
+    file: Any
+
+
+class Assembled(InParts):
+    """The whole tensors of one of `KINDS`; read when they are asked for, from files that are mapped.
+
+    Raises:
+        ModelError: the ranges do not cover each tensor exactly once.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._pieces: dict[str, list[_Piece]] = {}
+        self._shapes: dict[str, torch.Size] = {}
+        for path in files:
+            file: Any = safe_open(path, "pt")
+            for name, (offset, *shape) in json.loads(file.metadata()[RANGES]).items():
+                count = file.get_slice(name).get_shape()[0]
+                self._pieces.setdefault(name, []).append(_Piece(offset, offset + count, file))
+                self._shapes[name] = torch.Size(shape)
+        for name, pieces in self._pieces.items():
+            pieces.sort(key=lambda piece: piece[:2])
+            ends = [0, *(piece.last for piece in pieces)]
+            if [piece.first for piece in pieces] != ends[:-1] or ends[-1] != math.prod(self._shapes[name]):
+                raise ModelError(
+                    f"the parts of {name} do not cover it exactly once", path=files[0].parent, help="take another one"
+                )
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        return self.part(name, 0, math.prod(shape)).view(shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def shape(self, name: str) -> torch.Size:
+        return self._shapes[name]
+
+    def part(self, name: str, offset: int, count: int) -> torch.Tensor:
+        """Of one file where they lie in one: the pages of that file, of which none is read yet."""
+        last = offset + count
+        found = [
+            piece.file.get_tensor(name)[max(offset - piece.first, 0) : last - piece.first]
+            for piece in self._pieces[name]
+            if max(piece.first, offset) < min(piece.last, last)
+        ]
+        if not found:
+            first: torch.Tensor = self._pieces[name][0].file.get_tensor(name)
+            return first[:0]
+        return found[0] if len(found) == 1 else torch.cat(found)
