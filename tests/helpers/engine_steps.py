@@ -19,6 +19,8 @@ from surefit.core.errors import SureFitError
 from surefit.data.collate import collate, pack
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
+from surefit.model.fused_lora import fuse_lora
+from surefit.model.tiling import tile_mlps
 from surefit.parallel.engine import SINGLE
 from surefit.parallel.mesh import World, from_first, joined
 from surefit.train.optim import MasterAdamW
@@ -102,13 +104,17 @@ def tiny(family="llama", tied=False, **sizes):
     return model.eval()
 
 
-def prepared(lora, checkpointing=False, **model):
-    """The model with LoRA factors, or to be trained whole; in training mode."""
+def prepared(lora, checkpointing=False, fused=False, tile=None, **model):
+    """The model with LoRA factors, or to be trained whole; in training mode. `tile`: rows of a tile of its MLPs."""
     ready = tiny(**model)
     if lora:
         section = AdapterSection(kind="lora", r=4, alpha=8, dropout=0.0, target_modules="all-linear")
         ready = add_adapter(ready, section)
+    if fused:
+        fuse_lora(ready)
     enable_checkpointing(ready, checkpointing)
+    if tile:
+        assert tile_mlps(ready, tile)
     return ready.train()
 
 

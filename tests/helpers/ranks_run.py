@@ -32,12 +32,19 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64, "tie_word_embeddings": True,
 }  # fmt: skip
 KINDS = {"llama": ("LlamaForCausalLM", LlamaForCausalLM), "qwen3": ("Qwen3ForCausalLM", Qwen3ForCausalLM)}
-MODES = ("ddp", "fsdp", "zero2", "zero3", "tp", "cp", "pp")
+MODES = ("ddp", "fsdp", "zero2", "zero3", "tp", "cp", "fsdp+cp", "pp")
 CASES = {
     f"{mode}-{family}-{kind}-{dtype}": (mode, family, kind, dtype)
     for mode in MODES
     for family, kind, dtype in (("llama", "lora", "float32"), ("qwen3", "full", "bfloat16"))
 }
+
+
+def parallel_of(mode: str, processes: int) -> dict[str, Any]:
+    """The section `parallel` of a mode in which all processes share what can be shared; `fsdp+cp`: fsdp, and tokens."""
+    mode, _, beside = mode.partition("+")
+    shared = beside or mode
+    return {"mode": mode} | ({shared: processes} if shared in ("tp", "cp", "pp") else {})
 
 
 def shape_of(mode: str, family: str) -> dict[str, Any]:
@@ -69,15 +76,15 @@ def bytes_of(tensors: Any) -> int:
 
 
 def measured(world: World, mode: str, family: str, kind: str, dtype: str) -> dict[str, int]:
-    section = ParallelSection.model_validate({"mode": mode} | ({mode: 2} if mode in ("tp", "cp", "pp") else {}))
-    engine = engine_of(section, world)
+    engine = engine_of(ParallelSection.model_validate(parallel_of(mode, 2)), world)
     model = build(mode, family, kind, dtype)
-    if mode == "cp":
+    packed = mode.endswith("cp")
+    if packed:
         use_varlen(model)
     model = engine.wrap(model).train()
     optimizer = engine.optimizer(model, partial(make_optimizer, train=TrainSection(weight_decay=0.1)))
     ids = torch.arange(1, 25).numpy()
-    batches = [pack([(ids, ids)]), pack([(ids, ids)])] if mode == "cp" else [_padded(ids), _padded(ids)]
+    batches = [pack([(ids, ids)]), pack([(ids, ids)])] if packed else [_padded(ids), _padded(ids)]
     engine.run(model, batches, lambda m, batch: loss_sum(m, batch, mode != "zero3"), 48, 1.0)
     found = {
         "parameters": bytes_of(_parameters(model, mode, optimizer)),

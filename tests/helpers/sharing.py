@@ -26,6 +26,7 @@ STEPS = 20
 SCENARIOS: dict[str, dict[str, Any]] = {
     "lora padded": {},
     "lora packed": {"packing": True},
+    "dora": {"adapter": {"use_dora": True, "use_rslora": True}},
     # 6 rows of a global batch in micro batches of 2 are 3: one process runs an empty one.
     "full uneven": {"kind": "full", "global_batch_size": 6, "per_device_train_batch_size": 2},
     "full packed uneven": {"kind": "full", "packing": True, "global_batch_size": 5, "per_device_train_batch_size": 2},
@@ -38,7 +39,9 @@ FOUR_BIT = {"lora nf4": {"quantization": "nf4"}}
 
 
 def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any:
+    """`mode`: of the section parallel; `cp` among the changes belongs there too."""
     changes = {"max_steps": STEPS, "epochs": 50.0, "learning_rate": 3e-3, "weight_decay": 0.01} | changes
+    ways = {"mode": mode, "cp": changes.pop("cp", 1)}
     chunked, quantization = changes.pop("chunked_loss", True), changes.pop("quantization", "none")
     made = config(base, out, every=changes.pop("every", 10), **changes)
     return made.model_copy(
@@ -46,7 +49,7 @@ def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any
             "model": made.model.model_copy(update={"quantization": quantization}),
             "adapter": made.adapter.model_copy(update={"dropout": 0.0}),
             "speed": made.speed.model_copy(update={"chunked_loss": chunked}),
-            "parallel": made.parallel.model_copy(update={"mode": mode}),
+            "parallel": made.parallel.model_copy(update=ways),
         }
     )
 
@@ -112,7 +115,7 @@ def wrapped(job: Any, engine: Any) -> dict[str, Any]:
     }
 
 
-def resumed(base: Path, out: Path, mode: str, world: World) -> dict[str, Any]:
+def resumed(base: Path, out: Path, mode: str, world: World, **changes: Any) -> dict[str, Any]:
     """Steps 11 to 20 once more, from the checkpoint at 10 of the run 'full uneven', beside it."""
     first, again = out / "full-uneven", out / "again"
     if world.is_first:
@@ -120,19 +123,21 @@ def resumed(base: Path, out: Path, mode: str, world: World) -> dict[str, Any]:
         for path in (again / "checkpoints" / "step-20", again / "model"):
             shutil.rmtree(path)
     together(world)
-    made = settings(base, again, mode, **SCENARIOS["full uneven"])
+    made = settings(base, again, mode, **SCENARIOS["full uneven"], **changes)
     fit(made, engine_of(made.parallel, world), resume=True)
     return {"again": outcome(made)} if world.is_first else {}
 
 
-def start(mode: str, folder: Path, processes: int = 2, timeout: float = 400) -> dict[str, Any]:
-    """Start the script and return what the first process wrote."""
+def start(
+    mode: str, folder: Path, processes: int = 2, timeout: float = 400, script: str | Path = __file__
+) -> dict[str, Any]:
+    """Start the script, or another that takes the same arguments, and return what the first process wrote."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     base = save_base(folder / "base")
     result = folder / "result.json"
-    command = [sys.executable, __file__, str(base), str(folder / "runs"), str(result), mode]
+    command = [sys.executable, str(script), str(base), str(folder / "runs"), str(result), mode]
     place = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     place |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}
     running = [

@@ -37,7 +37,6 @@ LLAMA_1B, LLAMA_3B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-
 
 
 def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> Resolved:
-    ways = {mode: processes} if mode in ("tp", "cp", "pp") else {}
     tree: dict[str, Any] = {
         "model": {"name_or_path": facts.name, "dtype": "bfloat16"},
         "adapter": {"kind": "lora", "r": 16},
@@ -45,7 +44,7 @@ def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> Res
         "train": {"global_batch_size": 16, "per_device_train_batch_size": 1, "gradient_checkpointing": True},
         "speed": {"fused_lora": False, "tiled_mlp": False, "attention": "torch_varlen"},
         "hardware": {"count": processes},
-        "parallel": {"mode": mode} | ways,
+        "parallel": ranks_run.parallel_of(mode, processes),
         "checkpoint": {"every": 10},
         "output_dir": "runs/x",
     }
@@ -70,6 +69,8 @@ def shallow(name: str, layers: int) -> tuple[Any, ModelFacts]:
         ("fsdp", 2, "full", True, 0.005),
         ("tp", 2, "lora", True, 0.005),
         ("cp", 2, "lora", True, 0.005),
+        ("fsdp+cp", 2, "lora", True, 0.01),
+        ("fsdp+cp", 4, "full", True, 0.01),
         ("pp", 2, "lora", True, 0.005),
     ],
 )
@@ -77,7 +78,7 @@ def test_arithmetic_and_the_engines_without_data_agree(
     mode: str, processes: int, kind: str, checkpointing: bool, error: float
 ) -> None:
     config, facts = shallow(LLAMA_1B, 3)
-    batches = {"global_batch_size": 2 * (1 if mode in ("tp", "cp", "pp") else processes)}
+    batches = {"global_batch_size": 2 * (1 if mode.endswith(("tp", "cp", "pp")) else processes)}
     train = batches | {"gradient_checkpointing": checkpointing}
     resolved = run_of(mode, processes, facts, train=train, adapter={"kind": kind})
     closed = ranks.peak_bytes(resolved, facts, padded=False)
@@ -201,6 +202,9 @@ def test_auto_shares_what_does_not_fit_and_says_why(tmp_path: Path) -> None:
     long = auto(tmp_path, "l40s", "Qwen/Qwen3-4B", 8, max_length=262_144)
     assert (long.config.parallel.mode, long.config.parallel.cp > 1) == ("cp", True)
     assert "a share of each example's tokens: up to" in str(long.provenance["parallel.mode"])
+    whole = auto(tmp_path, "h100", "Qwen/Qwen3-4B", 8, max_length=262_144, **{"adapter.kind": "full"})
+    assert (whole.config.parallel.mode, whole.config.parallel.cp) == ("fsdp", 2), "neither fits alone"
+    assert "a share of the model and a share of each example's tokens: up to" in str(whole.provenance["parallel.cp"])
     assert auto(tmp_path, "t4", LLAMA_8B, 1).config.parallel.mode == "single"
 
 
@@ -208,7 +212,7 @@ def test_the_search_keeps_what_is_learnt(tmp_path: Path) -> None:
     resolved = auto(tmp_path, "a100-80", LLAMA_3B, 4)
     facts = model_facts(LLAMA_3B)
     modes = {(one.config.parallel.mode, one.config.parallel.cp) for one in shared_variants(resolved, facts)}
-    assert {("ddp", 1), ("fsdp", 1), ("cp", 2), ("cp", 4), ("tp", 1)} <= modes
+    assert {("ddp", 1), ("fsdp", 1), ("cp", 2), ("cp", 4), ("fsdp", 2), ("fsdp", 4), ("tp", 1)} <= modes
     nf4 = resolved.config.model_copy(update={"model": resolved.config.model.model_copy(update={"quantization": "nf4"})})
     quantized = {one.config.parallel.mode for one in shared_variants(replace(resolved, config=nf4), facts)}
     assert not quantized & {"fsdp", "zero3", "tp"}
@@ -259,6 +263,27 @@ def test_groups_that_share_a_model_also_exchange_gradients(mode: str) -> None:
     assert two.what.endswith("between the groups")
 
 
+def test_shared_tokens_within_shards_exchange_keys_which_are_waited_for() -> None:
+    facts, card = model_facts(LLAMA_3B), hardware_facts("a100-80")
+    step = {"train": {"global_batch_size": 1}, "data": {"max_length": 65_536}}
+    tokens, shards, both = (
+        exchange(run_of(mode, 4, facts, **step), facts, card, 65_536) for mode in ("cp", "fsdp", "fsdp+cp")
+    )
+    assert tokens is not None
+    assert shards is not None
+    assert both is not None
+    keys = 3 * 28 * 3 / 4 * 2 * 2 * 8 * 128 * 65_536
+    assert both.waited == both.bytes - shards.bytes == keys
+    factors = budget.trained(facts, run_of("cp", 4, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    assert tokens.bytes == round(keys + 2 * 3 / 4 * 2 * factors)
+    # Groups within a machine, shards over two: the keys do not leave it.
+    over = {"hardware": {"count": 4, "nodes": 2}, "parallel": {"cp": 4}}
+    wide = exchange(run_of("fsdp+cp", 8, facts, **step, **over), facts, card, 65_536)
+    assert wide is not None
+    assert (wide.waited, wide.bytes - wide.across) == (keys, keys)
+    assert wide.waited_seconds == both.waited_seconds
+
+
 def test_plan_json_says_whose_numbers_it_has() -> None:
     facts, card = model_facts(LLAMA_8B), hardware_facts("a100-80")
     found = planned(run_of("pp", 4, facts), facts, card, quick=True)["ranks"]
@@ -266,4 +291,7 @@ def test_plan_json_says_whose_numbers_it_has() -> None:
     assert "the stage that needs most" in found["which"]
     assert found["rank"] == 1, "the first stage holds a layer less, for the embeddings"
     assert found["held"]["parameters_bytes"] < 2 * facts.parameters / 3  # type: ignore[operator]
+    both = planned(run_of("fsdp+cp", 4, facts), facts, card, quick=True)["ranks"]
+    assert both["share"].endswith("in shards, and a part of every example's tokens in each")
+    assert both["exchanged"].endswith("; keys and values of every layer")
     assert planned(run_of("single", 1, facts), facts, card, quick=True)["ranks"] is None

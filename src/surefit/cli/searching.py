@@ -50,7 +50,14 @@ def optimize(out: Output, run: Prepared, gpus: str | None = None, prices: str | 
 def _where(one: Candidate) -> str:
     if one.processes == 1:
         return one.place.hardware.name
-    return f"{one.processes} × {one.place.hardware.name} ({one.sharing['mode']}; per GPU, the one with most)"
+    return f"{one.processes} × {one.place.hardware.name} ({_way(one.sharing)}; per GPU, the one with most)"
+
+
+def _way(sharing: dict[str, Any]) -> str:
+    """The mode, and what goes with it: `cp`, or `fsdp with cp 4`."""
+    mode = sharing["mode"]
+    more = [f"{name} {sharing[name]}" for name in ("cp", "dp_replicate") if name != mode and sharing.get(name, 1) > 1]
+    return f"{mode} with {' and '.join(more)}" if more else str(mode)
 
 
 def _say_nothing_fits(out: Output, chosen: Choice) -> None:
@@ -145,7 +152,7 @@ def compare(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
 
 
 def _which(one: dict[str, Any]) -> str:
-    return f"{one['processes']} × {one['gpu']} {one['mode']}" if one["processes"] > 1 else str(one["gpu"])
+    return f"{one['processes']} × {one['gpu']} {_way(one)}" if one["processes"] > 1 else str(one["gpu"])
 
 
 def _letter(one: dict[str, Any]) -> str:

@@ -64,10 +64,10 @@ def decide_devices(config: Config, started: Started | None) -> dict[str, tuple[i
 def decide_mode(
     config: Config, capacity: int | None, needed: Callable[[Config], int | None]
 ) -> tuple[dict[str, Any], str]:
-    """`parallel.mode`, and `parallel.cp` where it is that, with the reason.
+    """`parallel.mode`, and `parallel.cp` where tokens are shared, with the reason.
 
     The first that fits: a whole model on each device, which exchanges least; shards of it; then the tokens of each
-    example shared by as few processes as hold them. Where nothing fits it is the one that takes least.
+    example shared by as few processes as hold them; then both. Where nothing fits it is the one that takes least.
 
     Args:
         config: what does not depend on memory decided.
@@ -77,35 +77,48 @@ def decide_mode(
     Returns:
         Dotted key → value, and the reason.
     """
-    for name in SHARING:
+    for name in ("tp", "pp"):
         if getattr(config.parallel, name) > 1:
             return {MODE: name}, f"parallel.{name} is {getattr(config.parallel, name)}"
     count = processes(config)
-    if count == 1:
+    if count == 1 and config.parallel.cp == 1:
         return {MODE: "single"}, "one process"
     if config.parallel.offload or config.parallel.dp_replicate > 1:
         return {MODE: "fsdp"}, "it alone has what parallel.offload and parallel.dp_replicate ask for"
-    whole = f"a whole model in each of {count} processes: the least to exchange"
-    if capacity is None:
-        return {MODE: "ddp"}, whole
+    if capacity is None or count % config.parallel.cp:
+        return _likely(config, count)
     tried: list[tuple[int, dict[str, Any]]] = []
     for way in _ways_to_share(config, count):
         size = needed(sharing_by(config, way))
         if size is None:
-            return {MODE: "ddp"}, whole
+            return _likely(config, count)
         tried.append((size, way))
         if size <= capacity:
-            return way, _mode_reason(tried, capacity)
-    return min(tried, key=lambda one: one[0])[1], _mode_reason(sorted(tried, key=lambda one: -one[0]), capacity)
+            return way, _mode_reason(tried, capacity, config.parallel.cp)
+    tried.sort(key=lambda one: -one[0])
+    return tried[-1][1], _mode_reason(tried, capacity, config.parallel.cp)
+
+
+def _likely(config: Config, count: int) -> tuple[dict[str, Any], str]:
+    """The mode where it is not known what a step takes, with the reason."""
+    if config.parallel.cp > 1:
+        return {MODE: "cp"}, f"parallel.cp is {config.parallel.cp}"
+    return {MODE: "ddp"}, f"a whole model in each of {count} processes: the least to exchange"
 
 
 def _ways_to_share(config: Config, count: int) -> Iterator[dict[str, Any]]:
-    """What several processes can do with this config, the least to exchange first."""
-    yield {MODE: "ddp"}
-    if config.model.quantization == "none" and config.train.optimizer == "adamw":
-        yield {MODE: "fsdp"}
+    """What several processes can do with this config, the least to exchange first; `cp` stays where it is set."""
+    shards = config.model.quantization == "none" and config.train.optimizer == "adamw"
+    if config.parallel.cp > 1:
+        yield {MODE: "cp"}
+        if shards:
+            yield {MODE: "fsdp"}
+        return
+    modes = ["fsdp"] * shards
+    yield from ({MODE: mode} for mode in ("ddp", *modes))
     if config.data.packing is True and config.train.neftune_noise_alpha is None:
-        yield from ({MODE: "cp", "parallel.cp": size} for size in range(2, count + 1) if count % size == 0)
+        sizes = [size for size in range(2, count + 1) if count % size == 0]
+        yield from ({MODE: mode, "parallel.cp": size} for mode in ("cp", *modes) for size in sizes)
 
 
 def sharing_by(config: Config, way: Mapping[str, Any]) -> Config:
@@ -114,13 +127,26 @@ def sharing_by(config: Config, way: Mapping[str, Any]) -> Config:
     return config.model_copy(update={"parallel": config.parallel.model_copy(update=values)})
 
 
-def _mode_reason(tried: list[tuple[int, dict[str, Any]]], capacity: int) -> str:
+def _mode_reason(tried: list[tuple[int, dict[str, Any]]], capacity: int, cp: int) -> str:
     """Why the last of these, beside those before it."""
-    what = {"ddp": "a whole model on each device", "fsdp": "a share of it", "cp": "a share of each example's tokens"}
     *before, (size, way) = tried
     fits = "up to" if size <= capacity else "nothing fits; the least is up to"
-    others = "".join(f"; {what[other[MODE]]} would take {bytes_text(large)}" for large, other in before[:2])
-    return f"{what[way[MODE]]}: {fits} {bytes_text(size)} of {bytes_text(capacity)}{others}"
+    others = "".join(f"; {_in_words(other, cp)} would take {bytes_text(large)}" for large, other in before[:2])
+    return f"{_in_words(way, cp)}: {fits} {bytes_text(size)} of {bytes_text(capacity)}{others}"
+
+
+def _in_words(way: Mapping[str, Any], cp: int) -> str:
+    """What each device has; `cp` where the way leaves it as it is."""
+    tokens = "a share of each example's tokens"
+    match way[MODE]:
+        case "ddp":
+            return "a whole model on each device"
+        case "fsdp" if way.get("parallel.cp", cp) > 1:
+            return f"a share of the model and {tokens}"
+        case "fsdp":
+            return "a share of it"
+        case _:
+            return tokens
 
 
 def require_possible(config: Config) -> None:
@@ -135,12 +161,14 @@ def require_possible(config: Config) -> None:
         raise ConfigError(
             f"{count} processes, and parallel.mode is single", field=MODE, help="leave it at auto, or use one device"
         )
-    if used and used != [parallel.mode]:
+    if used and used != [parallel.mode] and (parallel.mode, used) != ("fsdp", ["cp"]):
         set_to = ", ".join(f"{name}: {getattr(parallel, name)}" for name in used)
+        cut = "tp and pp cut the weights that fsdp would shard again, only cp goes with it"
+        why = cut if parallel.mode == "fsdp" else "one way at a time"
         raise ConfigError(
             f"parallel.mode is {parallel.mode}, with {set_to}",
             field=MODE,
-            help="one way at a time: set the others to 1, and the mode to auto",
+            help=f"{why}: set the others to 1, and the mode to auto",
         )
     if parallel.mode == "tp" and config.train.optimizer != "adamw":
         raise ConfigError(
@@ -154,7 +182,7 @@ def require_possible(config: Config) -> None:
             field="speed.compile",
             help="set speed.compile: false, or another parallel.mode",
         )
-    if parallel.mode == "cp" and config.speed.attention.startswith("flash"):
+    if parallel.cp > 1 and config.speed.attention.startswith("flash"):
         raise ConfigError(
             f"{config.speed.attention} cannot read an example whose tokens are shared",
             field="speed.attention",

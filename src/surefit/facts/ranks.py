@@ -13,7 +13,8 @@ buffers the engine adds. Where the processes are not alike, the numbers are thos
     zero3   ⌈numel / N⌉ of every tensor, the same 16 bytes of what is trained, up to 1e9 numbers gathered at a time, and
             a bucket of 5e8 numbers always
     tp      1 / N of the matrices that the model's plan cuts, of their LoRA factors one, of heads and MLP widths
-    cp      T / N tokens and one of filling; keys and values of the whole document where attention runs
+    cp      T / N tokens and one of filling; keys and values of the whole document where attention runs; under fsdp too,
+            where `parallel.cp` is above 1
     pp      some layers; the first of p stages keeps what min(p, m) micro batches kept, the s-th min(p − s, m); a hidden
             state per micro batch is received from each side, all m buffers from the start of the step
 
@@ -39,7 +40,7 @@ from typing import Any
 from surefit.config.resolve import Resolved
 from surefit.core.units import MIB, count_text, plural
 from surefit.facts import budget
-from surefit.facts.activations import MicroBatch, eval_bytes, final_bytes, kept_bytes
+from surefit.facts.activations import MicroBatch, eval_bytes, final_bytes, kept_bytes, shared_tokens
 from surefit.facts.budget import AMPERE, FLOAT32, Budget, Term, at_least, micro_batch, micro_batch_shape
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.shares import BY_INPUTS, BY_OUTPUTS, Sharing, held, is_here, share_of, sharing_of, stages
@@ -102,7 +103,7 @@ ALL_HELD = ("weights", "adapter", "gradients", *UPDATED)
 
 @dataclass(frozen=True)
 class _Run:
-    """What `peak_bytes` was asked about."""
+    """What `peak_bytes` was asked about; batches are those of one process, where several share their tokens."""
 
     resolved: Resolved
     model: ModelFacts
@@ -120,12 +121,15 @@ class _Run:
         return micro_batch_shape(self.resolved, self.length).micro_batches
 
     def of(self, model: ModelFacts, **changes: Any) -> Budget:
-        found = budget.peak_bytes(self.resolved, model, self.length, self.padded, self.capability, **changes)
+        found = budget.peak_bytes(
+            self.resolved, model, self.length, self.padded, self.capability, parts=self.sharing.tokens, **changes
+        )
         assert found is not None, "the whole model was covered"
         return found
 
     def batch(self, model: ModelFacts) -> MicroBatch:
-        return micro_batch(self.resolved, model, self.length, self.padded, self.capability)
+        whole = micro_batch(self.resolved, model, self.length, self.padded, self.capability)
+        return shared_tokens(whole, self.sharing.tokens)
 
 
 def _rebuilt(before: Budget, changed: dict[str, Term | None], *added: Term, evaluated: int = 0) -> Budget:
@@ -158,7 +162,7 @@ def _ddp(run: _Run, whole: Budget) -> Budget:
 
 def _cp(run: _Run, whole: Budget) -> Budget:
     """The tokens of one process, and where attention runs keys and values of the document up to its last ones."""
-    seen = run.of(run.model, parts=run.sharing.size)
+    seen = run.of(run.model)
     bucket = min(CONTEXT_BUCKET, next(term.bytes for term in seen.terms if term.term == "gradients"))
     return _rebuilt(seen, {}, Term("reduction", bucket, "gradients on their way to the others", "step"))
 

@@ -32,6 +32,7 @@ class Sharing:
         offload: `parallel.offload`.
         rank: which of them is meant.
         each: processes on one machine.
+        tokens: those that share an example's tokens, under fsdp too.
     """
 
     mode: str
@@ -40,11 +41,12 @@ class Sharing:
     offload: bool = False
     rank: int = 0
     each: int = 1
+    tokens: int = 1
 
     @property
     def data_ranks(self) -> int:
         """Groups that have a part of the global batch each."""
-        return self.processes // self.size if self.mode in ("tp", "cp", "pp") else self.processes
+        return self.processes // (self.size if self.mode in ("tp", "cp", "pp") else self.tokens)
 
 
 def sharing_of(config: Config) -> Sharing | None:
@@ -56,7 +58,7 @@ def sharing_of(config: Config) -> Sharing | None:
     if parallel.mode == "fsdp":
         size = max(1, count // parallel.dp_replicate)
     each = config.hardware.count if isinstance(config.hardware.count, int) else count
-    return Sharing(parallel.mode, count, size, parallel.offload, each=each)
+    return Sharing(parallel.mode, count, size, parallel.offload, each=each, tokens=parallel.cp)
 
 
 @dataclass(frozen=True)

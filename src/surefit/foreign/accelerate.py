@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from surefit.foreign import convert as c
@@ -26,6 +27,18 @@ DEEPSPEED_KEYS = frozenset(
         "deepspeed_config_file", "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter",
         "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher", "gradient_clipping",
         "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_init_flag", "zero3_save_16bit_model",
+    )
+)  # fmt: skip
+
+SIZES = tuple(
+    f"parallelism_config.parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+)
+"""Devices along each way of sharing; those of the last three read the same rows."""
+SHARING_KEYS = frozenset(
+    f"parallelism_config.parallelism_config_{name}"
+    for name in (
+        "cp_backend", "cp_comm_strategy", "sp_attn_implementation", "sp_backend", "sp_seq_length",
+        "sp_seq_length_is_variable",
     )
 )  # fmt: skip
 
@@ -71,6 +84,7 @@ KEYS: dict[str, To] = {
     "deepspeed_config.gradient_accumulation_steps": To(c.auto_or(c.whole), None, "accumulation"),
     "deepspeed_config.offload_optimizer_device": To(_offloads, None, "cpu_offload"),
     "deepspeed_config.offload_param_device": To(_offloads, None, "cpu_offload"),
+    **dict.fromkeys(SIZES, To(c.whole)),
 }
 GONE = {
     "main_process_ip_address": "write main_process_ip",
@@ -102,11 +116,20 @@ def _finish(draft: Draft) -> None:
     elif str(draft.flat.get("distributed_type")).lower() in ("fsdp", "multi_gpu", "no", "false"):
         draft.say("parallel", _parallel(draft.flat["distributed_type"]), "distributed_type")
     if draft.setup.get("parallel") in ("ddp", "fsdp", "zero1", "zero2", "zero3") and "processes" in draft.setup:
-        draft.say("world_size", draft.setup["processes"], "num_processes")
+        draft.say("world_size", draft.setup["processes"] // _sharers(draft), "num_processes")
     if draft.setup.get("parallel") == "none" and _sees_several_gpus(draft):
         # One process that sees several GPUs: transformers wraps the model in torch.nn.DataParallel.
         draft.say("parallel", "dp", "distributed_type")
     _section_without_use(draft)
+
+
+def _sharers(draft: Draft) -> int:
+    """How many processes read the same rows. Accelerate refuses sizes that do not make up all processes."""
+    sizes = {key: draft.flat[key] for key in SIZES if isinstance(draft.flat.get(key), int) and draft.flat[key] > 0}
+    if sizes and math.prod(sizes.values()) != draft.setup["processes"]:
+        draft.refuse(list(sizes)[-1], f"sizes whose product is num_processes, {draft.setup['processes']}")
+        return 1
+    return math.prod(sizes.get(key, 1) for key in SIZES[2:])
 
 
 def _sees_several_gpus(draft: Draft) -> bool:
@@ -126,7 +149,7 @@ def _section_without_use(draft: Draft) -> None:
 TOOL = Tool(
     name="accelerate",
     keys=KEYS,
-    known=ACCELERATE | FSDP_KEYS | DEEPSPEED_KEYS,
+    known=ACCELERATE | FSDP_KEYS | DEEPSPEED_KEYS | SHARING_KEYS,
     gone=GONE,
     finish=_finish,
 )

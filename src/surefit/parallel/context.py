@@ -1,12 +1,14 @@
 """Context parallel: several processes share the tokens of every example, for contexts that no single one could hold.
 
-Each process has the whole model and, of every document of a micro batch, two pieces: cut into 2n equal pieces for n
-processes, one from the front and its counterpart from the back. A late token reads more keys than an early one; so
-paired, all processes have the same number of tokens and the same work in every document, however the documents lie.
+Each process has, of every document of a micro batch, two pieces: cut into 2n equal pieces for n processes, one from
+the front and its counterpart from the back. A late token reads more keys than an early one; so paired, all processes
+have the same number of tokens and the same work in every document, however the documents lie.
 
 Everything in a decoder treats a token by itself but attention. There the processes gather each other's keys and
 values, and each computes its own queries against every earlier key of their documents: exactly what one process
 computes. In the backward pass the gradients of keys and values are summed and handed back to whom they belong.
+
+Here each process has the whole model; parallel/sharded_context.py shares its weights as well.
 """
 
 from __future__ import annotations
@@ -37,30 +39,30 @@ from surefit.parallel.mesh import World, any_of, device_of, summed
 FIELD = "parallel.cp"
 
 
-class ContextParallel(Engine):
-    """Processes that share the tokens of each micro batch; groups of them may share the examples as well.
+class SharedTokens(Engine):
+    """What any engine does beside its own work where processes share the tokens of each micro batch.
 
-    Ranks 0 to `size` − 1 are the first group, and so on: those of a group read the same examples, and should be on one
-    machine. The model's attention becomes `torch_varlen`. Padded batches are read without their padding.
+    It comes before that engine in a class's bases. Ranks 0 to `size` − 1 are the first group, and so on: those of a
+    group read the same examples, and should be on one machine. The model's attention becomes `torch_varlen`. Padded
+    batches are read without their padding.
 
     Args:
         world: all processes, joined.
         size: processes that share a token sequence; divides the number of all.
+        others: what the engine takes besides the world.
 
     Raises:
         ConfigError: it does not, or is 1.
     """
 
-    name = "cp"
-
-    def __init__(self, world: World, size: int) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, size: int, *others: Any) -> None:
         if size < 2 or world.size % size:
             raise ConfigError(
                 f"{world.size} processes cannot share their tokens in groups of {size}",
                 field=FIELD,
                 help="set parallel.cp to the number of processes, or to a divisor of it above 1",
             )
+        super().__init__(world, *others)
         groups = init_device_mesh(device_of(world).type, (world.size // size, size), mesh_dim_names=("data", "tokens"))
         self.size, self.group, self._data_group = size, groups.get_group("tokens"), groups.get_group("data")
         assert dist.get_world_size(self.group) == size
@@ -68,7 +70,7 @@ class ContextParallel(Engine):
         self.data_size = world.size // size
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Set the attention, prove that sharing changes nothing in this model, and begin with equal weights.
+        """Set the attention, and prove that sharing changes nothing in this model.
 
         Raises:
             ModelError: it would: attention of its own, a state that tokens hand on.
@@ -79,11 +81,9 @@ class ContextParallel(Engine):
         if _base(model).config._attn_implementation != NAME:
             use_varlen(model)
             require_packable(model)
+        wrapped = super().wrap(model)
+        assert wrapped is model, "sharded in place, if at all"
         self._require_shareable(model)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    dist.broadcast(parameter, src=0)
         assert _base(model).config._attn_implementation == NAME
         return model
 
@@ -92,48 +92,40 @@ class ContextParallel(Engine):
     ) -> torch.Tensor:
         # Whoever seeded this step did it alike for all that read the same examples; their tokens are not the same.
         torch.manual_seed(torch.initial_seed() + self.rank)
-        total = torch.zeros((), device=next(model.parameters()).device)
+        parts = []
         for batch in micro_batches:
-            mine, share = self._part_of(model, batch)
+            mine, share = self._part_of(batch)
             with sharing(share):
-                part = loss_of(model, mine) / supervised
-                (part if scale == 1.0 else part * scale).backward()  # type: ignore[no-untyped-call]
-            total += part.detach()
-        sum_gradients([parameter for parameter in model.parameters() if parameter.requires_grad])
-        return total
+                parts.append(super().run(model, [mine], loss_of, supervised, scale))
+        return sum(parts[1:], parts[0])
 
     def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
-        mine, share = self._part_of(model, batch)
+        mine, share = self._part_of(batch)
         with sharing(share):
-            return summed(float(loss_of(model, mine)), self.world, self.group)
+            return summed(super().measure(model, mine, loss_of), self.world, self.group)
 
     def total(self, value: float) -> float:
         return summed(value, self.world, self._data_group) if self.data_size > 1 else value
 
-    def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        whole = loss.clone()
-        dist.all_reduce(whole)
-        return whole
-
-    def _part_of(self, model: torch.nn.Module, batch: Batch) -> tuple[dict[str, torch.Tensor], Share]:
+    def _part_of(self, batch: Batch) -> tuple[dict[str, torch.Tensor], Share]:
         def gather(tensor: torch.Tensor) -> torch.Tensor:
             gathered: torch.Tensor = _Gather.apply(tensor, self.group)  # type: ignore[no-untyped-call]
             return gathered
 
-        return part_of(batch, self.rank, self.size, gather, next(model.parameters()).device)
+        return part_of(batch, self.rank, self.size, gather, device_of(self.world))
 
     @torch.no_grad()
     def _require_shareable(self, model: PreTrainedModel | PeftModel) -> None:
         """Run two short documents whole and shared; the logits must agree as `require_packable` has them agree."""
         base = _base(model)
         batch = _two_documents(base, self.size)
-        mine, share = self._part_of(model, batch)
+        mine, share = self._part_of(batch)
         was_training = model.training
         model.eval()
         try:
-            whole = _centred(model, batch["input_ids"], batch["position_ids"])
+            whole = self.loss(model, batch, _centred)
             with sharing(share):
-                shared = _centred(model, mine["input_ids"], mine["position_ids"])
+                shared = self.loss(model, mine, _centred)
         finally:
             model.train(was_training)
         own = torch.cat(tokens_of(divided(batch["document_lengths"], self.size)[self.rank]))
@@ -148,6 +140,36 @@ class ContextParallel(Engine):
                 field=FIELD,
                 help="share the model instead: parallel.mode fsdp, pp or tp",
             )
+
+
+class ContextParallel(SharedTokens):
+    """Processes with a whole model each, that share the tokens of each micro batch.
+
+    Groups of them may share the examples as well.
+    """
+
+    name = "cp"
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """As `SharedTokens` has it; all processes begin with equal weights."""
+        model = super().wrap(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    dist.broadcast(parameter, src=0)
+        return model
+
+    def run(
+        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+    ) -> torch.Tensor:
+        loss = super().run(model, micro_batches, loss_of, supervised, scale)
+        sum_gradients([parameter for parameter in model.parameters() if parameter.requires_grad])
+        return loss
+
+    def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        whole = loss.clone()
+        dist.all_reduce(whole)
+        return whole
 
 
 def part_of(
@@ -298,8 +320,9 @@ def _two_documents(model: PreTrainedModel, size: int) -> dict[str, Any]:
     return pack([(document, document) for document in documents])
 
 
-def _centred(model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def _centred(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Logits (tokens, vocabulary) of one row, their mean taken off."""
     device = next(model.parameters()).device
-    logits: torch.Tensor = model(input_ids=ids.to(device), position_ids=positions.to(device), use_cache=False).logits[0]
+    inputs = {name: batch[name].to(device) for name in ("input_ids", "position_ids")}
+    logits: torch.Tensor = model(**inputs, use_cache=False).logits[0]
     return logits.float() - logits.float().mean(-1, keepdim=True)

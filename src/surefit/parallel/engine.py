@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from surefit.config.schema import ParallelSection
+from surefit.parallel.flat import Flat
 from surefit.parallel.mesh import World, summed
 
 Batch = Mapping[str, Any]
@@ -114,9 +115,17 @@ class Engine:
         Only what the first process gets is used."""
         return dict(tensors)
 
-    def shares(self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The reverse of `whole`: this process's part of each, laid out as in `like`."""
-        return dict(tensors)
+    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Flat] | None:
+        """What this process writes of them into a checkpoint: ranges that, those of all processes together, cover each
+        tensor exactly once. None where the first process writes them whole."""
+        return None
+
+    def shares(
+        self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """The reverse of `whole`: this process's part of each, laid out as in `like`; made, or read from a file, when
+        it is asked for. To be copied, not kept."""
+        return tensors
 
 
 SINGLE = Engine()
@@ -124,13 +133,17 @@ SINGLE = Engine()
 ENGINES: dict[str, tuple[str, Callable[[ParallelSection], tuple[Any, ...]]]] = {
     "ddp": ("ddp:DataParallel", lambda section: ()),
     "fsdp": ("fsdp:FullySharded", lambda section: (section.dp_replicate, section.offload)),
+    "fsdp, cp": (
+        "sharded_context:ShardedContext",
+        lambda section: (section.cp, section.dp_replicate, section.offload),
+    ),
     "zero2": ("zero:Zero", lambda section: (section,)),
     "zero3": ("zero:Zero", lambda section: (section,)),
     "tp": ("tensor:TensorParallel", lambda section: (section.tp,)),
     "cp": ("context:ContextParallel", lambda section: (section.cp,)),
     "pp": ("pipeline:Pipeline", lambda section: (section.pp,)),
 }
-"""`parallel.mode` → the class, imported when it is used, and what it takes besides the world."""
+"""`parallel.mode`, or two together → the class, imported when it is used, and what it takes besides the world."""
 
 
 def engine_of(section: ParallelSection, world: World) -> Engine:
@@ -140,7 +153,7 @@ def engine_of(section: ParallelSection, world: World) -> Engine:
     """
     if section.mode == "single" or (world.size == 1 and section.mode in ("ddp", "fsdp")):
         return Engine(world)
-    place, arguments = ENGINES[section.mode]
+    place, arguments = ENGINES["fsdp, cp" if section.mode == "fsdp" and section.cp > 1 else section.mode]
     module, _, name = place.partition(":")
     engine: Engine = getattr(importlib.import_module(f"surefit.parallel.{module}"), name)(world, *arguments(section))
     return engine

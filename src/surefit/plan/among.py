@@ -55,12 +55,13 @@ def of_ranks(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, len
         return None
     found = exchange(resolved, model, hardware, length)
     rank = 0
+    shared_tokens = f", and {WORDS['cp']}" if sharing.mode == "fsdp" and sharing.tokens > 1 else ""
     if sharing.mode == "pp" and model.architecture in LLAMA_LIKE:
         rank = fullest_stage(resolved, model)
     document: dict[str, Any] = {
         "mode": sharing.mode,
         "processes": sharing.processes,
-        "share": WORDS[sharing.mode],
+        "share": WORDS[sharing.mode] + shared_tokens,
         "rank": rank,
         "which": _which(sharing, model, rank),
         "held": None,

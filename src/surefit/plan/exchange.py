@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from surefit.plan.time import StepTime
 
 HIDDEN_BEHIND = ("ddp", "fsdp", "zero2", "zero3")
-"""Modes that exchange while they compute: only what takes longer than the arithmetic is waited for."""
+"""Modes that exchange while they compute: only what takes longer than the arithmetic is waited for. Of what fsdp
+exchanges with shared tokens, keys and values are waited for all the same."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Exchange:
         bandwidth: bytes per second that are reached; None where the link is not known.
         source: of the bandwidth.
         across: bytes of them that go between machines, where the others stay inside.
+        waited: bytes of them beside which nothing is computed; none of those `across`.
     """
 
     bytes: int
@@ -42,12 +44,17 @@ class Exchange:
     bandwidth: float | None
     source: str
     across: int = 0
+    waited: int = 0
 
     @property
     def seconds(self) -> float | None:
         if not self.bandwidth:
             return None
         return (self.bytes - self.across) / self.bandwidth + self.across / (REACHED * NETWORK)
+
+    @property
+    def waited_seconds(self) -> float:
+        return self.waited / self.bandwidth if self.bandwidth else 0.0
 
 
 def exchange(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int) -> Exchange | None:
@@ -60,14 +67,20 @@ def exchange(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, len
     if sharing is None or sharing.processes == 1 or model.parameters is None or not model.linear_modules:
         return None
     size, what = _exchanged(resolved, model, sharing, length)
+    keys = 0
+    if sharing.mode == "fsdp" and sharing.tokens > 1:
+        keys, what = _keys(resolved, model, sharing, length), f"{what}; keys and values of every layer"
+        size += keys
     inside, link = sharing.size <= sharing.each, link_of(hardware.name)
     across = _across(resolved, model, sharing, length) if sharing.processes > sharing.each else 0
     if link is None and inside:
-        return Exchange(size, what, None, "how fast these GPUs exchange tensors is not known")
+        return Exchange(size, what, None, "how fast these GPUs exchange tensors is not known", waited=keys)
     if inside:
         assert link is not None
-        return Exchange(size + across, what, REACHED * link.bandwidth, link.source, across)
-    return Exchange(size, what, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed")
+        return Exchange(size + across, what, REACHED * link.bandwidth, link.source, across, keys)
+    if keys and link and sharing.tokens <= sharing.each:
+        return Exchange(size, what, REACHED * link.bandwidth, link.source, size - keys, keys)
+    return Exchange(size, what, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed", waited=keys)
 
 
 def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> tuple[int, str]:
@@ -100,11 +113,19 @@ def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: 
             within = micro * 2 * share * 2 * model.num_layers * passes * state
             return round(within + between_groups), f"two hidden states per layer, each way{too}"
         case "cp":
-            keys = 2 * number * model.num_key_value_heads * model.head_dim * tokens
-            between = micro * passes * model.num_layers * share * keys
+            between = _keys(resolved, model, sharing, length)
             return round(between + 2 * part * number * trained), "keys and values of every layer, and all gradients"
         case _:
             return round(2 * micro * state + between_groups), f"hidden states and their gradients{too}"
+
+
+def _keys(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> int:
+    """Keys and values of those that share the tokens of an example: forward, recomputed, and their gradients back."""
+    config, shape = resolved.config, micro_batch_shape(resolved, length)
+    passes = 3 if config.train.gradient_checkpointing else 2
+    share = (sharing.tokens - 1) / sharing.tokens
+    keys = 2 * DTYPE_BYTES[config.model.dtype] * model.num_key_value_heads * model.head_dim * shape.tokens
+    return round(shape.micro_batches * passes * model.num_layers * share * keys)
 
 
 def _across(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> int:
@@ -133,7 +154,9 @@ def shared_step(
     found = exchange(resolved, model, hardware, length)
     moved = (found.seconds if found else None) or 0.0
     computed = step.seconds * divided
-    waited = max(0.0, moved - computed) if sharing.mode in HIDDEN_BEHIND else moved
+    waited = moved
+    if found is not None and sharing.mode in HIDDEN_BEHIND:
+        waited = found.waited_seconds + max(0.0, moved - found.waited_seconds - computed)
     seconds = computed + waited
     return replace(
         step,

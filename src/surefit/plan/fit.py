@@ -54,9 +54,8 @@ COMMUNICATOR = (256 * MIB, 1126 * MIB)
 and 688 MB among four A100 over NVLink (github.com/NVIDIA/nccl/issues/964), 1.06 GB on eight H100 (issues/1685), less
 over PCIe, whose channels are fewer (issues/986). Not yet measured here."""
 FURTHER_COMMUNICATOR = (0, 688 * MIB)
-"""For each further group that exchanges anything (issues/864: 1.6 GB with one, 6 GB with several)."""
-GROUPS = {"ddp": 1, "fsdp": 1, "zero2": 1, "zero3": 1, "tp": 1, "cp": 2, "pp": 2}
-"""Groups of processes that exchange tensors on the card: all, and those that share an example or a weight."""
+"""For each further group that exchanges anything (issues/864: 1.6 GB with one, 6 GB with several): those that share
+layers, or the tokens of an example, beside the group of all."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None, pie
     margin, (least, most) = (CPU_MARGIN, PROCESS) if cpu else (MARGIN[how], CONTEXT)
     what = "the process itself" if cpu else "the CUDA context"
     if sharing is not None and sharing.processes > 1 and not cpu:
-        further = GROUPS[sharing.mode] - 1
+        further = int(sharing.mode in ("cp", "pp") or sharing.tokens > 1)
         least += COMMUNICATOR[0] + further * FURTHER_COMMUNICATOR[0]
         most += COMMUNICATOR[1] + further * FURTHER_COMMUNICATOR[1]
         what += " and NCCL"

@@ -33,6 +33,7 @@ from surefit.parallel import context, ddp, pipeline, tensor
 from surefit.parallel.engine import Engine
 from surefit.parallel.fsdp import FullySharded
 from surefit.parallel.mesh import World
+from surefit.parallel.sharded_context import ShardedContext
 from surefit.plan.trace import HOST, Recorder
 
 FROM_HOST = ("fsdp", "tp", "pp")
@@ -130,7 +131,10 @@ def _engine(sharing: Sharing) -> Engine:
         case "ddp":
             return ddp.DataParallel(world)
         case "fsdp":
-            return FullySharded(world, sharing.processes // sharing.size)
+            replicas = sharing.processes // sharing.size
+            if sharing.tokens > 1:
+                return ShardedContext(world, sharing.tokens, replicas)
+            return FullySharded(world, replicas)
         case "tp":
             return tensor.TensorParallel(world, sharing.size)
         case "cp":
@@ -168,7 +172,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 _UNCOMPARED: tuple[tuple[Any, str, Any], ...] = (
     (torch_ddp, "_verify_param_shape_across_processes", lambda *_, **__: True),
     (torch_ddp, "_sync_module_states", _nothing),
-    (context.ContextParallel, "_require_shareable", _nothing),
+    (context.SharedTokens, "_require_shareable", _nothing),
     (pipeline._Parts, "require_exact", _nothing),
     (tensor, "_hidden", _nothing),
     (tensor, "_require_same", _nothing),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation, data_ranks, own_batch, require_possible
+from surefit.config.spread import accumulation, data_ranks, decide_mode, own_batch, require_possible
 from surefit.core.errors import ConfigError
 
 
@@ -29,7 +29,11 @@ def config(count: int, **sections: Any) -> Config:
     [
         (2, {"parallel": {"mode": "single"}}, "2 processes, and parallel.mode is single"),
         (4, {"parallel": {"mode": "ddp", "cp": 2}}, "parallel.mode is ddp, with cp: 2"),
+        (4, {"parallel": {"mode": "fsdp", "tp": 2}}, "parallel.mode is fsdp, with tp: 2"),
+        (4, {"parallel": {"mode": "fsdp", "cp": 2, "pp": 2}}, "parallel.mode is fsdp, with cp: 2, pp: 2"),
+        (4, {"parallel": {"mode": "zero3", "cp": 2}}, "parallel.mode is zero3, with cp: 2"),
         (4, {"parallel": {"mode": "cp", "cp": 3}}, "cannot be divided into groups by parallel.cp: 3"),
+        (4, {"parallel": {"mode": "fsdp", "cp": 3}}, "cannot be divided into groups by parallel.cp: 3"),
         (4, {"parallel": {"mode": "tp", "tp": 3}}, "cannot be divided into groups by parallel.tp: 3"),
         (2, {"parallel": {"mode": "pp"}}, "parallel.mode is pp, and parallel.pp is 1"),
         (1, {"parallel": {"mode": "cp"}}, "parallel.mode is cp, and parallel.cp is 1"),
@@ -41,6 +45,11 @@ def config(count: int, **sections: Any) -> Config:
         (
             2,
             {"parallel": {"mode": "cp", "cp": 2}, "speed": {"attention": "flash_attention_2"}},
+            "flash_attention_2 cannot",
+        ),
+        (
+            2,
+            {"parallel": {"mode": "fsdp", "cp": 2}, "speed": {"attention": "flash_attention_2"}},
             "flash_attention_2 cannot",
         ),
     ],
@@ -56,9 +65,56 @@ def test_the_arithmetic_of_the_processes() -> None:
     four = config(4, parallel={"mode": "cp", "cp": 2})
     require_possible(four)
     assert (data_ranks(four), own_batch(four), accumulation(four)) == (2, 6, 3)
+    both = config(8, parallel={"mode": "fsdp", "cp": 2, "dp_replicate": 2})
+    require_possible(both)
+    assert (data_ranks(both), own_batch(both), accumulation(both)) == (4, 3, 2)
     layers = config(4, parallel={"mode": "pp", "pp": 2})
     require_possible(layers)
     assert (data_ranks(layers), accumulation(layers)) == (2, 3)
     three = config(3, parallel={"mode": "ddp"}, hardware={"count": 3, "nodes": 2})
     require_possible(three)
     assert (data_ranks(three), own_batch(three), accumulation(three)) == (6, 2, 1)
+
+
+def test_tp_and_pp_are_refused_within_fsdp_with_the_reason() -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_possible(config(4, parallel={"mode": "fsdp", "tp": 2}))
+    assert "cut the weights that fsdp would shard again, only cp goes with it" in str(caught.value.help)
+
+
+def needed(model: int, tokens: int) -> Any:
+    """Bytes of a run whose weights and whose activations take so much in one process."""
+
+    def of(shared: Config) -> int:
+        shards = 8 if shared.parallel.mode == "fsdp" else 1
+        return model // shards + tokens // shared.parallel.cp
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "way", "reason"),
+    [
+        (50, 50, {"mode": "ddp"}, "a whole model on each device: up to 100 B of 100 B"),
+        (800, 0, {"mode": "fsdp"}, "a share of it: up to 100 B of 100 B; a whole model"),
+        (40, 200, {"mode": "cp", "cp": 4}, "a share of each example's tokens: up to 90 B"),
+        (400, 200, {"mode": "fsdp", "cp": 4}, "a share of the model and a share of each example's tokens: up to 100 B"),
+        (8000, 800, {"mode": "fsdp", "cp": 8}, "a share of each example's tokens: nothing fits; the least is up to"),
+    ],
+)
+def test_auto_shares_as_little_as_fits(model: int, tokens: int, way: dict[str, Any], reason: str) -> None:
+    found, why = decide_mode(config(8, data={"train": "rows.jsonl", "packing": True}), 100, needed(model, tokens))
+    assert found == {f"parallel.{name}": value for name, value in way.items()}
+    assert reason in why
+
+
+@pytest.mark.parametrize(
+    ("model", "capacity", "mode"), [(40, 100, "cp"), (400, 100, "fsdp"), (4000, 100, "fsdp"), (4000, None, "cp")]
+)
+def test_auto_keeps_the_tokens_shared_as_they_are_set(model: int, capacity: int | None, mode: str) -> None:
+    found, why = decide_mode(config(8, parallel={"cp": 4}), capacity, needed(model, 200))
+    assert found == {"parallel.mode": mode}
+    assert "tokens" in why or why == "parallel.cp is 4"
+    assert decide_mode(config(8, parallel={"cp": 3}), capacity, needed(model, 200))[0] == {"parallel.mode": "cp"}
+    replicas = config(8, parallel={"cp": 2, "dp_replicate": 2})
+    assert decide_mode(replicas, capacity, needed(model, 200))[0] == {"parallel.mode": "fsdp"}
