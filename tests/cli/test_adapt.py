@@ -87,11 +87,33 @@ def test_adapt_goes_on_until_it_fits(surefit: Surefit, tmp_path: Path) -> None:
     require_adapted(RunDir(tmp_path / "out"), done.json["adapted"], done.stderr)
 
 
+@pytest.mark.usefixtures("room_for_16")
+def test_the_whole_pipeline_adapts_in_its_training(surefit: Surefit, tmp_path: Path) -> None:
+    brief = ("evaluate.max_examples=1", "evaluate.max_new_tokens=4")
+    done = surefit("run", config_of(tmp_path, words=1), "--adapt", *(part for one in brief for part in ("--set", one)))
+    assert done.code == 0, done.text
+    assert "adapting: --set train.per_device_train_batch_size=16" in done.stderr
+    assert (tmp_path / "out/report.html").exists()
+    assert "Memory ran out; changed to" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
+
+
+def test_under_another_launcher_it_is_refused(
+    surefit: Surefit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    refused = surefit("train", config_of(tmp_path, words=1), "--adapt")
+    assert refused.code == 2, refused.text
+    assert "another launcher has started these" in refused.stderr
+    assert "surefit train --gpus N" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts anonymous memory by RLIMIT_DATA")
 def test_with_memory_that_really_runs_out(tmp_path: Path) -> None:
     config = config_of(tmp_path, words=120)
-    command = [sys.executable, LIMITED, str(MIB), "train", config.name, "--json", "--adapt"]
+    command = [sys.executable, str(LIMITED), str(MIB), "train", config.name, "--json", "--adapt"]
     # Every tensor a mapping of its own: what one attempt frees, the next one may have, whichever thread asks for it.
     own = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

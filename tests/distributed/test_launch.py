@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_LOST, MachineError
+from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_LOST, EXIT_SHORT, MachineError
 from surefit.core.rundir import read_jsonl
 from surefit.launch.local import _verdict
 
@@ -165,6 +165,21 @@ def test_an_error_of_one_rank_ends_the_run_and_is_said_with_its_rank(
 
 
 @pytest.mark.distributed
+def test_the_whole_pipeline_shares_its_training_and_says_one_thing_on_stdout(config: Path) -> None:
+    brief = ("train.max_steps=1", "evaluate.max_examples=1", "evaluate.max_new_tokens=4")
+    command = [sys.executable, "-m", "surefit", "run", str(config), "--json"]
+    done = subprocess.run(
+        [*command, *(part for one in brief for part in ("--set", one))],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["exit_code"] == 0, "one JSON object and nothing else"
+    assert "2 processes, ddp: 4 rows a step, in each 1 micro batch of 2" in done.stderr
+    assert "Trained 1 steps" in done.stderr
+
+
+@pytest.mark.distributed
 def test_torchrun_around_it_is_recognised(config: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "surefit",
@@ -186,5 +201,10 @@ def test_the_first_cause_decides_what_the_run_exits_with() -> None:
     assert caught.value.exit_code == 1
     with pytest.raises(MachineError, match="rank 1 of 2 was ended by SIGSEGV"):
         _verdict({0: EXIT_LOST, 1: -signal.SIGSEGV}, [], 2, "")
+    assert _verdict({0: EXIT_LOST, 1: EXIT_SHORT}, [], 2, "") == EXIT_SHORT
+    assert _verdict({1: EXIT_SHORT, 0: -signal.SIGABRT}, [], 2, "") == EXIT_SHORT, "it was lost, in NCCL's own way"
+    with pytest.raises(MachineError, match="rank 0 of 2 was ended by SIGKILL"):
+        _verdict({0: -signal.SIGKILL, 1: EXIT_SHORT}, [], 2, "")
+    assert _verdict({0: 2, 1: EXIT_SHORT}, [], 2, "") == 2
     with pytest.raises(MachineError, match="none says why"):
         _verdict({0: EXIT_LOST, 1: -signal.SIGKILL}, [1], 2, "")

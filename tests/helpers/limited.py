@@ -1,4 +1,5 @@
-"""Run the command line with a limit on the memory it may allocate: `limited.py MIB ARGUMENTS…`.
+"""Run the command line with a limit on the memory it may allocate: `limited.py MIB ARGUMENTS…`; or limit a process that
+something else runs in (`limit`).
 
 The limit is on what comes beyond the imports, which alone take more than a small run. Linux counts every private
 writable mapping against RLIMIT_DATA; address space (RLIMIT_AS) would not do, since torch reserves much that it never
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from surefit.core import env
+
 MODULES = (
     "cli.stages", "cli.training", "cli.planning", "cli.prepare", "cli.render", "data.formats", "data.tokenize",
     "evaluate.in_training", "model.prepare", "plan.forecast", "train.loop",
@@ -26,13 +29,19 @@ def mapped() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmData")) * 1024
 
 
-def main(mib: int, *arguments: str) -> None:
+def limit(mib: int) -> None:
+    """Let this process allocate so much from now on."""
+    env.quiet_libraries()
     torch.set_num_threads(1)
     for name in MODULES:
         importlib.import_module(f"surefit.{name}")
     (torch.ones(64, 64, requires_grad=True) @ torch.ones(64, 64)).sum().backward()  # starts autograd's thread
-    limit = mapped() + mib * 2**20
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    allowed = mapped() + mib * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
+
+
+def main(mib: int, *arguments: str) -> None:
+    limit(mib)
     from surefit.cli.app import app
 
     app(list(arguments))

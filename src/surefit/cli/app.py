@@ -17,6 +17,7 @@ from surefit import __version__
 from surefit.cli import last_mile
 from surefit.cli.ending import finish, leave
 from surefit.cli.options import (
+    Adapt,
     AllCheckpoints,
     Base,
     ConfigFile,
@@ -159,10 +160,7 @@ def plan(
 def train(
     config: Target, overrides: Overrides = None, resume: Resume = False, overwrite: Overwrite = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Prepare everything, run no step, write nothing.")] = False,
-    adapt: Annotated[
-        bool, typer.Option("--adapt", help="Out of memory: go on with settings that need less and learn the same.")
-    ] = False,
-    gpus: Gpus = None, as_json: Json = False,
+    adapt: Adapt = False, gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train the adapter (or the model), with checkpoints that survive a crash."""
     finish(
@@ -379,12 +377,14 @@ def report(
 @app.command()
 def run(
     config: Target, overrides: Overrides = None, resume: Resume = False, overwrite: Overwrite = False,
-    gpus: Gpus = None, as_json: Json = False,
+    adapt: Adapt = False, gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """All stages in order: check, plan, train, merge, evaluate, report; stops at the first that fails."""
     finish(
         as_json,
-        lambda out: _cli("launching").run(out, config, overrides, gpus, resume=resume, overwrite=overwrite),
+        lambda out: _cli("launching").run(
+            out, config, overrides, gpus, resume=resume, overwrite=overwrite, adapt=adapt
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from surefit.core import env
-from surefit.core.errors import EXIT_BUG, Interrupted, LostProcess, SureFitError
+from surefit.core.errors import EXIT_BUG, Interrupted, LostProcess, ShortOfMemory, SureFitError
 
 
 def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
@@ -27,6 +27,9 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
         # Of several processes the first speaks for all that were asked to stop, the launcher of those that are lost.
         if not (out.rank if isinstance(error, Interrupted) else env.launched_here()):
             out.error(error)
+        code = error.exit_code
+    except ShortOfMemory as error:
+        out.note_of_rank(error.message)
         code = error.exit_code
     except SureFitError as error:
         out.error(error)

@@ -6,8 +6,9 @@ command line asks for: each loads a model of its own and answers a part of the r
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli import stages, training
 from surefit.cli.checking import checked
 from surefit.cli.prepare import Prepared, config_file, prepare
+from surefit.config.adapting import adapted, as_arguments, next_rung
 from surefit.config.load import load_config
+from surefit.config.spread import data_ranks, processes
 from surefit.core import env
-from surefit.core.errors import EXIT_OK, ConfigError
+from surefit.core.errors import EXIT_SHORT, ConfigError
+from surefit.core.units import plural
 from surefit.launch.local import launch
 
 if TYPE_CHECKING:
@@ -47,23 +51,28 @@ def train(
     run = prepare(target, changes)
     if _processes(run) == 1:
         return training.train(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
-    _refuse_adapting(adapt)
-    flags = {"--resume": resume, "--overwrite": overwrite, "--dry-run": dry_run, "--json": out.as_json}
-    return _launch(out, run, target, changes, [flag for flag, given in flags.items() if given])
+    flags = {"--dry-run": dry_run, "--adapt": adapt, "--json": out.as_json}
+    return _launch(out, run, target, changes, flags, resume=resume, overwrite=overwrite)
 
 
 def run(
-    out: Output, target: Path, overrides: Sequence[str] | None, gpus: int | None, *, resume: bool, overwrite: bool
+    out: Output,
+    target: Path,
+    overrides: Sequence[str] | None,
+    gpus: int | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+    adapt: bool,
 ) -> int:
     """All stages; training alone is shared between processes."""
     changes = _with_count(target, overrides, gpus)
     prepared = prepare(target, changes)
     if _processes(prepared) == 1:
-        return stages.run(out, prepared, resume=resume, overwrite=overwrite)
+        return stages.run(out, prepared, resume=resume, overwrite=overwrite, adapt=adapt)
 
     def train_them(resume: bool, overwrite: bool) -> int:
-        flags = [*(["--resume"] if resume else []), *(["--overwrite"] if overwrite else [])]
-        return _launch(out, prepared, target, changes, flags)
+        return _launch(out, prepared, target, changes, {"--adapt": adapt}, resume=resume, overwrite=overwrite)
 
     return stages.run(out, prepared, resume=resume, overwrite=overwrite, training=train_them)
 
@@ -150,20 +159,60 @@ def _processes(run: Prepared) -> int:
     return hardware.count
 
 
-def _launch(out: Output, run: Prepared, target: Path, changes: Sequence[str], flags: Sequence[str]) -> int:
-    """Check, then start the processes, each with the same command."""
-    count = _processes(run)
+def _launch(
+    out: Output,
+    run: Prepared,
+    target: Path,
+    changes: Sequence[str],
+    flags: Mapping[str, bool],
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> int:
+    """Check, then start the processes, each with the same command; again, where one says that less memory may do."""
     training.stop_at_errors(out, checked(run.gathered))
-    out.note(f"{count} processes, {run.resolved.config.parallel.mode}")
-    arguments = ["train", str(target), *(part for change in changes for part in ("--set", change)), *flags]
-    return launch(arguments, count, f"surefit train {run.run.path} --resume")
+    command = ["train", str(target), *(part for change in changes for part in ("--set", change))]
+    less: dict[str, Any] = {}
+    # What stands on stdout with --json is this command's: that of the first process, where it is told to print it.
+    aside = out.as_json and not flags.get("--json")
+    while True:
+        given = {"--resume": resume, "--overwrite": overwrite, **flags}
+        arguments = [*command, *(flag for flag, on in given.items() if on)]
+        out.note(_arithmetic(run))
+        again = f"surefit train {run.run.path} --resume"
+        code = launch(arguments, _processes(run), again, adapted=less, aside=aside)
+        if code != EXIT_SHORT:
+            return code
+        further = next_rung(run.resolved.config, run.hardware.kind)
+        assert further, "a process asks for less only where it knows what"
+        out.note(f"adapting: {as_arguments(further)}; all start again")
+        run, less = dataclasses.replace(run, resolved=adapted(run.resolved, further)), less | further
+        if not flags.get("--dry-run"):
+            run.run.note("train", "adapted", changes=further)
+            resume, overwrite = True, False
 
 
-def _refuse_adapting(adapt: bool) -> None:
-    if adapt:
+def _arithmetic(run: Prepared) -> str:
+    """The processes, and how the rows of a step come to each of them, or to each group that reads the same ones."""
+    config, steps = run.resolved.config, run.resolved.gradient_accumulation_steps
+    count, parts, size = processes(config), data_ranks(config), config.train.per_device_train_batch_size
+    each = "each" if parts == count else f"each group of {count // parts}"
+    batches = f"{steps} micro batch{'es' * (steps > 1)} of {size}"
+    rows = plural(config.train.global_batch_size, "row")
+    return f"{count} processes, {config.parallel.mode}: {rows} a step, in {each} {batches}"
+
+
+def _require_own_launcher() -> None:
+    """Memory runs out in one process, and all others are in the same step: only whoever started them can start again.
+
+    Raises:
+        ConfigError: that is torchrun, accelerate launch or srun.
+    """
+    if not env.launched_here():
         raise ConfigError(
-            "--adapt goes with one process only: where memory runs out in one of several, the others are ended",
-            help="leave it out; if memory runs out, the error says which setting needs less, and --resume goes on",
+            "--adapt starts all processes again where memory runs out in one, and another launcher has started these",
+            help="`surefit train --gpus N` starts them itself. Here leave --adapt out: if memory runs out, the error "
+            "says which setting needs less, and --resume goes on with it",
         )
 
 
@@ -173,16 +222,22 @@ def _one_of_several(
     """What the first process has found out and decided, all of them do."""
     from surefit.parallel.mesh import World, from_first
 
-    _refuse_adapting(adapt)
+    if adapt:
+        _require_own_launcher()
     world = World.current()
     with _joined_to(world, target, overrides):
-        own = _counted(prepare(target, overrides), world) if world.is_first else None
+        own = _as_started(prepare(target, overrides), world) if world.is_first else None
         told: tuple[Any, ...] = from_first(_told(own) if own else None, world)
         run = own or _listening(*told)
-        return training.train(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, world=world) or EXIT_OK
+        return training.train(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt, world=world)
 
 
-def _counted(run: Prepared, world: Any) -> Prepared:
+def _as_started(run: Prepared, world: Any) -> Prepared:
+    """The run with what the launcher has changed in it.
+
+    Raises:
+        ConfigError: it takes another number of processes than there are.
+    """
     hardware = run.resolved.config.hardware
     assert isinstance(hardware.count, int)
     if hardware.count * hardware.nodes != world.size:
@@ -192,7 +247,7 @@ def _counted(run: Prepared, world: Any) -> Prepared:
             field="hardware.count",
             help="start as many processes as the config has devices, or leave hardware.count at auto",
         )
-    return run
+    return dataclasses.replace(run, resolved=adapted(run.resolved, env.adapted()))
 
 
 def _told(run: Prepared) -> tuple[Any, ...]:

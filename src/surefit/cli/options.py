@@ -16,6 +16,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in output_dir from where it stopped.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is already in output_dir first.")]
 Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="So many GPUs; with hardware.gpu: cpu, processes.")]
+Adapt = Annotated[
+    bool, typer.Option("--adapt", help="Out of memory: go on with settings that need less and learn the same.")
+]
 Into = Annotated[
     Literal["auto", "original", "dequantized"],
     typer.Option(help="Of a base that was quantised: its weights as trained beside, or as before. auto: as trained."),

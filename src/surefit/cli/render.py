@@ -96,6 +96,11 @@ class Output:
         """One line beside the result: what is being done, what to look at."""
         self.err.print(Text(redact(text), style="dim"))
 
+    def note_of_rank(self, text: str) -> None:
+        """The same, of whichever process has to say it."""
+        line = Text(redact(f"rank {self.rank}: {text}"), style="dim")
+        Console(stderr=True, highlight=False, soft_wrap=True).print(line)
+
     def heading(self, text: str) -> None:
         """The start of a stage."""
         self.err.print(Text(redact(text), style="bold"))

@@ -41,11 +41,16 @@ def run(
     *,
     resume: bool,
     overwrite: bool,
+    adapt: bool = False,
     training: Callable[[bool, bool], int] | None = None,
 ) -> int:
     """All stages in order; the first that fails stops the rest, but a failed gate still gets its page.
 
     With `resume`, a trained and a merged model are not made again.
+
+    Args:
+        training: what trains, given `resume` and `overwrite`; by default this process, which with `adapt` goes on with
+            less where memory runs out.
     """
     each = out.without_result()
     planned: dict[str, Any] = {}
@@ -60,7 +65,7 @@ def run(
         "train": lambda: (
             training(resume, overwrite)
             if training
-            else train(each, prepared, resume=resume, overwrite=overwrite, planned=planned)
+            else train(each, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned)
         ),
         "merge": lambda: merge_run(each, prepared),
         "evaluate": lambda: evaluate(each, prepared, None),

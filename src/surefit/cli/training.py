@@ -14,12 +14,14 @@ from surefit.cli.checking import checked
 from surefit.cli.noting import noted, trained
 from surefit.cli.planning import planned_run
 from surefit.cli.prepare import Prepared
-from surefit.config.resolve import adapted as adapted_config
+from surefit.config.adapting import adaptations, as_arguments
+from surefit.config.adapting import adapted as adapted_config
 from surefit.config.resolve import write_resolved
 from surefit.core.errors import (
     EXIT_OK,
     ConfigError,
     GateError,
+    ShortOfMemory,
 )
 from surefit.core.rundir import RunDir, write_json
 from surefit.core.units import count_text, duration_text, plural
@@ -44,7 +46,8 @@ def train(
     """Check, then train; errors of the check stop it.
 
     Args:
-        adapt: where memory runs out, go on with a configuration that needs less and learns the same.
+        adapt: where memory runs out, go on with a configuration that needs less and learns the same; of several
+            processes, leave, and let the launcher do that.
         planned: the plan, where it was made before.
         world: the processes of the run, joined; the first alone checks and writes.
     """
@@ -94,7 +97,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
             help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
         )
     directory.create()
-    if run.loaded.path != directory.resolved:
+    if run.loaded.path != directory.resolved or adaptations(run.resolved):
         write_resolved(run.resolved, directory.resolved)
     write_json(directory.check, report)
     write_json(directory.environment, environment_record(run.hardware))
@@ -183,11 +186,14 @@ def _train(
     planned: dict[str, Any] | None,
     world: World | None,
 ) -> dict[str, Any]:
-    """Train; with `adapt`, again with less memory for as long as it runs out and something is left to change."""
-    from surefit.train.out_of_memory import OutOfMemory, as_arguments
+    """Train; with `adapt`, again with less memory for as long as it runs out and something is left to change.
+
+    Raises:
+        ShortOfMemory: it ran out in one of several processes, which have to be started again.
+    """
+    from surefit.train.out_of_memory import OutOfMemory
 
     data = _tokenised(out, run, world)
-    adapted: dict[str, Any] = {}
     while True:
         try:
             result = _train_once(out, run, data, resume, dry_run, planned, world)
@@ -195,12 +201,13 @@ def _train(
             changes = error.changes
             if not (adapt and changes):
                 raise
+            if world is not None:
+                raise ShortOfMemory(error.message) from error
             out.note(f"{error.message}; adapting: {as_arguments(changes)}")
         else:
-            return result | {"adapted": adapted}
+            return result | {"adapted": adaptations(run.resolved)}
         # Outside of the handler: the error's traceback held the tensors that filled the memory.
         _free_memory()
-        adapted |= changes
         run, planned = _adapt(run, changes, dry_run)
         resume = resume or run.run.checkpoints.exists()
 
@@ -215,7 +222,7 @@ def _free_memory() -> None:
 
 def _adapt(run: Prepared, changes: dict[str, Any], dry_run: bool) -> tuple[Prepared, dict[str, Any] | None]:
     """The run with other settings, its new plan, and both in the run directory."""
-    run = dataclasses.replace(run, resolved=adapted_config(run.resolved, changes, "adapted after out of memory"))
+    run = dataclasses.replace(run, resolved=adapted_config(run.resolved, changes))
     if dry_run:
         return run, None
     planned = planned_run(run)

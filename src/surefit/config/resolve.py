@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -179,14 +179,6 @@ def _with_devices(config: Config, provenance: dict[str, Origin], started: Starte
     return with_changes(config, chosen)
 
 
-def adapted(resolved: Resolved, changes: Mapping[str, Any], reason: str) -> Resolved:
-    """The same run with other values, by dotted key, for a reason that only showed while it ran."""
-    config = with_changes(resolved.config, dict(changes))
-    provenance = resolved.provenance | {dotted: Origin("auto", reason) for dotted in changes}
-    return replace(resolved, config=config, provenance=provenance,
-                   gradient_accumulation_steps=accumulation(config))  # fmt: skip
-
-
 def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | None:
     """Optimizer steps of the run, as far as they can be told before the rows are tokenised; `max_steps` without rows.
 
@@ -296,6 +288,8 @@ def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
 def _decide_fused_lora(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
     if config.adapter.kind != "lora":
         return False, "there are no LoRA factors"
+    if config.adapter.use_dora:
+        return False, "it computes plain LoRA, not DoRA"
     if config.parallel.tp > 1:
         return False, "tensor parallelism cuts the factors, and it multiplies whole ones"
     if hardware.kind == "cpu":

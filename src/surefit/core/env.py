@@ -6,12 +6,15 @@ Tokens come from the environment or from a `.env` file beside the work, never fr
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from surefit.core.errors import ConfigError
 
@@ -43,6 +46,7 @@ STEERING = (
 """Variables that change how training runs. None of them holds a secret; one that may must not come here."""
 
 LAUNCHED = "SUREFIT_LAUNCHED"
+ADAPTED = "SUREFIT_ADAPTED"
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -161,14 +165,15 @@ def process_place() -> tuple[int, int, int, int]:
     return 0, 1, 0, 1
 
 
-def of_process(rank: int, processes: int, port: int) -> dict[str, str]:
+def of_process(rank: int, processes: int, port: int, adapted: Mapping[str, Any]) -> dict[str, str]:
     """The environment of one of several processes on this machine, as torchrun sets it, and that we started it.
 
     Args:
         port: where the first process will listen for the others.
+        adapted: what `adapted` answers there.
     """
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LAUNCHED: 1}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LAUNCHED: 1, ADAPTED: json.dumps(dict(adapted))}
     threads = {"OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // processes)}
     own = {name: str(value) for name, value in (threads | dict(os.environ) | place | meeting).items()}
     return own
@@ -177,6 +182,13 @@ def of_process(rank: int, processes: int, port: int) -> dict[str, str]:
 def launched_here() -> bool:
     """Whether SureFit's own launcher started this process, which says itself what became of the others."""
     return LAUNCHED in os.environ
+
+
+def adapted() -> dict[str, Any]:
+    """What SureFit's own launcher has changed in the config, by dotted key, since memory ran out in a process that it
+    started before this one."""
+    changes: dict[str, Any] = json.loads(os.environ.get(ADAPTED, "{}"))
+    return changes
 
 
 def quiet_libraries() -> None:
@@ -189,10 +201,16 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     # transformers 5.17 to 5.23 deprecates an attribute that PEFT 0.19 to 0.21 reads: nothing a user can do about.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\b")
-    # bitsandbytes 0.50, which PEFT imports for every model, misses a kernel for CPUs that SureFit would not let it use.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # bitsandbytes 0.50, which PEFT imports for every model, looks for a kernel for CPUs with AVX512-BF16 and says that
+    # it is not there (bitsandbytes-foundation/bitsandbytes#2064, open). It does without, and SureFit would not let it
+    # use it: model/compat.py, `keep_four_bit_layout`.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_not_about_the_kernel)
     # PEFT imports DeepSpeed where it is installed, which warns on stdout that it sees no GPU and sets its own level.
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
+
+
+def _not_about_the_kernel(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Failed to load CPU gemm_4bit_forward")
 
 
 def quiet_trackers() -> None:

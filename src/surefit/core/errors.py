@@ -27,6 +27,9 @@ EXIT_INTERRUPTED = 75
 EXIT_LOST = 76
 """Of one process of several: another one was gone. The launcher (launch/local.py) says which, and what that one left
 with; nobody else sees this number."""
+EXIT_SHORT = 77
+"""Of one process of several: its memory ran out, and with less that learns the same there may be enough. The launcher
+starts all of them again; nobody else sees this number."""
 
 
 class SureFitError(Exception):
@@ -60,6 +63,12 @@ class SureFitError(Exception):
         self.line = line
         self.field = field
         self.also = tuple(also)
+
+    def about(self, field: str) -> None:
+        """Name a config key, in this error and in those behind it, where they name no field themselves."""
+        self.field = self.field or field
+        for other in self.also:
+            other.about(field)
 
     @property
     def where(self) -> str:
@@ -110,6 +119,12 @@ class LostProcess(MachineError):
     """Another process of this run is gone, so that this one cannot go on."""
 
     exit_code = EXIT_LOST
+
+
+class ShortOfMemory(MachineError):
+    """Memory ran out in this process, and all processes of the run are to start again with settings that need less."""
+
+    exit_code = EXIT_SHORT
 
 
 class GateError(SureFitError):

@@ -2,7 +2,8 @@
 
 Not through torchrun itself, because a run that is asked to stop saves before it leaves, with a number of its own: here
 a stop signal is handed on to every process and waited for, while torchrun would end all of them when the first is gone.
-Where a process fails, the others notice by themselves (their connections close); whoever does not is ended.
+Where a process fails, the others notice by themselves (their connections close); whoever does not is ended. Whether
+they are then started again is for the verb to say (cli/launching.py).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from surefit.core import env
-from surefit.core.errors import EXIT_INTERRUPTED, EXIT_LOST, EXIT_OK, MachineError
+from surefit.core.errors import EXIT_INTERRUPTED, EXIT_LOST, EXIT_OK, EXIT_SHORT, Interrupted, MachineError
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE_SECONDS = 10.0
@@ -26,24 +28,40 @@ GRACE_SECONDS = 10.0
 SAVING_SECONDS = 600.0
 """The same after one has saved and left: the first may still be writing."""
 LOOK_SECONDS = 0.05
+STDERR = 2
 
 
 def launch(
-    arguments: Sequence[str], processes: int, resume_command: str, where: str = "from the last checkpoint"
+    arguments: Sequence[str],
+    processes: int,
+    resume_command: str,
+    where: str = "from the last checkpoint",
+    *,
+    adapted: Mapping[str, Any] | None = None,
+    aside: bool = False,
 ) -> int:
-    """Run `python -m surefit ARGUMENTS` in so many processes, and return what the command as a whole exits with.
+    """Run `python -m surefit ARGUMENTS` in so many processes, and return what the command as a whole exits with;
+    `EXIT_SHORT` where they are to be started again with less.
 
     Args:
         resume_command: what continues the run, for the message.
         where: it continues from.
+        adapted: what they are to change in their config, by dotted key (core/env.py).
+        aside: what they say on stdout goes to stderr.
 
     Raises:
         MachineError: another process than the first has failed, or one was killed; with the exit code of that one.
+        Interrupted: they are to be started again, and to stop.
     """
-    group = Group([sys.executable, "-m", "surefit", *arguments], processes)
+    group = Group([sys.executable, "-m", "surefit", *arguments], processes, adapted or {}, aside)
     with group.handing_on_signals():
         group.wait()
-    return _verdict(group.codes, group.ended_by_us, processes, resume_command, where)
+    code = _verdict(group.codes, group.ended_by_us, processes, resume_command, where)
+    if code == EXIT_SHORT and group.stopped_by is not None:
+        raise Interrupted(
+            f"stopped by {group.stopped_by.name}, after memory had run out", help=f"continue with: {resume_command}"
+        )
+    return code
 
 
 class Group:
@@ -52,16 +70,18 @@ class Group:
     Attributes:
         codes: rank → what it exited with, negative for a signal, in the order in which they ended.
         ended_by_us: ranks that did not end by themselves.
+        stopped_by: the signal that was handed on to them last, if any.
     """
 
-    def __init__(self, command: Sequence[str], processes: int) -> None:
+    def __init__(self, command: Sequence[str], processes: int, adapted: Mapping[str, Any], aside: bool) -> None:
         port = _free_port()
         # Sessions of their own: a Ctrl-C on the terminal comes here alone, and is handed on once.
         self.running = {
             rank: subprocess.Popen(
                 command,
-                env=env.of_process(rank, processes, port),
+                env=env.of_process(rank, processes, port, adapted),
                 stdin=subprocess.DEVNULL,
+                stdout=STDERR if aside else None,
                 start_new_session=True,
                 preexec_fn=_stop_with_the_launcher if sys.platform == "linux" else None,
             )
@@ -69,6 +89,7 @@ class Group:
         }
         self.codes: dict[int, int] = {}
         self.ended_by_us: list[int] = []
+        self.stopped_by: signal.Signals | None = None
 
     @contextmanager
     def handing_on_signals(self) -> Iterator[None]:
@@ -102,6 +123,7 @@ class Group:
             process.wait()
 
     def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        self.stopped_by = signal.Signals(number)
         for process in self.running.values():
             process.send_signal(number)
 
@@ -115,15 +137,18 @@ def _verdict(
 ) -> int:
     """The exit code of the whole, by whoever failed of itself; those that only lost another do not count."""
     failed = {rank: code for rank, code in codes.items() if code != EXIT_OK and rank not in ended_by_us}
+    causes = {rank: code for rank, code in failed.items() if code not in (EXIT_INTERRUPTED, EXIT_LOST)}
+    if next(iter(causes.values()), None) == EXIT_SHORT:
+        return EXIT_SHORT
+    of_itself = {rank: code for rank, code in causes.items() if code != EXIT_SHORT}
     help_text = f"mend the cause, then continue {where} with: {resume_command}"
-    for rank, code in failed.items():
+    for rank, code in of_itself.items():
         if code < 0:
             name = signal.Signals(-code).name
             why = ": the machine's memory may have run out" if name == "SIGKILL" else ""
             raise MachineError(
                 f"rank {rank} of {processes} was ended by {name}{why}; the others were stopped", help=help_text
             )
-    of_itself = {rank: code for rank, code in failed.items() if code not in (EXIT_INTERRUPTED, EXIT_LOST)}
     if 0 in of_itself:
         return of_itself[0]
     for rank, code in of_itself.items():

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from surefit.config.resolve import Resolved, one_line_yaml
+from surefit.config.adapting import as_arguments, next_rung
+from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.spread import accumulation, processes
+from surefit.core import env
 from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text, plural
 from surefit.facts.model import ModelFacts
@@ -59,36 +61,6 @@ def explained(when: str, config: Config, model: ModelFacts | None, kind: str, lo
         raise _explanation(when, config, model, kind, longest) from error
 
 
-def next_rung(config: Config, kind: str) -> dict[str, Any]:
-    """The next configuration that needs less memory and learns the same, as dotted key → value; empty at the end.
-
-    The global batch stays as it is. What costs little time comes first: smaller micro batches, then recomputing all but
-    the attention, then all, then loss and MLP in parts, then activations in the host's memory.
-    """
-    train, speed = config.train, config.speed
-    micro, whole = train.per_device_train_batch_size, train.global_batch_size
-    assert isinstance(micro, int)
-    if micro > 1:
-        return {"train.per_device_train_batch_size": max(d for d in range(1, micro // 2 + 1) if whole % d == 0)}
-    if train.gradient_checkpointing in (False, "selective"):
-        return {"train.gradient_checkpointing": "selective" if train.gradient_checkpointing is False else True}
-    parts = {"speed.chunked_loss": speed.chunked_loss, "speed.tiled_mlp": speed.tiled_mlp}
-    if off := {key: True for key, on in parts.items() if not on}:
-        return off
-    if train.gradient_checkpointing is True and kind == "cuda":
-        return {"train.gradient_checkpointing": "offload"}
-    return {}
-
-
-def as_arguments(changes: dict[str, Any]) -> str:
-    """Changes as the command line takes them.
-
-    >>> as_arguments({"train.gradient_checkpointing": True, "speed.chunked_loss": True})
-    '--set train.gradient_checkpointing=true --set speed.chunked_loss=true'
-    """
-    return " ".join(f"--set {key}={one_line_yaml(value)}" for key, value in changes.items())
-
-
 def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str, longest: int) -> OutOfMemory:
     micro = config.train.per_device_train_batch_size
     assert isinstance(micro, int)
@@ -96,12 +68,12 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
     learning = ", ".join(_what_changes_learning(config))
     advice = f"what is left changes what is learnt: {learning}, or a smaller model"
     if changes:
-        by_itself = "; --adapt does it by itself" if processes(config) == 1 else ""
+        by_itself = "; --adapt does it by itself" if processes(config) == 1 or env.launched_here() else ""
         advice = f"try {as_arguments(changes)} (the same is learnt{by_itself}), with --resume if steps "
         advice += f"were taken; {learning} also need less, but change what is learnt"
     error = OutOfMemory(
         f"the {'GPU' if kind == 'cuda' else 'machine'}'s memory ran out {when}, with micro batches of "
-        f"{plural(micro, 'row')} of up to {longest:,} tokens{_largest(config, model, longest) if model else ''}",
+        f"{plural(micro, 'row')} of up to {longest:,} tokens{_largest(config, model, longest, kind) if model else ''}",
         field=next(iter(changes), None),
         help=advice,
     )
@@ -109,11 +81,13 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
     return error
 
 
-def _largest(config: Config, model: ModelFacts, longest: int) -> str:
+def _largest(config: Config, model: ModelFacts, longest: int, kind: str) -> str:
     """The largest term of the closed form, as a clause; nothing where it knows none."""
     resolved = Resolved(config, {}, accumulation(config), None)
     budget = peak_bytes(resolved, model, longest)
     terms = budget.terms if budget else memory_terms(resolved, model)
+    if kind == "cpu":
+        terms = [term for term in terms if term.term != "workspace"]  # a GPU's libraries take it
     if not terms:
         return ""
     largest = max(terms, key=lambda term: term.bytes)

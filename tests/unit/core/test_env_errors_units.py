@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import logging
 import os
 from pathlib import Path
 
@@ -76,3 +77,21 @@ def test_error_text_and_json() -> None:
     assert str(error) == "run.yaml:3: a.b: one\n  help: do this\nb: two"
     as_json = error.as_dict()
     assert (as_json["line"], as_json["exit_code"], len(as_json["also"])) == (3, 2, 1)  # type: ignore[arg-type]
+
+
+def test_a_field_is_named_where_an_error_names_none() -> None:
+    rows = [errors.DataError("empty", field="text"), errors.DataError("no prompt")]
+    error = errors.DataError("2 rows cannot be used", also=rows)
+    error.about("data.eval")
+    assert [one.field for one in (error, *error.also)] == ["data.eval", "text", "data.eval"]
+
+
+def test_of_the_libraries_only_what_users_can_do_nothing_about_is_kept_from_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    env.quiet_libraries()
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please …", "No module")
+    logger.warning("something else")
+    logger.error("worse")
+    assert [record.message for record in caplog.records] == ["something else", "worse"]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from surefit.config.adapting import as_arguments, next_rung
 from surefit.config.schema import Config
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.train.out_of_memory import OutOfMemory, as_arguments, explained, is_out_of_memory, next_rung
+from surefit.train.out_of_memory import OutOfMemory, explained, is_out_of_memory
 
 
 def config(**sections: Any) -> Config:
@@ -100,6 +101,14 @@ def test_the_largest_term_is_named_in_the_users_numbers() -> None:
     assert "GiB" in found.message
     assert "try --set train.per_device_train_batch_size=6 (the same is learnt; --adapt does it by itself)" in found.help
     assert "--set data.max_length=1024, --set model.quantization=nf4 also need less" in found.help
+
+
+def test_a_gpus_workspace_is_no_part_of_a_machines_memory() -> None:
+    small = {"train": {"per_device_train_batch_size": 1, "global_batch_size": 1}, "speed": {"chunked_loss": True}}
+    found = raised(MemoryError(), config(**small), model_facts("surefit/nano"), "cpu")
+    assert "the machine's memory ran out in step 3" in found.message
+    assert "the largest part is" in found.message
+    assert "workspace" not in found.message
 
 
 def test_at_the_bottom_only_what_changes_learning_is_left() -> None:
