@@ -102,6 +102,8 @@ class TaskRecipe:
         parse: raw answer → parsed object, or None where it does not parse; never evaluates it.
         score: (example, prediction) → metric name → value in [0, 1].
         primary_metric: the metric that decides "did it help".
+        metrics: every name that the scores of a row or of the corpus can have; `check` compares the metrics that a
+            config names with them, and leaves them to `evaluate` where none are said.
         chance_level: the primary metric's value for an answer drawn at random.
         grammar: example → constraint for constrained decoding, where the task has one.
         aggregate: per-row scores → corpus scores; the mean by default.
@@ -132,6 +134,7 @@ class TaskRecipe:
     stop: tuple[str, ...] = ()
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     score_many: Callable[[Sequence[tuple[Example, Prediction]]], Sequence[Scores]] | None = None
+    metrics: tuple[str, ...] = ()
 
     def columns_in(self, names: Sequence[str]) -> tuple[str, ...]:
         """Its columns, each under the name that rows with these columns have it."""

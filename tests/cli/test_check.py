@@ -51,6 +51,36 @@ def test_an_error_stops_train_and_run_and_an_accepted_one_does_not(surefit: Sure
     assert (again.code, "not counted, by lint.ignore: SCH001 (only the speed" in again.stdout) == (0, True), again.text
 
 
+def test_rows_that_cannot_be_used_are_under_the_key_that_names_them(surefit: Surefit) -> None:
+    graph = "(r / run-02 :ARG0 (d / dog))"
+    Path("bare.txt").write_text(f"# ::snt A dog runs.\n{graph}\n\n{graph}\n", encoding="utf-8")
+    Path("cut.txt").write_text(
+        f"# ::snt A dog runs.\n{graph[:-1]}\n\n# ::snt It runs.\n{graph[:-1]}\n", encoding="utf-8"
+    )
+    Path("run.yaml").write_text(
+        "recipe: amr_parsing\n"
+        "model: {name_or_path: surefit/nano}\n"
+        "data: {train: surefit/amr-train, eval: surefit/amr-eval}\n"
+        "output_dir: out\n",
+        encoding="utf-8",
+    )
+    for key in ("data.eval", "evaluate.also.more", "data.mix", "data.train"):
+        for file, line in (("bare.txt", 4), ("cut.txt", None)):
+            value = f"{{{file}: 1}}" if key == "data.mix" else file
+            answer = surefit("check", "run.yaml", "--select", "DAT001", "--set", f"{key}={value}", "--json")
+            first = answer.json["findings"][0]
+            own = f"data.mix.{file}" if key == "data.mix" else key
+            assert (first["path"], first["line"], first["field"]) == (file, line, own), answer.text
+
+
+def test_a_misspelt_metric_is_found_before_anything_is_trained(surefit: Surefit, config: Path) -> None:
+    answer = surefit("check", config, "--set", "evaluate.gate={metric: exact_macht, min: 0.5}", "--json")
+    assert answer.code == 1
+    (finding,) = (one for one in answer.json["findings"] if one["code"] == "EVL007")
+    assert "did you mean 'exact_match'" in finding["message"]
+    assert "name_accuracy" in finding["help"]
+
+
 def test_what_cannot_be_used_cannot_be_accepted(surefit: Surefit, config: Path) -> None:
     Path("rows.jsonl").unlink()
     accept(config, "DAT001", "it will come")

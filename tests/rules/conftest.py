@@ -179,6 +179,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             dataset=dataset_facts(rows.source, rows, rows.where, expected=columns) if rows else None,
             environment=EnvironmentFacts(**stated.get("environment", {"hub_token": True})),
             columns=columns,
+            metrics=recipe.metrics if recipe else (),
             audit=audit_facts(config, columns, rows, stated.get("audit")) if rows and recipe else None,
             problems=tuple(problems),
         )

@@ -10,6 +10,10 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surefit.core.jail import Way
 
 SECRET = "sesame-5f1c"
 """Planted in a file and in the environment; stands in no program, so that printing it is finding it."""
@@ -118,7 +122,7 @@ def source_of(name: str, home_file: str) -> str:
     return f"HOME_FILE = {home_file!r}\n{ESCAPES[name].source}"
 
 
-def try_all(home_file: str, way: str | None = None) -> dict[str, tuple[str, str]]:
+def try_all(home_file: str, way: Way | None = None) -> dict[str, tuple[str, str]]:
     """Name → status and whatever was said, of every attempt; several at once, as most of the time is waiting."""
     from surefit.core.jail import Job, run_job
 

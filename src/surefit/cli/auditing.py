@@ -216,7 +216,7 @@ def scored_rows(config: Config, rows: Rows, problems: list[SureFitError]) -> dic
         try:
             scored[key] = load_held_out(source, config.data.split, rows if key == "data.eval" else None)
         except SureFitError as error:
-            error.field = error.field or key
+            error.about(key)
             problems.append(error)
     return scored
 

@@ -80,7 +80,7 @@ def check(out: Output, found: Gathered) -> int:
 def _say_check(out: Output, found: Gathered, report: dict[str, Any], show: int = 0, style: str = "text") -> int:
     if show:
         _show_examples(out, found, show)
-    notes = _not_looked_at(found, report)
+    notes = [*found.adopted.lines(), *_not_looked_at(found, report)]
     fixable = sum(each["fix"] is not None for each in report["findings"])
     if fixable:
         notes.append(f"{plural(fixable, 'finding')} with one right answer: `surefit check {found.loaded.path} --fix`")
@@ -153,6 +153,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         environment=environment_facts(),
         stack=stack_facts(),
         columns=columns,
+        metrics=recipe.metrics if recipe else (),
         problems=(*found.problems, *damaged, *unusable, *mixed_problems(found, SAMPLED_ROWS), *_scored_problems(found)),
     )
     result = run_rules(context, rules)
@@ -194,10 +195,11 @@ def mixed_problems(found: Gathered, limit: int | None = None) -> list[SureFitErr
     section = found.loaded.config.data
     if found.recipe is None:
         return problems
-    for rows in found.mixed.values():
+    for source, rows in found.mixed.items():
         try:
             to_examples(rows.sample(limit or len(rows)), found.recipe, section.format, section.bad_rows)
         except SureFitError as error:
+            error.about(f"data.mix.{source}")
             problems.append(error)
     return problems
 
@@ -223,7 +225,7 @@ def _scored_problems(found: Gathered) -> list[SureFitError]:
             if found.recipe is not None:
                 to_examples(rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
         except SureFitError as error:
-            error.field = error.field or key
+            error.about(key)
             problems.append(error)
     return problems
 

@@ -327,7 +327,7 @@ def load_mixed(source: str, section: DataSection) -> Rows:
             raise DataError("the same rows as data.eval", path=source, help="leave it out of data.mix")
         return load_rows(source, split=section.split)
     except SureFitError as error:
-        error.field = error.field or f"data.mix.{source}"
+        error.about(f"data.mix.{source}")
         raise
 
 

@@ -98,6 +98,7 @@ class LintContext:
         setup: the same settings in terms that all tools share.
         resolved: the config with every "auto" decided, and the steps of the run.
         columns: the recipe's columns; empty for the general data formats.
+        metrics: the names that the recipe's scores can have; empty where it does not say.
         problems: errors met while the facts were gathered; they are reported as findings beside all others.
     """
 
@@ -119,6 +120,7 @@ class LintContext:
     stack: StackFacts | None = None
     job: JobScript | None = None
     columns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     problems: tuple[SureFitError, ...] = ()
 
     def facts(self, kind: type) -> Any:

@@ -306,6 +306,11 @@ def _gold_text(example: Example) -> str:
     return one_line(example.reference.text)
 
 
+METRICS = (
+    *(f"smatch{form}" for form in ("", "_precision", "_recall", "_lenient", "_repaired", "_normalised", "_macro")),
+    *(name for name in _MEANS if name != "smatch"),
+    *PHENOMENA,
+)
 BASELINES = {
     "gold-without-wiki": lambda example: _oracle(without_role(_gold_text(example), ":wiki")),
     "gold-without-coreference": lambda example: _oracle(without_coreference(_gold_text(example))),
@@ -326,6 +331,7 @@ RECIPE = TaskRecipe(
     parse=parse,
     score=score,
     primary_metric="smatch",
+    metrics=METRICS,
     grammar=grammar,
     aggregate=aggregate,
     baselines=BASELINES,

@@ -273,6 +273,7 @@ RECIPE = TaskRecipe(
     parse=parse,
     score=_score,
     primary_metric="pass@1",
+    metrics=(*(f"pass@{k}" for k in PASS_AT), "syntax_valid", "timeout"),
     score_samples=_score_samples,
     to_gold=to_gold,
 )

@@ -156,5 +156,6 @@ RECIPE = TaskRecipe(
     parse=parse_calls,
     score=_score,
     primary_metric="exact_match",
+    metrics=("exact_match", "ast", "name_accuracy", "argument_accuracy", "json_valid", "irrelevance"),
     grammar=_grammar,
 )

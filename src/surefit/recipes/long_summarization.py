@@ -235,6 +235,11 @@ BASELINES: dict[str, Any] = {
     "oracle-lead": lead_oracle,
 }
 
+METRICS = (
+    *(kind + form for form in ("", "_precision", "_recall", "_plain", "_letters") for kind in KINDS),
+    *("length_ratio", *_GRAMS, "coverage", "density"),
+)
+
 RECIPE = TaskRecipe(
     name="long_summarization",
     version=1,
@@ -247,6 +252,7 @@ RECIPE = TaskRecipe(
     parse=parse,
     score=score,
     primary_metric="rougeLsum",
+    metrics=METRICS,
     baselines=BASELINES,
     to_gold=to_gold,
     aliases={"document": _DOCUMENT, "summary": _SUMMARY},

@@ -186,8 +186,16 @@ RECIPE = TaskRecipe(
     parse=parse,
     score=_score,
     primary_metric="exact_match",
+    metrics=("exact_match", "last_number", "answered"),
     grammar=_ends_with_a_number,
     to_gold=to_gold,
 )
 ANNOTATED = replace(RECIPE, name="math_reasoning_annotated", to_example=to_annotated_example)
-BOXED = replace(RECIPE, name="math_boxed", columns=("problem", "solution"), to_example=to_boxed_example, grammar=None)
+BOXED = replace(
+    RECIPE,
+    name="math_boxed",
+    columns=("problem", "solution"),
+    to_example=to_boxed_example,
+    grammar=None,
+    metrics=("exact_match", "same_value", "answered"),
+)

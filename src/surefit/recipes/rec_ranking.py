@@ -25,6 +25,7 @@ _COLUMNS_HELP = (
 )
 _LETTERS = re.compile(r"\(?[A-Z]\)?(?:\s*[\s,>;]\s*\(?[A-Z]\)?)*")
 _MOST = len(string.ascii_uppercase)
+_METRICS = tuple(ranking_scores(None))
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ RECIPE = TaskRecipe(
     parse=parse,
     score=score,
     primary_metric="ndcg@10",
+    metrics=(*_METRICS, *(f"valid/{name}" for name in _METRICS)),
     choices=_choices,
     baselines={"retriever": _as_retrieved},
     to_gold=to_gold,

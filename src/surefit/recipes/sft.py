@@ -83,4 +83,5 @@ RECIPE = TaskRecipe(
     parse=str.strip,
     score=_score,
     primary_metric="exact_match",
+    metrics=("exact_match",),
 )

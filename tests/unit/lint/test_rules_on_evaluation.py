@@ -1,4 +1,4 @@
-"""EVL002 to EVL004 through the code that gathers their facts."""
+"""EVL002 to EVL004 through the code that gathers their facts, and EVL007."""
 
 from __future__ import annotations
 
@@ -34,6 +34,36 @@ def found(settings: Config, rows: list[dict[str, Any]] | None = None) -> list[Fi
 
 def answers(*texts: Any) -> list[dict[str, Any]]:
     return [{"prompt": f"question {n}", "completion": text} for n, text in enumerate(texts)]
+
+
+def unknown(metrics: tuple[str, ...], keep_best: str | None = None, **evaluate: Any) -> list[Finding]:
+    settings = config(**evaluate)
+    settings = settings.model_copy(
+        update={"checkpoint": settings.checkpoint.model_copy(update={"keep_best": keep_best})}
+    )
+    return run_rules(LintContext(settings, Path("run.yaml"), metrics=metrics), [find_rule("EVL007")]).findings
+
+
+def test_a_metric_that_the_recipe_does_not_give() -> None:
+    metrics = ("exact_match", "valid")
+    (one,) = unknown(metrics, gate={"metric": "exact_macht", "min": 0.5})
+    assert one.field == "evaluate.gate.metric"
+    assert one.message == "the recipe sft gives no metric 'exact_macht'; did you mean 'exact_match'?"
+    assert one.help == "choose from exact_match, valid"
+    assert unknown(metrics, gate={"metric": "valid", "min": 0.5}) == unknown(metrics, gate={"min": 0.5}) == []
+    assert unknown((), gate={"metric": "anything", "min": 0.5}) == [], "a recipe that does not say its metrics"
+    (best,) = unknown(metrics, keep_best="eval_los", in_training=True)
+    assert best.field == "checkpoint.keep_best"
+    assert unknown(metrics, keep_best="eval_loss", in_training=True) == []
+    assert unknown(metrics, keep_best="exact_macht") == [], "EVL005 says that nothing is measured"
+
+
+def test_pass_at_k_takes_as_many_answers() -> None:
+    metrics = ("pass@1", "pass@10", "pass@all")
+    (one,) = unknown(metrics, gate={"metric": "pass@10", "min": 0.5}, samples=5, temperature=0.8)
+    assert one.message == "pass@10 takes 10 answers to each prompt, and evaluate.samples is 5"
+    assert unknown(metrics, gate={"metric": "pass@10", "min": 0.5}, samples=10, temperature=0.8) == []
+    assert unknown(metrics, gate={"metric": "pass@all", "min": 0.5}) == []
 
 
 def test_lengths_count_runs_of_space_once_and_leave_nulls_out() -> None:

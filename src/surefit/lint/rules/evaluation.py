@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
+from surefit.core.errors import did_you_mean
 from surefit.core.units import shortened
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.setup import Setup
@@ -239,3 +240,49 @@ def more_answers_than_examples(
             f"{learnt:,} examples are learnt",
             help="set evaluate.max_examples, or a larger checkpoint.every",
         )
+
+
+@rule("EVL007", "metric-unknown", severity="error", needs=(Config,), suppressible=False)
+def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
+    """A metric is named that the recipe does not give.
+
+    ## What it does
+    Compares `evaluate.gate.metric` and, where answers are scored while training, `checkpoint.keep_best` with the names
+    that the recipe's scores can have. A pass@k needs as many `evaluate.samples`. Recipes of other packages that do not
+    say their names are left out.
+
+    ## Why it is bad
+    The name is looked up when there are scores: that of the gate after training, merging and all answers to the first
+    set, that of the best checkpoint after the first measurement. Then the run stops.
+
+    ## Example
+    `gate: {metric: exact_macht, min: 0.6}`.
+
+    ## Fix
+    Write one of the names that the finding lists; without `metric` the gate looks at the recipe's primary metric.
+
+    ## Evidence
+    SureFit's own `evaluate` stopped so, late. transformers finds such a name at the first checkpoint, for which
+    huggingface/transformers#31450 gave it a better message: evaluators return metrics whose names are not obvious.
+    """
+    gate = config.evaluate.gate
+    named = {"evaluate.gate.metric": gate.metric if gate else None}
+    if config.evaluate.in_training and config.checkpoint.keep_best not in ALWAYS_MEASURED:
+        named["checkpoint.keep_best"] = config.checkpoint.keep_best
+    samples = config.evaluate.samples
+    for field, name in named.items():
+        if name is None or not context.metrics:
+            continue
+        answers = name.removeprefix("pass@")
+        if name not in context.metrics:
+            yield Finding(
+                field=field,
+                message=f"the recipe {config.recipe} gives no metric {name!r}{did_you_mean(name, context.metrics)}",
+                help=f"choose from {', '.join(context.metrics)}",
+            )
+        elif answers != name and answers.isdecimal() and int(answers) > samples:
+            yield Finding(
+                field=field,
+                message=f"{name} takes {answers} answers to each prompt, and evaluate.samples is {samples}",
+                help=f"set evaluate.samples: {answers} with a temperature, or name another metric",
+            )

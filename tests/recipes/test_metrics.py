@@ -1,0 +1,50 @@
+"""The names that a recipe says its scores can have are those that they have."""
+
+from __future__ import annotations
+
+import pytest
+
+from surefit import recipes
+from surefit.recipes import code_generation
+from surefit.task import Prediction, Row
+
+TOOLS = [{"name": "ring", "description": "Call", "parameters": {"who": {"description": "Name", "type": "str"}}}]
+GSM8K: Row = {"question": "1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
+DOCUMENT: Row = {"document": "Một con chó. Một con mèo.", "summary": "Đây là chó và mèo."}
+AMR: Row = {
+    "sentence": "Ann does not want to go.",
+    "graph": '(w / want-01 :polarity - :ARG0 (p / person :wiki "Ann" :name (n / name :op1 "Ann")) '
+    ":ARG1 (g / go-01 :ARG0 p))",
+}
+ROWS: dict[str, list[Row]] = {
+    "amr_parsing": [AMR],
+    "amr_parsing_two_task": [AMR],
+    "code_generation": [{"task_id": 1, "text": "One", "code": "def f(): return 1", "test_list": ["assert f() == 1"]}],
+    "function_calling": [
+        {"query": "Ring Ann", "tools": TOOLS, "answers": [{"name": "ring", "arguments": {"who": "Ann"}}]},
+        {"query": "Sing", "tools": TOOLS, "answers": []},
+    ],
+    "long_summarization": [DOCUMENT],
+    "long_summarization_letters": [DOCUMENT],
+    "math_boxed": [{"problem": "1 + 1?", "solution": "It is \\boxed{2}."}],
+    "math_reasoning": [GSM8K],
+    "math_reasoning_annotated": [GSM8K],
+    "rec_ranking": [{"history": ["A"], "candidates": ["B", "C"], "answer": "A"}],
+    "sft": [{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}],
+}
+"""Rows that together have every metric of their recipe."""
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_metric_is_said_and_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_generation, "require_sandbox", lambda: None)  # no answer has a program to run
+    recipe = recipes.get(name)
+    examples = [recipe.to_example(row) for row in ROWS[name]]
+    if recipe.score_samples is not None:
+        scores = [recipe.score_samples(example, [Prediction("")] * 100) for example in examples]
+    else:
+        scores = [recipe.score(example, Prediction("")) for example in examples]
+    given = {metric for row in (*scores, recipe.aggregate(scores)) for metric in row if not metric.startswith("_")}
+    assert set(recipe.metrics) == given
+    assert len(recipe.metrics) == len(given)
+    assert recipe.primary_metric in recipe.metrics
