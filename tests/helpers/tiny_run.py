@@ -81,6 +81,7 @@ def config(
     every: int = 4,
     packing: bool = False,
     checkpoint: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
     **train: Any,
 ) -> Config:
     settings = {
@@ -93,7 +94,7 @@ def config(
     return Config.model_validate(
         {
             "model": {"name_or_path": str(base), "dtype": dtype},
-            "adapter": {"kind": kind, "r": 4, "dropout": 0.1},
+            "adapter": {"kind": kind, "r": 4, "dropout": 0.1} | dict(adapter or {}),
             # At most 20 tokens in a row, so that a bin of 4 × 16 holds a few of them.
             "data": {"train": "unused", "packing": packing, "max_length": 16},
             "train": settings | train,

@@ -28,6 +28,7 @@ TINY = {
 LLAMA = LlamaConfig(**TINY)
 QWEN2 = Qwen2Config(**TINY | {"num_hidden_layers": 1}, tie_word_embeddings=True)
 LORA = AdapterSection(r=4, target_modules=["v_proj", "down_proj"])
+DORA = LORA.model_copy(update={"use_dora": True})
 FULL = AdapterSection(kind="full")
 PADDED, SAME = True, False
 
@@ -47,6 +48,8 @@ SETTINGS = [
     _setting(LLAMA, LORA, "float32", True, PADDED, 2, "sdpa"),
     _setting(LLAMA, LORA, "bfloat16", True, SAME, 2, "sdpa"),
     _setting(LLAMA, LORA, "bfloat16", False, PADDED, 1, "eager"),
+    _setting(LLAMA, DORA, "float32", False, SAME, 1, "sdpa"),
+    _setting(LLAMA, DORA, "bfloat16", True, PADDED, 2, "sdpa"),
     _setting(LLAMA, FULL, "float32", False, PADDED, 1, "eager"),
     _setting(LLAMA, FULL, "float32", True, SAME, 1, "sdpa"),
     _setting(LLAMA, FULL, "bfloat16", False, SAME, 2, "sdpa"),
@@ -76,6 +79,7 @@ SETTINGS += [
         for setting in (
             replace(PACKED, adapter=AdapterSection(r=4), quantization="nf4", dtype="bfloat16"),
             replace(FIRST, adapter=AdapterSection(r=4), quantization="nf4", fused_lora=True, checkpointing=True),
+            replace(FIRST, adapter=AdapterSection(r=4, use_dora=True), quantization="nf4", dtype="bfloat16"),
             replace(FIRST, adapter=FULL, optimizer="adamw_8bit"),
             replace(FIRST, adapter=FULL, optimizer="paged_adamw", dtype="bfloat16"),
         )
@@ -88,7 +92,8 @@ def _name(setting: Setting) -> str:
     differs = [
         f"{name}={value}" for name, value in vars(setting).items() if name != "config" and value != vars(plain)[name]
     ]
-    adapter = f"{setting.adapter.kind}{'-dropout' * bool(setting.adapter.dropout)}"
+    kind = "dora" if setting.adapter.use_dora else setting.adapter.kind
+    adapter = f"{kind}{'-dropout' * bool(setting.adapter.dropout)}"
     return "-".join([setting.config.model_type, adapter, setting.dtype, *differs])
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from surefit.config.resolve import LOSS_BYTES, Resolved
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import AdapterSection, Config
 from surefit.config.spread import data_ranks
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.activations import (
@@ -119,7 +119,7 @@ def ends_with(name: str, target: str) -> bool:
 def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained | None:
     """What will be trained; None where the model's layers are not known.
 
-    LoRA factors are of the base model's type, as `model/adapter.py` makes them.
+    LoRA factors and DoRA's magnitudes are of the base model's type, as `model/adapter.py` makes them.
     """
     if adapter.kind == "full":
         return None if model.parameters is None else Trained(model.parameters, DTYPE_BYTES[dtype])
@@ -127,7 +127,8 @@ def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained |
         return None
     targets = target_modules(model, adapter)
     factors = sum(adapter.r * (out + into) for out, into in targets.values())
-    return Trained(factors, DTYPE_BYTES[dtype])
+    magnitudes = sum(out for out, _ in targets.values()) if adapter.use_dora else 0
+    return Trained(factors + magnitudes, DTYPE_BYTES[dtype])
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def peak_bytes(
         parts: processes that share the tokens of the micro batch.
     """
     part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
-    if part is None or model.parameters is None or not covered(model):
+    if part is None or model.parameters is None or not activations_known(resolved.config, model):
         return None
     batch = shared_tokens(micro_batch(resolved, model, length, padded, capability), parts)
     accumulation = micro_batch_shape(resolved, length).micro_batches
@@ -267,6 +268,11 @@ def disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None
         f"the closed form says {bytes_text(closed)} where the simulation says {bytes_text(simulated)} ({error:+.1%}): "
         "trust the simulation, and report the config"
     )
+
+
+def activations_known(config: Config, model: ModelFacts) -> bool:
+    """Whether there is a closed form for a run's activations: none where DoRA makes whole matrices in every layer."""
+    return covered(model) and not (config.adapter.kind == "lora" and config.adapter.use_dora)
 
 
 def memory_terms(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None = AMPERE) -> list[Term]:
@@ -373,10 +379,13 @@ def _moments_term(resolved: Resolved, model: ModelFacts, part: Trained, n: str) 
 
 
 def trained_tensors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[int, bool]]:
-    """(numbers, whether it is an embedding's) of every matrix that is trained; a tied head is the embedding."""
+    """(numbers, whether it is an embedding's) of what is trained: every matrix, DoRA's vectors; a tied head is the
+    embedding."""
     if adapter.kind == "lora":
         for out, into in target_modules(model, adapter).values():
             yield from ((adapter.r * into, False), (out * adapter.r, False))
+            if adapter.use_dora:
+                yield out, False
         return
     yield model.vocab_size * model.hidden_size, True
     for name, (out, into) in model.linear_modules.items():

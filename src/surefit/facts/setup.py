@@ -197,7 +197,8 @@ class Setup:
 _KEYS = {
     "dtype": "model.dtype", "attention": "speed.attention", "quantization": "model.quantization",
     "adapter": "adapter.kind", "lora_r": "adapter.r", "lora_alpha": "adapter.alpha",
-    "lora_dropout": "adapter.dropout", "target_modules": "adapter.target_modules", "base_model": "model.name_or_path",
+    "lora_dropout": "adapter.dropout", "rslora": "adapter.use_rslora",
+    "target_modules": "adapter.target_modules", "base_model": "model.name_or_path",
     "base_revision": "model.revision", "merge_into": "model.quantization", "max_length": "data.max_length",
     "packing": "data.packing", "epochs": "train.epochs", "max_steps": "train.max_steps",
     "optimizer": "train.optimizer", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup",
@@ -292,11 +293,12 @@ def _adapter_of(section: AdapterSection, dtype: str | None, quantized: bool) -> 
         return {"adapter": "full"}
     modules = section.target_modules
     return {
-        "adapter": "lora",
+        "adapter": "dora" if section.use_dora else "lora",
         "adapter_dtype": dtype,
         "lora_r": section.r,
         "lora_alpha": section.alpha,
         "lora_dropout": section.dropout,
+        "rslora": section.use_rslora,
         "target_modules": (modules,) if isinstance(modules, str) else tuple(modules),
         "merge_into": "dequantized" if quantized else "original",
     }

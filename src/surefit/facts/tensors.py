@@ -57,10 +57,12 @@ def _tensors(model: ModelFacts, adapter: AdapterSection | None) -> Iterator[Tens
 
 
 def factors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[str, Shape]]:
-    """The LoRA factors by their names in the model that trains."""
+    """What an adapter trains by its names in the model that trains: factors, and DoRA's magnitudes."""
     for name, (outputs, inputs) in target_modules(model, adapter).items():
         yield f"base_model.model.{name}.lora_A.default.weight", (adapter.r, inputs)
         yield f"base_model.model.{name}.lora_B.default.weight", (outputs, adapter.r)
+        if adapter.use_dora:
+            yield f"base_model.model.{name}.lora_magnitude_vector.default.weight", (outputs,)
 
 
 def parameters(model: ModelFacts) -> list[tuple[str, Shape]]:

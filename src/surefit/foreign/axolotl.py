@@ -61,7 +61,8 @@ KEYS: dict[str, To] = {
     "lora_target_modules": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
     "lora_target_linear": To(c.when_true(("all-linear",)), "adapter.target_modules", "target_modules", hf.modules),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
-    "peft_use_rslora": To(c.switch, None, "rslora"),
+    "peft_use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
+    "peft_use_dora": To(c.switch, "adapter.use_dora"),
     "peft_trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
     "special_tokens.eos_token": To(c.text, None, "eos_token"),
     "chat_template": To(_template, None, "chat_template"),
@@ -175,7 +176,7 @@ def _adapter(draft: Draft) -> None:
         # Axolotl trains every weight where `adapter` is not set.
         draft.say("adapter", "full", "adapter")
         draft.without_effect(LORA_KEYS, "adapter is not set: every weight is trained")
-        for dotted in ("r", "alpha", "dropout", "target_modules", "start_from"):
+        for dotted in ("r", "alpha", "dropout", "target_modules", "use_rslora", "use_dora", "start_from"):
             draft.config.pop(f"adapter.{dotted}", None)
     elif kind in ("lora", "qlora"):
         dora = draft.flat.get("peft_use_dora") is True

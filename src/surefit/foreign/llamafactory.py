@@ -43,7 +43,8 @@ KEYS = hf.KEYS | {
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
     "lora_target": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
     "additional_target": To(c.texts, None, "modules_to_save"),
-    "use_rslora": To(c.switch, None, "rslora"),
+    "use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
+    "use_dora": To(c.switch, "adapter.use_dora"),
     "pure_bf16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
     "disable_gradient_checkpointing": To(_not, "train.gradient_checkpointing", "gradient_checkpointing"),
     "use_reentrant_gc": To(c.switch, None, "reentrant"),
@@ -149,7 +150,7 @@ def _adapter(draft: Draft) -> None:
     draft.reach("finetuning_type")
     if kind == "full":
         draft.without_effect(LORA_KEYS, "finetuning_type is full")
-        for dotted in ("r", "alpha", "dropout", "target_modules"):
+        for dotted in ("r", "alpha", "dropout", "target_modules", "use_rslora", "use_dora"):
             draft.config.pop(f"adapter.{dotted}", None)
     else:
         rank = draft.config.setdefault("adapter.r", 8)

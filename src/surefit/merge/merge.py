@@ -219,8 +219,11 @@ class _Certifying:
             config, section = adapter.config, job.expected
             self.require(
                 Check(
-                    "adapter_scaling", f"{config.get('lora_alpha', 0):g}/{config['r']}",
-                    f"{section.alpha:g}/{section.r}", "==", "alpha/r as the run was configured",
+                    "adapter_scaling",
+                    _scaling(config.get("lora_alpha", 0), config["r"], bool(config.get("use_rslora"))),
+                    _scaling(section.alpha, section.r, section.use_rslora),
+                    "==",
+                    "alpha/r as the run was configured, or alpha/√r",
                 )
             )  # fmt: skip
             expected = set(adapted_modules(streamed.model, section.target_modules))
@@ -392,6 +395,11 @@ def _certify_model(certifying: _Certifying, run: RunDir) -> None:
         Check("trained_differs_from_base", found.rms > 0, True, "==", "training changes something"),
     )
     certifying.on_progress(2, 2, "certified")
+
+
+def _scaling(alpha: float, rank: int, stabilised: bool) -> str:
+    """alpha/r, or alpha/√r, as a text: a quotient would hide which of the two numbers is another one."""
+    return f"{alpha:g}/{'√' * stabilised}{rank}"
 
 
 def _none(name: str, found: list[str], why: str) -> Check:

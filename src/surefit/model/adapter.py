@@ -18,10 +18,13 @@ from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.facts.budget import ends_with
 from surefit.model.identity import RECORD, base_directory, base_identity, read_record
+from surefit.model.quantize import Float8Linear
 
 FIELD = "adapter.target_modules"
 START = "adapter.start_from"
-UNKNOWN_KINDS = ("use_dora", "use_rslora", "bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
+SWITCHES = ("use_rslora", "use_dora")
+"""Settings of PEFT that the config has too, and that must be the same."""
+UNKNOWN_KINDS = ("bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
 """Settings of PEFT that change what its factors mean."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
@@ -29,7 +32,7 @@ PREFIX = "base_model.model."
 
 
 def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) -> PeftModel:
-    """Freeze `model` and put LoRA factors beside its linear layers, in place.
+    """Freeze `model` and put LoRA factors beside its linear layers, in place; with DoRA also a magnitude per output.
 
     The factors are in the dtype the base computes in, also where its weights are quantised: PEFT's own default, float32
     factors, would make a float32 copy of every layer's input. The optimizer keeps float32 masters of them
@@ -37,13 +40,21 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
     as they were.
 
     Raises:
-        ConfigError: an entry of `target_modules` matches no linear layer.
+        ConfigError: an entry of `target_modules` matches no linear layer; DoRA over weights in float8.
     """
+    if section.use_dora and any(isinstance(module, Float8Linear) for module in model.modules()):
+        raise ConfigError(
+            "PEFT's DoRA reads float8 weights without their scales",
+            field="adapter.use_dora",
+            help="set model.quantization: nf4 or none, or adapter.use_dora: false",
+        )
     targets = adapted_modules(model, section.target_modules)
     config = LoraConfig(
         r=section.r,
         lora_alpha=section.alpha,  # type: ignore[arg-type] # PEFT only divides by r, so a fraction is fine
         lora_dropout=section.dropout,
+        use_rslora=section.use_rslora,
+        use_dora=section.use_dora,
         target_modules=section.target_modules,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets),
         task_type="CAUSAL_LM",
@@ -110,6 +121,15 @@ def _require_like(model: PeftModel, directory: Path) -> None:
                 path=directory,
                 field=name,
                 help=f"set {name}: {saved.get(key)}",
+            )
+    for key in SWITCHES:
+        if bool(saved.get(key)) != bool(fresh[key]):
+            had, now = (str(bool(values.get(key))).lower() for values in (saved, fresh))
+            raise ConfigError(
+                f"the adapter has {key} {had}, and the config {now}",
+                path=directory,
+                field=f"adapter.{key}",
+                help=f"set adapter.{key}: {had}",
             )
     if special := [key for key in UNKNOWN_KINDS if saved.get(key) not in (None, False, {}, "none", fresh.get(key))]:
         raise ConfigError(
@@ -211,14 +231,17 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, int]]) -> Non
             are not finite; a `lora_B` that is still all zero, which is how it starts.
     """
     try:
-        rank = int(json.loads((directory / CONFIG).read_text(encoding="utf-8"))["r"])
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        rank, dora = int(config["r"]), bool(config.get("use_dora"))
         tensors = load_file(directory / WEIGHTS)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise GateError(f"the adapter cannot be read: {error}", path=directory, help="train again") from error
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for name, (outputs, inputs) in modules.items():
         expected[f"{PREFIX}{name}.lora_A.weight"] = (rank, inputs)
         expected[f"{PREFIX}{name}.lora_B.weight"] = (outputs, rank)
+        if dora:
+            expected[f"{PREFIX}{name}.lora_magnitude_vector"] = (outputs,)
     problems = [
         _fault(name, tensors.get(name), expected.get(name)) for name in sorted(expected.keys() | tensors.keys())
     ]
@@ -231,7 +254,7 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, int]]) -> Non
         )
 
 
-def _fault(name: str, tensor: torch.Tensor | None, shape: tuple[int, int] | None) -> str | None:
+def _fault(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...] | None) -> str | None:
     if tensor is None:
         return f"{name} is missing"
     if shape is None:

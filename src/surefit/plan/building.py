@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.fused_lora import fuse_lora
 from surefit.model.neftune import Neftune
 from surefit.model.prepare import TILE
-from surefit.model.quantize import hidden_tensors, quantize_meta
+from surefit.model.quantize import frozen_matrix, hidden_tensors, is_four_bit, quantize_meta
 from surefit.model.tiling import tile_mlps
 from surefit.plan.setting import Setting
 from surefit.plan.trace import HOST, Recorder
@@ -56,11 +57,20 @@ def switch(model: Any, setting: Setting) -> None:
     """What a run switches on before its first step."""
     if setting.fused_lora:
         fuse_lora(model)
+    if setting.adapter.use_dora:
+        _let_dora_dequantize(model)
     enable_checkpointing(model, setting.checkpointing)
     if setting.tiled_mlp:
         tile_mlps(model, TILE)
     if setting.neftune is not None:
         Neftune(model, setting.neftune)
+
+
+def _let_dora_dequantize(model: torch.nn.Module) -> None:
+    """PEFT knows a 4-bit weight by its class, which one without data has not; a layer with `W_q` it asks instead."""
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and is_four_bit(layer):
+            layer.W_q, layer.dequantize = True, functools.partial(frozen_matrix, layer)  # type: ignore[assignment]
 
 
 def materialise(model: torch.nn.Module, recorder: Recorder, weights: bool = True) -> None:

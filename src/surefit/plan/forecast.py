@@ -245,7 +245,8 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
 def _setting(resolved: Resolved) -> str:
     """What decides the memory beside the batch, in words."""
     config = resolved.config
-    what = f"LoRA r {config.adapter.r}" if config.adapter.kind == "lora" else "all weights"
+    kind = "DoRA" if config.adapter.use_dora else "LoRA"
+    what = f"{kind} r {config.adapter.r}" if config.adapter.kind == "lora" else "all weights"
     dtype: str = config.model.dtype
     if config.model.quantization != "none":
         dtype += f" over {config.model.quantization}"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
+from surefit.config.schema import AdapterSection
 from surefit.merge.adapter_file import Update
 from surefit.merge.certify import TOKENS_READ, read_logits
 from surefit.merge.fold import fold, rounding_error
@@ -65,7 +66,7 @@ def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
             continue
         layer = name.removesuffix(".base_layer.weight")
         if layer in adapted:
-            work = partial(_merged, parameter.shape, dtype, setting.adapter.r)
+            work = partial(_merged, parameter.shape, dtype, setting.adapter)
             recorder.repeating((parameter.shape, dtype), f"{PREFIX}{layer}", work)
         with recorder.inside(f"{PREFIX}{name}"):
             matrix = torch.empty(parameter.shape, dtype=dtype, device="cpu")
@@ -73,10 +74,12 @@ def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
             kept += [] if setting.cuda else [matrix]
 
 
-def _merged(shape: torch.Size, dtype: torch.dtype, r: int) -> None:
+def _merged(shape: torch.Size, dtype: torch.dtype, adapter: AdapterSection) -> None:
     """One matrix is merged, and then made again and compared with what was written."""
     outputs, inputs = shape
-    update = Update(torch.empty(r, inputs, device="cpu"), torch.empty(outputs, r, device="cpu"), 1.0)
+    lengths = torch.empty(outputs, device="cpu") if adapter.use_dora else None
+    a, b = torch.empty(adapter.r, inputs, device="cpu"), torch.empty(outputs, adapter.r, device="cpu")
+    update = Update(a, b, 1.0, lengths)
     matrix = torch.empty(shape, dtype=dtype, device="cpu")
     fold(matrix, update)
     rounding_error(matrix, update, matrix)

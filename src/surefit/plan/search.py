@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
@@ -167,23 +167,23 @@ def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]
     ways = [none, none | {"mode": "fsdp"}]
     ways += [none | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
     ways += [none | {"mode": "zero2"}, none | {"mode": "zero3"}] if find_spec("deepspeed") else []
-    ways += [none | {"mode": "cp", "cp": size} for size in _divisors(count)[1:]]
+    ways += [none | {"mode": mode, "cp": size} for mode in ("cp", "fsdp") for size in _divisors(count)[1:]]
     ways += [none | {"mode": "tp", "tp": count}]
     given = config.parallel.model_dump()
     mine = {name: given[name] for name in none}
     if mine not in ways:
         ways.insert(0, mine)
     for way in ways:
-        changed = _set(resolved, parallel=way, **_needs_of(str(way["mode"]), config))
+        changed = _set(resolved, parallel=way, **_needs_of(way))
         if _possible(changed, model):
             yield changed
 
 
-def _needs_of(mode: str, config: Config) -> dict[str, dict[str, Any]]:
-    """What else a mode changes, and nothing that is learnt by it."""
-    if mode in ("tp", "zero3"):
+def _needs_of(way: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What else a way of sharing changes, and nothing that is learnt by it."""
+    if way["mode"] in ("tp", "zero3"):
         return {"speed": {"fused_lora": False}}
-    if mode == "cp":
+    if way["cp"] > 1:
         return {"speed": {"attention": "torch_varlen"}}
     return {}
 
@@ -193,6 +193,11 @@ def _possible(resolved: Resolved, model: ModelFacts) -> bool:
     config = resolved.config
     mode, quantized = config.parallel.mode, config.model.quantization != "none"
     count = config.parallel.tp
+    if config.parallel.cp > 1 and (model.packing_obstacle is not None or config.train.neftune_noise_alpha is not None):
+        return False
+    dora = config.adapter.kind == "lora" and config.adapter.use_dora
+    if dora and (mode not in ("ddp", "fsdp") or config.parallel.cp > 1):  # rule ADP006
+        return False
     with contextlib.suppress(ConfigError):
         require_shareable(config)
         match mode:
@@ -205,8 +210,6 @@ def _possible(resolved: Resolved, model: ModelFacts) -> bool:
             case "tp":
                 widths = (model.num_attention_heads, model.num_key_value_heads, model.intermediate_size or 1)
                 return not quantized and covered(model) and all(width % count == 0 for width in widths)
-            case "cp":
-                return model.packing_obstacle is None and config.train.neftune_noise_alpha is None
             case _:
                 return True
     return False

@@ -11,10 +11,10 @@ from typing import Any
 
 from surefit import __version__
 from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
 from surefit.config.spread import processes
 from surefit.core.units import bytes_text, plural
-from surefit.facts.activations import covered
-from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, Term, at_least, trained
+from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, Term, activations_known, at_least, trained
 from surefit.facts.disk import disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
@@ -57,7 +57,7 @@ def static_plan(
         },
         "memory": [_entry(term) | {"moment": term.moment} for term in memory],
         "memory_total_bytes": at_least(memory) if memory else None,
-        "left_out": _left_out(model, hardware, bool(memory), processes(resolved.config)),
+        "left_out": _left_out(resolved.config, model, hardware, bool(memory)),
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": at_least(disk) if disk else None,
         "disk_free_bytes": hardware.disk_free_bytes,
@@ -76,13 +76,13 @@ def _entry(term: Term) -> dict[str, Any]:
     return {"term": term.term, "bytes": term.bytes, "why": term.why}
 
 
-def _left_out(model: ModelFacts, hardware: HardwareFacts, known: bool, count: int) -> list[str]:
-    left_out = [*(() if covered(model) else ACTIVATIONS_LEFT_OUT), *LEFT_OUT]
+def _left_out(config: Config, model: ModelFacts, hardware: HardwareFacts, known: bool) -> list[str]:
+    left_out = [*(() if activations_known(config, model) else ACTIVATIONS_LEFT_OUT), *LEFT_OUT]
     if not known:
         left_out.insert(0, f"all memory and disk terms: the size of {model.name} is not known on this machine")
     if model.source in ("catalogue", "hub") and model.weight_bytes:
         left_out.append(f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}")
-    if hardware.gpu_count > count:
+    if hardware.gpu_count > (count := processes(config)):
         idle = plural(hardware.gpu_count - count, "other GPU")
         left_out.append(f"{idle} of this machine: --gpus {hardware.gpu_count} takes all")
     return left_out

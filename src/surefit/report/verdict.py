@@ -145,7 +145,9 @@ def _what(found: Artefacts) -> str | None:
     value, kind = found.value, found.value("adapter.kind")
     text = "all weights" if kind == "full" else kind
     if kind == "lora":
-        text = f"LoRA, r {value('adapter.r')}, alpha {value('adapter.alpha')}, on {value('adapter.target_modules')}"
+        kind = "DoRA" if value("adapter.use_dora") else "LoRA"
+        kind += ", rank-stabilised" if value("adapter.use_rslora") else ""
+        text = f"{kind}, r {value('adapter.r')}, alpha {value('adapter.alpha')}, on {value('adapter.target_modules')}"
     model = found.plan.model if found.plan else None
     if text and model and model.trainable and model.parameters:
         share = f"{percent(model.trainable / model.parameters)} of {count_text(model.parameters)}"

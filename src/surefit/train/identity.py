@@ -42,6 +42,7 @@ def carried_out(config: Config, mode: str = "single", data_size: int = 1) -> dic
         "train.per_device_train_batch_size": config.train.per_device_train_batch_size,
         "train.gradient_checkpointing": config.train.gradient_checkpointing,
         "parallel.mode": mode,
+        "parallel.cp": config.parallel.cp,
         PARTS: data_size,
     }
 
@@ -61,8 +62,14 @@ def what_changed(trainer: Mapping[str, Any], config: Config, mode: str = "single
     return [*changes, "dropout and noise draw other random numbers in another micro batch"] if other else changes
 
 
-DRAWS_ALONG = ("data.packing", "train.per_device_train_batch_size", "speed.fused_lora", "speed.compile", PARTS)
+DRAWS_ALONG = (
+    "data.packing", "train.per_device_train_batch_size", "speed.fused_lora", "speed.compile", "parallel.cp", PARTS,
+)  # fmt: skip
 """Of these, which element of a step gets which random number depends on them."""
+
+
+ADDED = {"adapter.use_rslora": False, "adapter.use_dora": False}
+"""What runs did whose checkpoints are older than a key."""
 
 
 def require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
@@ -77,9 +84,10 @@ def require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> Non
         ConfigError: naming the first difference with both values.
     """
     for key, value in now.items():
-        if before.get(key) != value:
+        was = before.get(key, ADDED.get(key))
+        if was != value:
             raise ConfigError(
-                f"{key} was {before.get(key)!r} when the checkpoint was written and is {value!r} now",
+                f"{key} was {was!r} when the checkpoint was written and is {value!r} now",
                 path=path,
                 field=key.partition(":")[0],
                 help="put it back to resume, or start anew in another output_dir",

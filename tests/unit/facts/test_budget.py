@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,21 @@ from transformers import LlamaForCausalLM
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
-from surefit.facts.budget import LOSS_BYTES, Term, at_least, memory_terms, target_modules, trained
+from surefit.facts import budget
+from surefit.facts.budget import (
+    LOSS_BYTES,
+    Term,
+    at_least,
+    memory_terms,
+    target_modules,
+    trained,
+    trained_tensors,
+)
+from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
+from surefit.facts.tensors import factors
 from surefit.model.adapter import add_adapter, trainable_parameters
+from surefit.plan.static import static_plan
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
 N = 20_971_520
@@ -81,17 +94,35 @@ def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -
     assert trained(model, AdapterSection(kind="full"), "float32") is None
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"], ["self_attn.o_proj"], ["lm_head", "up_proj"]])
 def test_trained_parameters_are_those_peft_makes(
-    make_tiny: Callable[..., LlamaForCausalLM], tmp_path: Path, targets: str | list[str]
+    make_tiny: Callable[..., LlamaForCausalLM], tmp_path: Path, targets: str | list[str], dora: bool
 ) -> None:
     model = make_tiny(tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
-    section = AdapterSection(r=3, target_modules=targets)  # type: ignore[arg-type]
+    section = AdapterSection(r=3, target_modules=targets, use_dora=dora)  # type: ignore[arg-type]
     part = trained(model_facts(str(tmp_path)), section, "float32")
     adapted = add_adapter(model, section)
     assert part is not None
     assert part.parameters == trainable_parameters(adapted)[0]
+    named = {name: tuple(p.shape) for name, p in adapted.named_parameters() if p.requires_grad}
+    assert dict(factors(model_facts(str(tmp_path)), section)) == named
+    sizes = [numbers for numbers, _ in trained_tensors(model_facts(str(tmp_path)), section)]
+    assert sorted(sizes) == sorted(math.prod(shape) for shape in named.values())
+
+
+def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..., Resolved]) -> None:
+    model, plain = model_facts(LLAMA_8B), make_resolved(LLAMA_8B)
+    adapter = plain.config.adapter.model_copy(update={"use_dora": True})
+    dora = replace(plain, config=plain.config.model_copy(update={"adapter": adapter}))
+    assert budget.peak_bytes(plain, model) is not None
+    assert budget.peak_bytes(dora, model) is None
+    assert "activations" in " ".join(static_plan(dora, model, hardware_facts("h100"))["left_out"])
+    assert "activations" not in " ".join(static_plan(plain, model, hardware_facts("h100"))["left_out"])
+    terms = {term.term: term.bytes for term in memory_terms(dora, model)}
+    # 32 layers of q, o, down: 4,096 outputs each; k, v: 1,024; gate, up: 14,336
+    assert terms["optimizer"] == 8 * (N * adapter.r // 8 + 32 * (3 * 4_096 + 2 * 1_024 + 2 * 14_336))
 
 
 def test_all_linear_leaves_the_head_out() -> None:

@@ -94,7 +94,8 @@ def test_a_step_is_lost_below_half_the_distance_to_the_next_number(dtype: str, r
     [
         (16, 32, None, False), (8, 32, None, False), (1, 32, None, False), (512, 8, None, False), (64, 16, None, False),
         (8, 512, None, True), (256, 1, None, True), (8, 0, None, True), (8, -16, None, True),
-        (256, 16, True, False), (256, 512, True, False), (256, 1024, True, True), (256, 1, True, False),
+        (256, 16, True, False), (256, 256, True, False), (256, 512, True, True),
+        (256, 1024, True, True), (256, 1, True, False),
     ],
 )  # fmt: skip
 def test_the_scale_of_an_adapter(rank: int, alpha: float, rslora: bool | None, flagged: bool) -> None:
@@ -107,6 +108,10 @@ def test_the_scale_is_told_in_the_users_numbers() -> None:
     (one,) = found(adapter="lora", lora_r=8, lora_alpha=512.0)
     assert one.message.startswith("alpha 512 over rank 8 multiplies the adapter by 64;")
     assert one.help == "start at twice the rank, 16"
+    (one,) = found(adapter="lora", lora_r=256, lora_alpha=512.0, rslora=True)
+    assert one.message.startswith("alpha 512 over the square root of rank 256 multiplies the adapter by 32;")
+    assert one.message.endswith("over the rank itself it would be 2")
+    assert one.help == "write 16"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, GateError
 from surefit.model.adapter import adapted_modules, add_adapter, completeness, lora_modules, trainable_parameters
+from surefit.model.quantize import finish_loading
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -130,6 +131,40 @@ def test_an_incomplete_adapter_is_stopped(saved: tuple[Path, PeftModel], change:
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, directory / WEIGHTS)
     with pytest.raises(GateError, match=words):
         completeness(directory, lora_modules(model))
+
+
+MAGNITUDE = A.replace("lora_A.weight", "lora_magnitude_vector")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, None),
+        ({MAGNITUDE: None}, "up_proj.lora_magnitude_vector is missing"),
+        ({MAGNITUDE: torch.ones(32)}, r"has shape \(32,\) where \(48,\) fits"),
+        ({MAGNITUDE: torch.full((48,), torch.inf)}, "not finite"),
+    ],
+)
+def test_of_dora_the_magnitudes_belong_to_it(tmp_path: Path, change: dict[str, Any], words: str | None) -> None:
+    model = adapt(use_dora=True)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    model.save_pretrained(str(tmp_path), save_embedding_layers=False)
+    tensors: dict[str, Any] = load_file(tmp_path / WEIGHTS) | change
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / WEIGHTS)
+    if words is None:
+        completeness(tmp_path, lora_modules(model))
+        return
+    with pytest.raises(GateError, match=words):
+        completeness(tmp_path, lora_modules(model))
+
+
+def test_dora_over_float8_is_refused() -> None:
+    model = finish_loading(tiny_run.llama(), "fp8")
+    with pytest.raises(ConfigError, match="reads float8 weights without their scales"):
+        add_adapter(model, AdapterSection(use_dora=True))
 
 
 def test_an_unreadable_adapter_is_stopped(saved: tuple[Path, PeftModel]) -> None:

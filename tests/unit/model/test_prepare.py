@@ -127,9 +127,11 @@ def adapter_like(trained: Path, directory: Path, **changes: Any) -> Path:
     [
         ({"r": 8}, r"the adapter has adapter\.r 8, and the config 4"),
         ({"lora_alpha": 8}, r"the adapter has adapter\.alpha 8, and the config 32"),
-        ({"use_dora": True}, "the adapter has use_dora, which SureFit does not train"),
+        ({"use_rslora": True}, "the adapter has use_rslora true, and the config false"),
+        ({"use_dora": True}, "the adapter has use_dora true, and the config false"),
+        ({"bias": "all"}, "the adapter has bias, which SureFit does not train"),
     ],
-    ids=["rank", "scale", "kind"],
+    ids=["rank", "scale", "stabilised", "kind", "variant"],
 )
 def test_an_adapter_that_does_not_fit(
     base: Path, tmp_path: Path, trained: Path, changes: dict[str, Any], words: str

@@ -17,6 +17,11 @@ from surefit.lint.rule import Finding, LintContext, rule
 
 SCALES = (1 / 64, 32)
 """alpha / r of settings that are known to train: PEFT's default alpha of 8 at rank 512, and alpha 32 at rank 1."""
+KNOWN = "settings that are known to train lie between 0.06 and 32"
+STABILISED = 16
+"""alpha / √r of alpha = r at rank 256: above, it was written for alpha / r."""
+PROVED = (None, "none", "ddp", "fsdp")
+"""Ways to share a run in which DoRA trains what one process trains: tests/distributed/test_data_parallel.py."""
 FROZEN_STORAGE = ("nf4", "fp4", "int8", "gptq", "awq")
 """Ways to store weights in which no gradient step can be expressed."""
 STORED_QUANTIZED = ("bitsandbytes", "gptq", "awq")
@@ -30,32 +35,37 @@ def alpha_extreme(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The adapter's scale, alpha over rank, is far from any that is known to work.
 
     ## What it does
-    Divides alpha by the rank (by its square root with rank-stabilised LoRA) and speaks up above 32 and below 1/64.
+    Divides alpha by the rank and speaks up above 32 and below 1/64; with rank-stabilised LoRA it divides by the square
+    root of the rank, and speaks up above 16 already.
 
     ## Why it is bad
     The adapter's output is multiplied by it. Far above, the first steps push the model out of what it knows; far below,
     the adapter has no effect at any usual learning rate.
 
     ## Example
-    `r: 8` with `alpha: 512`, or an alpha of 1 that was kept when the rank was raised to 256.
+    `r: 8` with `alpha: 512`, or an alpha of 1 that was kept when the rank was raised to 256. `use_rslora: true` with
+    `r: 256` and `alpha: 512`: twice the rank is a scale of 2 for plain LoRA, and of 32 here.
 
     ## Fix
     Start at alpha = 2 × r; with rank-stabilised LoRA at alpha = 16, whatever the rank.
 
     ## Evidence
     Published settings lie between 0.06 and 32: alpha 32 at ranks from 512 down to 1 ("LoRA Without Regret", Schulman et
-    al. 2025). Blaizzy/mlx-vlm#841: a scale eight times too large made the default settings' adapters unusable.
+    al. 2025). Rank-stabilised LoRA divides by the square root, so that one alpha does for every rank (Kalajdzievski
+    2023, https://arxiv.org/abs/2312.03732). Blaizzy/mlx-vlm#841: a scale eight times too large made the default
+    settings' adapters unusable.
     """
     rank, alpha = setup.lora_r, setup.lora_alpha
     if setup.adapter == "full" or rank is None or alpha is None or not (0 < rank < ABSURD and abs(alpha) < ABSURD):
         return
     scale = alpha / (math.sqrt(rank) if setup.rslora else rank)
-    if scale > SCALES[1] or scale < SCALES[0]:
+    limit = STABILISED if setup.rslora else SCALES[1]
+    if scale > limit or scale < SCALES[0]:
         over = f"the square root of rank {rank}" if setup.rslora else f"rank {rank}"
         yield Finding(
             field="lora_alpha",
             message=f"alpha {alpha:g} over {over} multiplies the adapter by {scale:.3g}; "
-            "settings that are known to train lie between 0.06 and 32",
+            + (f"over the rank itself it would be {alpha / rank:.3g}" if setup.rslora else KNOWN),
             help="write 16" if setup.rslora else f"start at twice the rank, {2 * rank}",
         )
 
@@ -186,8 +196,8 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     """The adapter to go on from is not there, or is not of the shape that the config asks for.
 
     ## What it does
-    Reads the adapter_config.json in `adapter.start_from`, and compares its rank and alpha with `adapter.r` and
-    `adapter.alpha`.
+    Reads the adapter_config.json in `adapter.start_from`, and compares its rank, alpha, rsLoRA and DoRA with
+    `adapter.r`, `adapter.alpha`, `adapter.use_rslora` and `adapter.use_dora`.
 
     ## Why it is bad
     With another rank the factors do not fit. Another alpha would multiply what the adapter has learnt by another number
@@ -223,6 +233,60 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
                 message=f"{section.start_from} was trained with {key} {stored:g}, and adapter.{key} is {wanted:g}",
                 help=f"write {key}: {stored:g}",
             )
+    for key in ("use_rslora", "use_dora"):
+        had, now = (str(bool(value)).lower() for value in (found.get(key), getattr(section, key)))
+        if had != now:
+            yield Finding(
+                field=f"adapter.{key}",
+                message=f"{section.start_from} was trained with {key} {had}, and adapter.{key} is {now}",
+                help=f"write {key}: {had}",
+            )
+
+
+@rule("ADP006", "dora-not-possible-there", severity="error", needs=(Config, Setup), suppressible=False)
+def dora_not_possible_there(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
+    """DoRA is asked for together with something that cannot compute it, or was never shown to.
+
+    ## What it does
+    With `adapter.use_dora`, looks for frozen weights in float8, `speed.fused_lora: true`, `speed.compile`, and ways to
+    share a run other than ddp and fsdp.
+
+    ## Why it is bad
+    In every forward pass DoRA reads whole rows of W + B A to know their lengths. PEFT reads float8 weights without
+    their scales, and its lengths would be wrong; fused LoRA has no magnitudes; tensor parallelism cuts rows. That the
+    other ways train what one process trains, SureFit has not proved.
+
+    ## Example
+    `adapter: {use_dora: true}` with `parallel: {mode: tp}`.
+
+    ## Fix
+    The finding says what to change. `adapter.use_rslora` is possible everywhere.
+
+    ## Evidence
+    DoRA: Liu et al. 2024, https://arxiv.org/abs/2402.09353, equation 5. PEFT 0.21, `tuners/lora/dora.py`:
+    `get_weight_norm` takes the norm of each row, of what `dequantize_module_weight` makes of bitsandbytes' and
+    torchao's weights.
+    """
+    if setup.tool != "surefit" or setup.adapter != "dora":
+        return
+    mode = setup.parallel
+    causes = {
+        "model.quantization": config.model.quantization == "fp8"
+        and ("PEFT's DoRA reads float8 weights without their scales", "set model.quantization: nf4 or none"),
+        "speed.fused_lora": config.speed.fused_lora is True
+        and ("fused LoRA computes plain LoRA, and has no magnitudes", "set speed.fused_lora: auto"),
+        "speed.compile": config.speed.compile
+        and ("compiled layers and DoRA have not been proved together", "set speed.compile: false"),
+        "parallel.cp": config.parallel.cp > 1
+        and mode in PROVED
+        and ("shared tokens and DoRA have not been proved together", "set parallel.cp: 1"),
+        "parallel.mode": mode not in PROVED
+        and (f"parallel.mode {mode} and DoRA have not been proved together", "set parallel.mode: ddp or fsdp"),
+    }
+    for field, found in causes.items():
+        if found:
+            message, change = found
+            yield Finding(field=field, message=message, help=f"{change}, or adapter.use_dora: false")
 
 
 def _adapter_config(directory: Path) -> dict[str, Any] | str:

@@ -84,7 +84,7 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
     """LoRA settings are given although all weights are trained.
 
     ## What it does
-    With `adapter.kind: full`, looks for `r`, `alpha`, `dropout`, `target_modules` and `start_from` in the config.
+    With `adapter.kind: full`, looks for the other settings of the adapter in the config: `r`, `alpha`, `use_dora`…
 
     ## Why it is bad
     They have no effect. Either the settings are left over, or `kind` is not what was meant; full training needs far
@@ -101,7 +101,7 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
     """
     if config.adapter.kind != "full":
         return
-    for name in ("r", "alpha", "dropout", "target_modules", "start_from"):
+    for name in ("r", "alpha", "dropout", "target_modules", "use_rslora", "use_dora", "start_from"):
         if context.is_set(f"adapter.{name}"):
             yield Finding(
                 field=f"adapter.{name}",
