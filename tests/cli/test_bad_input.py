@@ -89,6 +89,7 @@ def test_training_rows_as_held_out_rows(surefit: Surefit, config: Path) -> None:
     ("overrides", "place", "needle"),
     [
         (["data.max_length=[262144]"], "--set", "write 262144 without the brackets"),
+        (["slurm.time=30"], "--set", 'write it in quotes: time: "30"'),
         (["train.learnig_rate=1"], "--set", "did you mean 'learning_rate'"),
         (["recipe=function_caling"], "recipe", "did you mean 'function_calling'"),
         (["model.name_or_path=./nowhere"], "nowhere", "no such"),

@@ -43,6 +43,15 @@ def test_a_missing_package_stops_before_the_model_is_loaded(
     assert "pip install 'surefit[prometheus]'" in answer.text
 
 
+def test_an_address_without_http_is_refused(surefit: object, config: Path) -> None:
+    """MLflow would take it for a folder, and say so only when training has begun."""
+    for address in ("127.0.0.1:5000", "tracker.internal:5000/mlflow"):
+        answer = call("check", config, *asked(f"mlflow_uri={address}"))
+        assert answer.code == 2
+        assert f"http://{address}" in answer.text
+    assert call("check", config, *asked("mlflow_uri=sqlite:///mlflow.db")).code == 0
+
+
 def test_a_password_in_the_address_is_refused_without_being_shown(surefit: object, config: Path) -> None:
     answer = call("train", config, *asked("mlflow_uri=http://me:hunter2@127.0.0.1:1"))
     assert answer.code == 2

@@ -218,7 +218,7 @@ def test_a_port_in_use_is_said_and_taken_when_it_is_free(run: RunDir) -> None:
     while not run.prometheus_target.exists():
         pass
     assert len(notes) == 1
-    assert "Address already in use" in notes[0]
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in notes[0]
     assert samples(run)["surefit_planned_steps"] == 40
     fan_out.finish("finished")
 

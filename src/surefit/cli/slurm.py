@@ -108,6 +108,8 @@ def _training_job(run: RunDir) -> str | None:
 def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> Job:
     """The run, checked, as a job."""
     found = gather(target, overrides)
+    for line in found.adopted.lines():
+        out.note(line)
     stop_at_errors(out, checked(found))
     assert found.resolved  # what keeps it from being resolved is a finding
     return Job(

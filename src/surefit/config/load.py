@@ -325,6 +325,8 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         return "missing", f"add {name}: {expected}"
     if item["type"] == "value_error":
         return str(item["ctx"]["error"]), None
+    if expected == "text" and type(value) in (int, float):
+        return f"expected text, got {_shape(value)}", f'write it in quotes: {name}: "{value}"'
     return f"expected {expected}, got {_shape(value)}", _value_help(value)
 
 

@@ -7,6 +7,7 @@ decided in `resolve.py`. Names are the ones Hugging Face users know.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -59,7 +60,11 @@ class AdapterSection(Section):
     r: Annotated[int, Field(ge=1)] = 16
     """The rank of the LoRA factors."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
-    """The LoRA update is scaled by alpha / r."""
+    """The LoRA update is scaled by alpha / r; with `use_rslora` by alpha / √r."""
+    use_rslora: bool = False
+    """Scale by alpha / √r (rsLoRA, Kalajdzievski 2023), so that a higher rank does not learn more slowly."""
+    use_dora: bool = False
+    """Train the length of every row of an adapted matrix beside its direction (DoRA, Liu et al. 2024): slower."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
@@ -163,11 +168,11 @@ class ParallelSection(Section):
     """How several devices share the work."""
 
     mode: Auto | Literal["single", "ddp", "fsdp", "zero2", "zero3", "pp", "tp", "cp"] = "auto"
-    """ddp: a whole model on each device; fsdp, zero2, zero3: sharded; pp: layers, tp: matrices, cp: tokens split."""
+    """ddp: whole models; fsdp, zero2, zero3: sharded; pp: layers, tp: matrices, cp: tokens split; cp goes with fsdp."""
     tp: Annotated[int, Field(ge=1)] = 1
     """Devices that share each matrix."""
     cp: Annotated[int, Field(ge=1)] = 1
-    """Devices that share the tokens of each example."""
+    """Devices that share the tokens of each example, each with the whole model or, with mode: fsdp, a shard of it."""
     pp: Annotated[int, Field(ge=1)] = 1
     """Devices that share the layers."""
     dp_replicate: Annotated[int, Field(ge=1)] = 1
@@ -202,7 +207,9 @@ class TelemetrySection(Section):
 
     @field_validator("mlflow_uri")
     @classmethod
-    def _no_password_in_an_address(cls, value: str | None) -> str | None:
+    def _is_an_address_without_a_password(cls, value: str | None) -> str | None:
+        if value is not None and re.match(r"[\w.-]+:\d+(/|$)", value):
+            raise ValueError(f"a server's address begins with http:// or https://: http://{value}")
         if value is not None and "@" in urlsplit(value).netloc:
             raise ValueError(
                 "a user or a password is in the address, and the config is written into the run directory: put them "

@@ -135,10 +135,10 @@ def _missing(text: str, path: Path) -> DataError:
     hub = "a data set on the hub is written owner/name"
     if not text.strip():
         return DataError("no data is named", help=f"name a file ({KINDS}) or a directory; {hub}")
-    if not os.path.isdir(path.parent):
-        return DataError(f"no such file: there is no directory {path.parent}", path=path, help=hub)
-    siblings = [str(entry) for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
     help_text = f"paths start at the directory you run in; {hub}"
+    if not os.path.isdir(path.parent):
+        return DataError(f"no such file: there is no directory {path.parent}", path=path, help=help_text)
+    siblings = [str(entry) for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
     return DataError(f"no such file or directory{did_you_mean(str(path), siblings)}", path=path, help=help_text)
 
 

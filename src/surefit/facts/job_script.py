@@ -150,7 +150,7 @@ def read_job_script(path: Path | str) -> JobScript:
         tasks_per_node=tasks,
         gpus_per_node=gpus,
         cpus_per_node=_cpus_per_node(options, tasks, gpus),
-        minutes=_minutes(options.get("time", "")),
+        minutes=minutes_of(options.get("time", "")),
         launches=tuple(each for each in found if each),
         variables=shell.constants,
         broken_continuations=broken,
@@ -282,10 +282,10 @@ def _cpus_per_node(options: Mapping[str, str], tasks: int | None, gpus: int | No
     return per_gpu * gpus if per_gpu and gpus else None
 
 
-def _minutes(text: str) -> float | None:
+def minutes_of(text: str) -> float | None:
     """SLURM's time: minutes, min:s, h:min:s, d-h, d-h:min or d-h:min:s.
 
-    >>> _minutes("90"), _minutes("1:30:00"), _minutes("2-12"), _minutes("UNLIMITED")
+    >>> minutes_of("90"), minutes_of("1:30:00"), minutes_of("2-12"), minutes_of("UNLIMITED")
     (90.0, 90.0, 3600.0, None)
     """
     found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,4}))?(?::(\d{1,4}))?", text)

@@ -99,7 +99,14 @@ def read(path: Path, tool: str | None = None) -> Foreign:
 def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
     # JSON is YAML but for tabs between its tokens; inside its texts there are none.
     is_json = path.suffix == ".json" or text.lstrip().startswith("{")
-    return parse_yaml(text.replace("\t", " ") if is_json else text, path)
+    if not is_json:
+        return parse_yaml(text, path)
+    try:
+        return parse_yaml(text.replace("\t", " "), path)
+    except ConfigError as error:
+        error.message = error.message.replace("not valid YAML", "not valid JSON")
+        error.help = error.help and "check quotes, commas and brackets at and above this line"
+        raise
 
 
 def _table(tool: str) -> Tool:

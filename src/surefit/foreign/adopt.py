@@ -41,6 +41,11 @@ BY_KEY = {
     "optimizer.params.weight_decay": "train.weight_decay",
 }
 """Keys of the files that no rule looks at → the same."""
+SIZES = {
+    f"parallelism_config.parallelism_config_{name}_size": f"parallel.{name}" for name in ("dp_replicate", "tp", "cp")
+}
+"""Keys of Accelerate's that say how many devices share something → the same. Its `dp_shard_size` times `cp_size` are
+the devices over which both shard the weights: it follows from the others."""
 TUNING = frozenset(
     f"zero_optimization.{name}"
     for name in (
@@ -112,7 +117,7 @@ def adopt(loaded: Loaded) -> Adopted:
         # An Accelerate file may name the DeepSpeed file.
         named = lookup(loaded.config, key) or (said[key].value if key in said else None)
         if named is not None:
-            found = read(Path(named).expanduser(), tool)
+            found = read(_existing(named, key, said.get(key), loaded), tool)
             _require_usable(found)
             for dotted, item in _sayings(found, loaded):
                 _require_same(dotted, said.setdefault(dotted, item), item, loaded)
@@ -124,6 +129,18 @@ def adopt(loaded: Loaded) -> Adopted:
         taken.append(more)
         loaded = _changed(loaded, [more])
     return Adopted(loaded, tuple(taken), tuple(unplaced))
+
+
+def _existing(named: str, key: str, said: Said | None, loaded: Loaded) -> Path:
+    """The file that `key` names, in the config or (`said`) in an Accelerate file."""
+    path = Path(named).expanduser()
+    if not path.exists():
+        where = f", named in {said.place}" if said else ""
+        start = "its paths start at the folder it is in" if said else "paths start at the directory you run in"
+        raise ConfigError(
+            f"no such file: {named}{where}", path=loaded.path, line=loaded.lines.get(key), field=key, help=start
+        )
+    return path
 
 
 def _require_usable(found: Foreign) -> None:
@@ -175,6 +192,8 @@ def _sayings(found: Foreign, loaded: Loaded) -> Iterator[tuple[str, Said]]:
     for lost in (*found.lost, *found.judged):
         if lost.key in BY_KEY and isinstance(lost.value, int | float) and lost.value > 0:
             yield BY_KEY[lost.key], Said(float(lost.value), f"{found.path.name}:{lost.line} {lost.key}")
+        elif lost.key in SIZES and lost.value > 1:
+            yield SIZES[lost.key], Said(lost.value, f"{found.path.name}:{lost.line} {lost.key}")
         elif lost.key == "deepspeed_config.deepspeed_config_file":
             yield DEEPSPEED, Said(str(found.path.parent / lost.value), f"{found.path.name}:{lost.line} {lost.key}")
 
@@ -270,4 +289,6 @@ def _changed(loaded: Loaded, taken: list[Taken]) -> Loaded:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -24,7 +24,8 @@ from surefit.config.schema import Config
 from surefit.config.spread import data_ranks, processes, require_possible
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, MachineError
-from surefit.core.units import plural
+from surefit.core.units import duration_text, plural
+from surefit.facts.job_script import minutes_of
 
 LOG = "slurm-%j.out"
 """The output of a job, in the run directory; %j is its number, which a requeued job keeps."""
@@ -93,6 +94,7 @@ def check_arithmetic(job: Job) -> None:
         ConfigError: they do not, with the numbers.
     """
     require_possible(job.config)
+    _require_time(job)
     batch, parts = job.config.train.global_batch_size, data_ranks(job.config)
     if batch % parts:
         raise ConfigError(
@@ -100,6 +102,26 @@ def check_arithmetic(job: Job) -> None:
             path=job.config_file,
             field="train.global_batch_size",
             help=f"write a multiple of {parts}, such as {-(-batch // parts) * parts}",
+        )
+
+
+def _require_time(job: Job) -> None:
+    """A limit that sbatch can read, and that is not over when the job is told to save."""
+    limit, before = job.config.slurm.time, job.config.slurm.signal_seconds
+    minutes = minutes_of(limit)
+    if minutes is None and limit.upper() not in ("UNLIMITED", "INFINITE"):
+        raise ConfigError(
+            f"sbatch reads no time limit in {limit!r}",
+            path=job.config_file,
+            field="slurm.time",
+            help='write "8:00:00" (hours:minutes:seconds), "2-12" (days-hours), or minutes as "90"',
+        )
+    if minutes and minutes * 60 <= before:
+        raise ConfigError(
+            f"a job of {limit} ({duration_text(minutes * 60)}) is told to save {before} s before its end: at once",
+            path=job.config_file,
+            field="slurm.signal_seconds",
+            help="raise slurm.time, or lower slurm.signal_seconds",
         )
 
 
@@ -126,8 +148,9 @@ def render_array(job: Job, tasks: int, at_once: int | None = None, after: str | 
         after: the job that trains; they start when it has ended.
 
     Raises:
-        ConfigError: there is no such virtual environment; a secret would stand in the script.
+        ConfigError: the time limit cannot be used; there is no such virtual environment; a secret would stand in it.
     """
+    _require_time(job)
     more = {
         "job-name": f"{job.run.name}-evaluate",
         "array": f"0-{tasks - 1}" + (f"%{at_once}" if at_once else ""),

@@ -72,19 +72,25 @@ class Prometheus:
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Serve, and leave the target file."""
-        from prometheus_client import start_http_server
-
         self._total = params.get("total_steps")
         self._gauge("disk_free_bytes").set_function(lambda: _free(self.run))
         self._gauge("last_step_timestamp_seconds").set_to_current_time()
         if self._total is not None:
             self._gauge("planned_steps").set(self._total)
         if self._server is None:
-            self._server, _ = start_http_server(self.port, addr=self.host, registry=self.registry)
+            self._server = self._listening()
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
         address = f"[{host}]" if ":" in host else host
         target = {"targets": [f"{address}:{self._server.server_port}"], "labels": {}}
         write_json(self.run.prometheus_target, [target])
+
+    def _listening(self) -> Any:
+        from prometheus_client import start_http_server
+
+        try:
+            return start_http_server(self.port, addr=self.host, registry=self.registry)[0]
+        except OSError as error:
+            raise OSError(f"cannot listen on {self.host}:{self.port}: {error.strerror}") from None
 
     def log(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Show the newest numbers."""

@@ -7,6 +7,7 @@ since; when its queue is full, the oldest records are dropped, and counted.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 from surefit.core.env import redact
 from surefit.core.errors import Interrupted
+from surefit.core.units import shortened
 
 QUEUED = 1_000
 """Records that wait for one sink at most."""
@@ -25,6 +27,9 @@ LONGEST_PAUSE = 30.0
 """Seconds before a sink that keeps failing is tried again, at most; each pause is twice the one before it."""
 PATIENCE = 10.0
 """Seconds that a finished run waits for all its sinks together."""
+
+LONGEST_FAULT = 160
+"""Characters of a fault that are said."""
 
 
 class Sink(Protocol):
@@ -181,9 +186,23 @@ class _Line:
         try:
             call()
         except Exception as error:
-            self.fault = self.fault or redact(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+            self.fault = self.fault or _in_short(error)
             return False
         return True
+
+
+def _in_short(error: BaseException) -> str:
+    """One line. Where a connection failed it is that: libraries wrap it in a paragraph of their own words."""
+    chain = [error]
+    while (inner := _reason(chain[-1])) is not None:
+        chain.append(inner)
+    innermost = [one for one in chain if isinstance(one, ConnectionError | TimeoutError | socket.gaierror)]
+    told = (innermost or chain[:1])[-1]
+    return shortened(redact(f"{type(told).__name__}: {told}".splitlines()[0]), LONGEST_FAULT)
+
+
+def _reason(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _without_secrets(value: Any) -> Any:

@@ -40,6 +40,7 @@ def test_a_missing_file_is_not_taken_for_a_hub_id(write, tmp_path, monkeypatch):
         assert error.path == text
     assert "did you mean 'data/train.jsonl'" in refused("data/trian.jsonl").message
     assert "there is no directory nowhere" in refused("nowhere/x.jsonl").message
+    assert "paths start at the directory you run in" in refused("nowhere/x.jsonl").help
     assert "no data is named" in refused("  ").message
     assert "no such" in refused("x\0y").message
 

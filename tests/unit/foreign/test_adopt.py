@@ -8,6 +8,7 @@ import pytest
 from surefit.config.load import Loaded, load_config
 from surefit.config.resolve import resolve, write_resolved
 from surefit.core.errors import ConfigError
+from surefit.foreign import read
 from surefit.foreign.adopt import Adopted, adopt
 
 CONFIG = """\
@@ -148,6 +149,38 @@ def test_an_accelerate_file(tmp_path) -> None:
     assert {lost.key for _, lost in found.unplaced} == {"compute_environment", "main_process_port"}
 
 
+SHARDED = """\
+distributed_type: FSDP
+num_processes: 8
+fsdp_config: {fsdp_version: 2}
+parallelism_config:
+  parallelism_config_dp_replicate_size: 2
+  parallelism_config_dp_shard_size: 2
+  parallelism_config_tp_size: 1
+  parallelism_config_cp_size: 2
+  parallelism_config_cp_comm_strategy: allgather
+"""
+
+
+def test_accelerates_shared_tokens_within_shards(tmp_path) -> None:
+    (tmp_path / "acc.yaml").write_text(SHARDED)
+    found = adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
+    parallel = found.loaded.config.parallel
+    assert (parallel.mode, parallel.cp, parallel.dp_replicate, parallel.tp) == ("fsdp", 2, 2, 1)
+    lines = list(found.lines())
+    key = "parallelism_config.parallelism_config_cp_size"
+    assert f"parallel.cp: 2, from acc.yaml:8 {key} (was 1)" in lines
+    assert [lost.key for _, lost in found.unplaced] == ["parallelism_config.parallelism_config_cp_comm_strategy"]
+    setup = read(tmp_path / "acc.yaml", "accelerate").setup
+    assert (setup.world_size, setup.processes) == (4, 8)
+
+
+def test_sizes_that_do_not_make_up_the_processes(tmp_path) -> None:
+    (tmp_path / "acc.yaml").write_text(SHARDED.replace("cp_size: 2", "cp_size: 4"))
+    with pytest.raises(ConfigError, match="expected sizes whose product is num_processes, 8, got 4"):
+        adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
+
+
 def test_an_accelerate_file_may_name_the_deepspeed_file(tmp_path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 0.7}))
     (tmp_path / "acc.yaml").write_text(
@@ -175,6 +208,23 @@ def test_processes_that_machines_cannot_share(tmp_path) -> None:
 def test_a_file_that_is_not_there(tmp_path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/none.yaml}}"))
+
+
+def test_a_file_that_is_not_there_is_told_with_the_key_that_names_it(tmp_path) -> None:
+    (tmp_path / "acc.yaml").write_text(ACCELERATE + "  deepspeed_config_file: gone.json\n")
+    for named, place in (("gone.yaml", ""), ("acc.yaml", "named in acc.yaml:12 deepspeed_config.")):
+        with pytest.raises(ConfigError) as caught:
+            adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path / named}}}"))
+        key = "deepspeed" if place else "accelerate"
+        assert (caught.value.field, caught.value.path) == (f"parallel.{key}_config", str(tmp_path / "run.yaml"))
+        assert place in caught.value.message
+
+
+def test_json_that_ends_early_is_called_json(tmp_path) -> None:
+    (tmp_path / "ds.json").write_text('{"gradient_clipping": 0.3,\n"zero_optimization": {"stage": 2}')
+    with pytest.raises(ConfigError, match="not valid JSON") as caught:
+        read(tmp_path / "ds.json", "deepspeed")
+    assert "indentation" not in (caught.value.help or "")
 
 
 def test_resolved_yaml_says_where_it_came_from_and_runs_as_it_is(zero, tmp_path, monkeypatch) -> None:

@@ -156,6 +156,8 @@ def test_it_goes_back_into_the_queue_only_with_its_work_saved(tmp_path: Path, sa
         ({"parallel": {"mode": "cp", "cp": 3}}, "8 processes cannot be divided into groups by parallel.cp: 3"),
         ({"train": {"global_batch_size": 12}}, "cannot be cut into 8 equal parts (2 nodes × 4 = 8 processes)"),
         ({"nodes": 3, "train": {"global_batch_size": 64}}, "such as 72"),
+        ({"slurm": {"time": "tomorrow"}}, "slurm.time: sbatch reads no time limit in 'tomorrow'"),
+        ({"slurm": {"time": "2:00"}}, "a job of 2:00 (2 min 00 s) is told to save 120 s before its end: at once"),
         ({"slurm": {"venv": "/nowhere/at/all"}}, "neither bin/activate nor bin/python"),
         ({"run": Path('/data/a "run"')}, "there is a quote in it"),
         ({"run": Path("/data/a\nrun")}, "line break"),
@@ -168,6 +170,13 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], told: str) -> None
         render(job(**changes))
     assert told in str(caught.value)
     assert caught.value.help
+
+
+@pytest.mark.parametrize("limit", ["90", "2:01", "8:00:00", "2-12", "1-00:00", "UNLIMITED", "0"])
+def test_every_time_limit_of_sbatch_is_taken(limit: str) -> None:
+    assert f"#SBATCH --time={limit}\n" in render(job(slurm={"time": limit}))
+    with pytest.raises(ConfigError, match="told to save"):
+        render_array(job(slurm={"time": "1:00"}), 2)
 
 
 def test_a_global_batch_is_shared_by_the_data_ranks_only() -> None:

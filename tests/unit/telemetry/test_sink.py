@@ -107,6 +107,33 @@ def test_a_sink_that_raises_is_named_once_without_secrets_and_disturbs_no_other(
     assert good.steps == list(range(5))
 
 
+class Wrapping(Kept):
+    def start(self, run_id: str, params: Mapping[str, Any]) -> None:
+        try:
+            try:
+                raise KeyError("no connection in the pool")
+            except KeyError:
+                raise ConnectionRefusedError(111, "Connection refused") from None
+        except ConnectionRefusedError as error:
+            raise RuntimeError(f"API request to http://host failed with exception {error} " + "x" * 400) from error
+
+
+def test_a_connection_that_fails_is_named_and_not_what_a_library_makes_of_it() -> None:
+    notes: list[str] = []
+    fan_out = FanOut([Wrapping(), Long()], notes.append, every=0.01)
+    fan_out.start("run", {})
+    fan_out.finish("finished")
+    refused, long = notes[:2]
+    assert refused.endswith("without it: ConnectionRefusedError: [Errno 111] Connection refused")
+    assert long.endswith("xxx…")
+    assert len(long) < 220
+
+
+class Long(Kept):
+    def start(self, run_id: str, params: Mapping[str, Any]) -> None:
+        raise RuntimeError("x" * 400)
+
+
 def test_a_sink_that_comes_back_gets_what_it_missed() -> None:
     notes: list[str] = []
     away = Away()
