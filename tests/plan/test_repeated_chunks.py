@@ -58,9 +58,9 @@ def test_repeating_chunks_changes_nothing(setting: Setting) -> None:
     chunks: list[int] = []
     add_chunk = loss.add_chunk
 
-    def counted(head: Any, targets: Any, *rest: Any) -> None:
-        chunks.append(len(targets))
-        add_chunk(head, targets, *rest)
+    def counted(head: Any, rows: slice, *rest: Any) -> None:
+        chunks.append(rows.stop - rows.start)
+        add_chunk(head, rows, *rest)
 
     with patch.object(loss, "add_chunk", counted):
         repeated = _both(setting)

@@ -215,10 +215,11 @@ def _repeated_chunks(recorder: Recorder) -> AbstractContextManager[Any]:
     add_chunk = loss.add_chunk
 
     def add(
-        head: Any, targets: torch.Tensor, hidden: torch.Tensor, out: Any, trained: Any, total: Any, sums: list[Any]
-    ) -> None:
-        key = (hidden.shape, hidden.dtype, out is None, [new is None for new in sums])
-        run = partial(add_chunk, head, targets, hidden, out, trained, total, sums)
+        head: Any, rows: slice, targets: torch.Tensor, hidden: torch.Tensor, out: Any, trained: Any, total: Any,
+        sums: list[Any],
+    ) -> None:  # fmt: skip
+        key = (rows.stop - rows.start, hidden.shape[1:], hidden.dtype, out is None, [new is None for new in sums])
+        run = partial(add_chunk, head, rows, targets, hidden, out, trained, total, sums)
         recorder.repeating(repr(key), "", run)
 
     return patch.object(loss, "add_chunk", add)

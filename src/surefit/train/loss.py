@@ -205,27 +205,29 @@ def _through_chunks(
     grad_hidden = torch.empty_like(hidden) if differentiate_hidden else None
     sums: list[torch.Tensor | None] = [None] * len(trained)
     size = max(1, chunk_rows(len(hidden), head.vocabulary))
-    parts = (hidden, targets, hidden if grad_hidden is None else grad_hidden)
-    for states, words, out in zip(*(torch.split(part, size) for part in parts), strict=True):
-        add_chunk(head, words, states, None if grad_hidden is None else out, trained, loss, sums)
+    for start in range(0, len(hidden), size):
+        rows = slice(start, min(start + size, len(hidden)))
+        add_chunk(head, rows, targets, hidden, grad_hidden, trained, loss, sums)
     return loss, [grad_hidden, *sums]
 
 
 def add_chunk(
     head: _Head,
+    rows: slice,
     targets: torch.Tensor,
     hidden: torch.Tensor,
-    out: torch.Tensor | None,
+    grad_hidden: torch.Tensor | None,
     trained: Sequence[torch.Tensor],
     loss: torch.Tensor,
     sums: list[torch.Tensor | None],
 ) -> None:
-    """Add one chunk's part to the loss and to the sums, and write the gradient of `hidden` to `out`; nothing else of it
-    lives on, so that the next chunk finds all the memory that this one had."""
-    part, gradients = _chunk(head, targets, hidden.detach().requires_grad_(out is not None), trained)
+    """Add what some rows are of the loss to it and to the sums, and write the gradient of these rows of `hidden`;
+    nothing else of them lives on, so that the next chunk finds all the memory that this one had."""
+    states = hidden[rows].detach().requires_grad_(grad_hidden is not None)
+    part, gradients = _chunk(head, targets[rows], states, trained)
     loss += part
-    if out is not None:
-        out.copy_(gradients.pop(0))
+    if grad_hidden is not None:
+        grad_hidden[rows].copy_(gradients.pop(0))
     # Many chunks' gradients are summed: in 16 bits the later ones would be rounded away.
     sums[:] = [new.float() if old is None else old.add_(new) for old, new in zip(sums, gradients, strict=True)]
 
