@@ -178,3 +178,17 @@ def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(
     assert resumed.code == 0, resumed.text
     name = "adapter/adapter_model.safetensors"
     assert (tmp_path / "runs/one" / name).read_bytes() == (tmp_path / "runs/whole" / name).read_bytes()
+
+
+def test_a_script_gets_the_findings_that_stop_a_training(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "?"}\n', encoding="utf-8")
+    answer = surefit("train", config, "--json")
+    assert answer.code == 1
+    assert "DAT002: no column 'query' in" in answer.json["also"][0]["message"]
+    assert answer.json["also"][0]["field"] == "data.train"
+
+
+def test_a_mode_that_the_user_chose_is_not_replaced_for_the_number_of_gpus(surefit: Surefit, config: Path) -> None:
+    answer = surefit("train", config, "--gpus", 2, "--set", "parallel.mode=single", "--dry-run")
+    assert answer.code == 2
+    assert "2 processes, and parallel.mode is single" in answer.stderr

@@ -140,6 +140,42 @@ if os.environ.get("RANK") == "1":
 """
 
 
+HANG = """
+import os, signal
+if os.environ.get("RANK") == "1":
+    from surefit.train.saving import Saving
+    real = Saving.save
+    def hanging(saving, step, state):
+        if step == 10:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        real(saving, step, state)
+    Saving.save = hanging
+"""
+
+
+def with_fault(directory: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every Python process that is started run this first."""
+    (directory / "fault").mkdir()
+    (directory / "fault/sitecustomize.py").write_text(code)
+    known = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(directory / "fault"), *([known] if known else [])]))
+
+
+@pytest.mark.distributed
+def test_a_rank_that_hangs_at_a_checkpoint_is_noticed_and_named(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the others may wait for a disk, as long as that takes; but not for one that never comes."""
+    with_fault(tmp_path, HANG, monkeypatch)
+    process = started(config, "--set", "parallel.timeout_minutes=0.1")
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == EXIT_ENVIRONMENT, err
+    assert "rank 1 of 2 did not answer, and did not end" in err
+    assert "parallel.timeout_minutes" in err
+    assert "Traceback" not in err
+    assert (config.parent / "run/checkpoints/step-5/manifest.json").exists()
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("error", "code", "said"),
@@ -151,10 +187,7 @@ if os.environ.get("RANK") == "1":
 def test_an_error_of_one_rank_ends_the_run_and_is_said_with_its_rank(
     config: Path, tmp_path: Path, error: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fault").mkdir()
-    (tmp_path / "fault/sitecustomize.py").write_text(FAULT.format(error=error))
-    known = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "fault"), *([known] if known else [])]))
+    with_fault(tmp_path, FAULT.format(error=error), monkeypatch)
     process = started(config)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == code, err
@@ -206,5 +239,7 @@ def test_the_first_cause_decides_what_the_run_exits_with() -> None:
     with pytest.raises(MachineError, match="rank 0 of 2 was ended by SIGKILL"):
         _verdict({0: -signal.SIGKILL, 1: EXIT_SHORT}, [], 2, "")
     assert _verdict({0: 2, 1: EXIT_SHORT}, [], 2, "") == 2
-    with pytest.raises(MachineError, match="none says why"):
+    with pytest.raises(MachineError, match="rank 1 of 2 did not answer, and did not end"):
         _verdict({0: EXIT_LOST, 1: -signal.SIGKILL}, [1], 2, "")
+    with pytest.raises(MachineError, match="none says why"):
+        _verdict({0: EXIT_LOST, 1: EXIT_LOST}, [], 2, "")

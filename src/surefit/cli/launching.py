@@ -137,6 +137,8 @@ def _with_count(target: Path, overrides: Sequence[str] | None, gpus: int | None)
     changes = list(overrides or ())
     if gpus is None:
         return changes
+    if not target.is_dir() or any(change.startswith("parallel.mode=") for change in changes):
+        return [*changes, f"hardware.count={gpus}"]
     mode = load_config(config_file(target), changes).config.parallel.mode
     stale = mode == "single" if gpus > 1 else mode in ("ddp", "fsdp")
     return [*changes, f"hardware.count={gpus}", *(["parallel.mode=auto"] if stale else [])]
@@ -229,6 +231,8 @@ def _one_of_several(
         own = _as_started(prepare(target, overrides), world) if world.is_first else None
         told: tuple[Any, ...] = from_first(_told(own) if own else None, world)
         run = own or _listening(*told)
+        if not env.launched_here():
+            out.note(_arithmetic(run))
         return training.train(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt, world=world)
 
 

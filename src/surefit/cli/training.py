@@ -61,8 +61,12 @@ def train(
     if dry_run:
         out.result(_train(out, run, resume, dry_run, adapt, planned, world))
         return EXIT_OK
+    from surefit.model.load import load_tokenizer
+
     # Before anything is written or, with --overwrite, deleted: the run there may be a living one.
     with run.run.locked("train", out.note):
+        # A model that is not there is told before the plan, and leaves no run behind.
+        load_tokenizer(run.resolved.config.model)
         _open_run(run, report, resume, overwrite)
         planned = planned or planned_run(run)
         write_json(run.run.plan, planned)
@@ -79,7 +83,14 @@ def stop_at_errors(out: Output, report: dict[str, Any]) -> None:
         raise GateError(
             f"{plural(len(errors), 'finding')} of severity error: {', '.join(sorted({e['code'] for e in errors}))}",
             help="`surefit explain CODE` says what each means; nothing was started",
+            also=map(_as_error, errors) if out.as_json else (),
         )
+
+
+def _as_error(finding: dict[str, Any]) -> GateError:
+    """A finding for a script, which gets none of what is printed."""
+    place = {key: finding[key] for key in ("path", "line", "field", "help")}
+    return GateError(f"{finding['code']}: {finding['message']}", **place)
 
 
 def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bool) -> None:

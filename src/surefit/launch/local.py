@@ -159,7 +159,14 @@ def _verdict(
         raise error
     if EXIT_INTERRUPTED in failed.values():
         return EXIT_INTERRUPTED
-    if failed or ended_by_us:
+    if failed and ended_by_us:
+        hanging = " and ".join(map(str, ended_by_us))
+        raise MachineError(
+            f"rank {hanging} of {processes} did not answer, and did not end; all were stopped",
+            field="parallel.timeout_minutes",
+            help=f"where nothing hangs and it only takes longer, raise parallel.timeout_minutes; {help_text}",
+        )
+    if failed:
         raise MachineError(f"the {processes} processes lost each other, and none says why", help=help_text)
     return EXIT_OK
 

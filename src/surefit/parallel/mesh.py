@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +23,16 @@ tokenising data, or a pause until the disk has room. That it has died they notic
 LOST = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "timed out",
     "Connection refused", "failed to connect", "recvValue failed", "sendBytes failed",
+    "failed to pass monitoredBarrier",
 )  # fmt: skip
 """What gloo and torch's key-value store say, in plain RuntimeErrors, where another process is gone or too late."""
+MISSING = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
+PLACE = re.compile(r"\[\S*\.cc:\d+\] |(?<=\.) This is typically caused.*")
+"""Of a message of gloo, what tells its authors something, and a user nothing."""
 _patient: list[dist.ProcessGroup] = []
 """The group of all processes, over gloo, that waits as long as `PATIENCE`; there while `joined`."""
+_limits: list[datetime.timedelta] = []
+"""How long all other exchanges wait; there while `joined`."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +93,12 @@ def joined(world: World, timeout_minutes: float, on_gpu: bool | None = None) -> 
     with _losses(timeout_minutes):
         dist.init_process_group(backend, timeout=limit, world_size=world.size, rank=world.rank)
         _patient.append(dist.new_group(backend="gloo", timeout=PATIENCE))
+        _limits.append(limit)
         try:
             yield
         finally:
             _patient.clear()
+            _limits.clear()
             # After an error others may wait in a collective that this process never enters: NCCL would wait for them.
             if backend == "gloo" or sys.exception() is None:
                 dist.destroy_process_group()
@@ -106,11 +115,18 @@ def _losses(timeout_minutes: float) -> Iterator[None]:
         if not is_loss(error):
             raise
         raise LostProcess(
-            f"the connection to the other processes is lost: {env.first_line(error)}",
+            _what_is_lost(env.first_line(error)),
             field="parallel.timeout_minutes",
             help="the process that failed first says why; if none did, one took longer than "
             f"{timeout_minutes:g} minutes. --resume continues from the last checkpoint",
         ) from error
+
+
+def _what_is_lost(said: str) -> str:
+    missing = MISSING.search(said)
+    if missing:
+        return f"rank {missing[1].replace(', ', ' and ')} has not come to where all processes meet"
+    return f"the connection to the other processes is lost: {PLACE.sub('', said)}"
 
 
 def is_loss(error: BaseException) -> bool:
@@ -158,6 +174,15 @@ def by_first(world: World, call: Callable[[], T]) -> T:
     Where it fails, the first process alone raises: the others lose it, and say nothing of their own.
     """
     return from_first(call() if world.is_first else None, world)
+
+
+def all_here(world: World) -> None:
+    """Wait until every process is here, no longer than for any other exchange.
+
+    It comes before a wait of unknown length, so that the others notice a process that hangs.
+    """
+    if world.size > 1:
+        dist.monitored_barrier(group=_patient[0], timeout=_limits[0], wait_all_ranks=True)
 
 
 def together(world: World) -> None:

@@ -25,7 +25,7 @@ from surefit.config.schema import CheckpointSection
 from surefit.core.errors import ConfigError, MachineError, ModelError
 from surefit.core.rundir import RunDir, is_full, sweep, write_json
 from surefit.core.units import KIB, MIB
-from surefit.parallel.mesh import World, by_first
+from surefit.parallel.mesh import World, all_here, by_first
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.progress import OnNote
@@ -40,11 +40,12 @@ P = ParamSpec("P")
 
 
 def _by_the_first(method: Callable[Concatenate[Saving, P], T]) -> Callable[Concatenate[Saving, P], T]:
-    """Let the first of several processes do it, once what they write together is complete; the others wait, and get
-    what it returned."""
+    """Let the first of several processes do it, once all are here and what they write together is complete; the others
+    wait, and get what it returned."""
 
     @wraps(method)
     def call(saving: Saving, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        all_here(saving.world)
         saving.together.finish()
         return by_first(saving.world, lambda: method(saving, *args, **kwargs))
 
