@@ -167,7 +167,7 @@ def test_a_rank_that_hangs_at_a_checkpoint_is_noticed_and_named(
 ) -> None:
     """There the others may wait for a disk, as long as that takes; but not for one that never comes."""
     with_fault(tmp_path, HANG, monkeypatch)
-    process = started(config, "--set", "parallel.timeout_minutes=0.1")
+    process = started(config, "--set", "parallel.timeout_minutes=0.3")
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == EXIT_ENVIRONMENT, err
     assert "rank 1 of 2 did not answer, and did not end" in err
