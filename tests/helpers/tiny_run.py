@@ -106,10 +106,15 @@ def config(
 
 
 def training(
-    settings: Config, train_rows: list[Row] | None = None, eval_rows: list[Row] | None = None, **callbacks: Any
+    settings: Config,
+    train_rows: list[Row] | None = None,
+    eval_rows: list[Row] | None = None,
+    hardware: Any = CPU,
+    **callbacks: Any,
 ) -> Training:
     """The run that `settings` describe: 12 steps over 24 rows, held-out loss on 6 others."""
-    model, _ = prepare_for_training(load_model(settings.model, CPU), settings, CPU)
+    place = callbacks["engine"].loading_device(hardware.kind) if "engine" in callbacks else None
+    model, _ = prepare_for_training(load_model(settings.model, hardware, place), settings, hardware)
     train_rows = rows() if train_rows is None else train_rows
     eval_rows = rows(6, seed=1) if eval_rows is None else eval_rows
     run = RunDir(Path(settings.output_dir))

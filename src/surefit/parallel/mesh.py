@@ -67,7 +67,7 @@ class World:
 
 def device_of(world: World) -> torch.device:
     """The device over which this process exchanges tensors with the others."""
-    if world.size > 1 and dist.get_backend() == "nccl":
+    if dist.is_initialized() and dist.get_backend() == "nccl":
         return torch.device("cuda", world.local_rank)
     return torch.device("cpu")
 
