@@ -132,7 +132,8 @@ class FromFiles:
         self.device = device
         _hollow(self.model, device)
         parameters = self.model.named_parameters(remove_duplicate=False)
-        self._stored = {id(parameter): self.names[name] for name, parameter in parameters if name in self.names}
+        # By the parameters themselves: of one that was let go, another may get the id.
+        self._stored = {parameter: self.names[name] for name, parameter in parameters if name in self.names}
         for name, buffer in self.model.named_buffers():
             if name in self.weights:
                 buffer.copy_(self.weights.read(name))
@@ -170,7 +171,7 @@ class FromFiles:
         inside = {id(module) for layer in layers for module in layer.modules()}
         alone = [(module, [module]) for module in model.modules() if id(module) not in inside]
         for unit, modules in [*((layer, list(layer.modules())) for layer in layers), *alone]:
-            slots = [slot for module in modules for slot in _slots(module) if id(slot[2]) in self._stored]
+            slots = [slot for module in modules for slot in _slots(module) if slot[2] in self._stored]
             if slots:
                 hooks.append(unit.register_forward_pre_hook(functools.partial(self._fill, slots, nudge)))
                 hooks.append(unit.register_forward_hook(functools.partial(_empty, slots)))
@@ -182,7 +183,7 @@ class FromFiles:
 
     def _fill(self, slots: list[Slot], nudge: float = 0.0, *_: Any) -> None:
         for module, attribute, parameter in slots:
-            name = self._stored[id(parameter)]
+            name = self._stored[parameter]
             tensor = cast(self.model, name, self.weights.read(name), parameter.dtype).to(self.device)
             if nudge:
                 tensor = tensor.clone()

@@ -96,7 +96,7 @@ class _WithoutFiles(FromFiles):
     """A model whose weights, in place of being read, are made without data."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._stored = {id(parameter): name for name, parameter in model.named_parameters() if parameter.is_meta}
+        self._stored = {parameter: name for name, parameter in model.named_parameters() if parameter.is_meta}
 
     def _fill(self, slots: list[Slot], *_: Any) -> None:
         for module, attribute, hollow in slots:

@@ -7,6 +7,7 @@ import json
 import families
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from surefit.config.schema import ModelSection
@@ -61,6 +62,19 @@ def test_only_one_layer_is_there_at_a_time(tmp_path) -> None:
     with streamed.running(streamed.model):
         streamed.model(input_ids=IDS, use_cache=False)
     assert seen == [[True, False, False], [False, True, False], [False, False, True]]
+
+
+def test_a_parameter_in_the_place_of_one_that_was_let_go_is_not_taken_for_it(tmp_path) -> None:
+    """What PEFT reads while it loads an adapter becomes real; the hollow parameter before it must keep its id."""
+    section = saved(tmp_path / "base", "llama")
+    adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    get_peft_model(families.build("llama"), adapter).save_pretrained(tmp_path / "adapter")
+    streamed = FromFiles(section, tmp_path / "base", "cpu")
+    names = [name for name, _ in streamed.model.named_parameters()]
+    adapted = streamed.with_adapter(tmp_path / "adapter", names)
+    adapted.later = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(1)) for _ in range(1000))
+    with streamed.running(adapted):
+        assert not [name for name, module in adapted.named_modules() if module._forward_pre_hooks]
 
 
 def test_a_tensor_that_is_not_where_the_index_says(tmp_path) -> None:
