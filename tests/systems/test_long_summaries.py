@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from surefit.cli.app import app
 from surefit.config.schema import DataSection, ModelSection
 from surefit.data.formats import read_splits
 from surefit.data.tokenize import build_dataset
@@ -179,3 +182,11 @@ def test_each_rank_tokenised_the_data_again(check, tmp_path, monkeypatch) -> Non
 def test_sampling_at_temperature_0_7_for_rouge(judge) -> None:
     assert judge(tool="llamafactory", do_sample=True, temperature=0.7) == {"EVL001"}
     assert judge(tool="llamafactory", do_sample=False) == set()
+
+
+def test_one_card_is_advised_to_share_the_tokens(check) -> None:
+    """The project trained on four cards: the advice is the mode that makes the length fit, not only a shorter one."""
+    check(LONG.replace("LENGTH", "262144").replace("MICRO", "1") + WHOLE_LOGITS)
+    answer = json.loads(CliRunner().invoke(app, ["check", "run.yaml", "--json"]).stdout.splitlines()[-1])
+    (advice,) = (found["help"] for found in answer["findings"] if found["code"] == "MEM002")
+    assert "or share the tokens of each example: --gpus 8 with parallel: {mode: cp, cp: 8}" in advice

@@ -129,6 +129,8 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
         _say_other_metrics(out, name, variants, primary)
         for pair in _told(scored["comparisons"], primary, variants):
             out.say(in_words(pair))
+    for text in summary["set_aside"]:
+        out.note(f"kept, not overwritten: {text}")
     for text in summary["left_out"]:
         out.note(f"not comparable, so left out: {text}")
     if summary["gate"]:

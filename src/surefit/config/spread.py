@@ -88,7 +88,7 @@ def decide_mode(
     if capacity is None or count % config.parallel.cp:
         return _likely(config, count)
     tried: list[tuple[int, dict[str, Any]]] = []
-    for way in _ways_to_share(config, count):
+    for way in ways_to_share(config, count):
         size = needed(sharing_by(config, way))
         if size is None:
             return _likely(config, count)
@@ -106,7 +106,7 @@ def _likely(config: Config, count: int) -> tuple[dict[str, Any], str]:
     return {MODE: "ddp"}, f"a whole model in each of {count} processes: the least to exchange"
 
 
-def _ways_to_share(config: Config, count: int) -> Iterator[dict[str, Any]]:
+def ways_to_share(config: Config, count: int) -> Iterator[dict[str, Any]]:
     """What several processes can do with this config, the least to exchange first; `cp` stays where it is set."""
     shards = config.model.quantization == "none" and config.train.optimizer == "adamw"
     if config.parallel.cp > 1:

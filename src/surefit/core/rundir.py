@@ -17,6 +17,7 @@ A run directory is all that anyone needs to understand a run a year later:
     adapter/ | model/        what was trained (LoRA | full)
     merged/ certificate.json the merged model and the proof that it equals base + adapter
     eval/SET/VARIANT.json    scores; VARIANT.predictions.jsonl beside it; eval/summary.json compares them
+    eval/earlier/KEY/SET/    scores of another recipe, on other rows or with other settings, kept
     report.html              the page that shows all of it
     export/FORMAT/           what `surefit export` made for others
     job.sbatch slurm.json    the batch script and the job that `surefit slurm --submit` made of it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,10 @@ from surefit.evaluate.variants import SERVED, identity, known_variants, place
 from surefit.evaluate.ways import Way, ways
 from surefit.task import Scores, TaskRecipe
 
+SETTINGS = ("strategy", "max_new_tokens", "num_beams", "temperature", "seed", "samples", "stop", "constrained")
+"""What of `decoding` answers depend on."""
+EARLIER = "earlier"
+"""The folder in eval/ for scores of another recipe, on other rows or with other settings. None is overwritten."""
 ABOUT_ANSWERS = ("truncated", "unparsed")
 """What summary.json says of a variant's answers beside its scores: the same whenever they are the same."""
 
@@ -54,10 +59,15 @@ def baseline_settings(samples: int) -> dict[str, Any]:
 
 
 class Files:
-    """The scores of a run on disk."""
+    """The scores of a run on disk.
+
+    Attributes:
+        set_aside: scores that were moved to eval/earlier/ to keep them, and where they are now.
+    """
 
     def __init__(self, config: Config, recipe: TaskRecipe, run: RunDir) -> None:
         self.config, self.recipe, self.run = config, recipe, run
+        self.set_aside: list[str] = []
         self.identity = functools.cache(functools.partial(identity, config, run))
 
     def kept(self, name: str, variant: str, way: Way, model: str | None, rank: int = 0) -> Kept:
@@ -95,10 +105,31 @@ class Files:
         if name == "eval" and self.config.evaluate.gate:
             gate_metric(self.config.evaluate.gate, self.recipe.primary_metric, metrics)
         path, predictions_file = _paths(self.run, name, variant)
-        path.unlink(missing_ok=True)  # what is written last says that the two belong together
         text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in scored.lines)
+        before = _record(path)
+        if before is not None and _key(before, predictions_file) != _key(record, text):
+            self._set_aside(path, before)
+        path.unlink(missing_ok=True)  # what is written last says that the two belong together
         write_atomic(predictions_file, text)
         write_json(path, record)
+
+    def set_aside_other_recipes(self) -> None:
+        """Move what another recipe has judged out of the way of this one, whichever variants are scored now."""
+        for path in sorted(self.run.eval.glob("*/*.json")):
+            record = _record(path)
+            if record is not None and record["recipe"] != self.recipe.name:
+                self._set_aside(path, record)
+
+    def _set_aside(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Move a variant's scores to eval/earlier/; the summary that had them is made again."""
+        home = self.run.eval / EARLIER / _key(record, path.with_name(path.stem + PREDICTIONS))
+        (home / path.parent.name).mkdir(parents=True, exist_ok=True)
+        for file in (path.with_name(path.stem + PREDICTIONS), path):
+            if file.exists():
+                file.replace(home / path.parent.name / file.name)
+        self.run.eval_summary.unlink(missing_ok=True)
+        judged = f"judged by {record['recipe']} version {record['recipe_version']}"
+        self.set_aside.append(f"{path.parent.name}/{path.stem}, {judged}: {home.relative_to(self.run.path)}")
 
     def has(self, name: str, variant: str, rows: Picked) -> bool:
         """Whether a variant's scores are there and comparable."""
@@ -175,10 +206,30 @@ class Files:
         return gone or bool(record["model_sha256"] == now)
 
 
+def _record(path: Path) -> dict[str, Any] | None:
+    """A variant's record; None where there is none, or a damaged one."""
+    try:
+        record: dict[str, Any] = read_json(path)
+        return record if {"recipe", "recipe_version", "decoding"} <= record.keys() else None
+    except (DataError, AttributeError):
+        return None
+
+
+def _key(record: Mapping[str, Any], predictions: Path | str) -> str:
+    """What scores belong to, as the name of a folder: the recipe, and a hash of rows and settings."""
+    try:
+        text = predictions.read_text(encoding="utf-8") if isinstance(predictions, Path) else predictions
+        rows = [(line["index"], line["where"]) for line in map(json.loads, text.splitlines())]
+    except (OSError, ValueError, KeyError, TypeError):
+        rows = []
+    settings = {key: record["decoding"].get(key) for key in SETTINGS}
+    digest = hashlib.sha256(json.dumps([settings, rows], default=str).encode()).hexdigest()
+    return f"{record['recipe']}-v{record['recipe_version']}-{digest[:8]}"
+
+
 def _differing(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> str | None:
     """The first setting that answers depend on and that was another."""
-    known = ("strategy", "max_new_tokens", "num_beams", "temperature", "seed", "samples", "stop", "constrained")
-    for key in known:
+    for key in SETTINGS:
         if settings.get(key) != recorded.get(key):
             return f"{key} {recorded[key]}" if key in recorded else f"no {key}"
     return None

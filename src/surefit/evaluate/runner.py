@@ -45,7 +45,8 @@ def evaluate(
 
     Killed, it goes on where it was when it is called again: answers are kept as they come. The summary also holds what
     earlier calls scored, where it is still comparable: the same model, rows, recipe version and settings. What is not
-    is named under "left_out".
+    is named under "left_out". Scores of another recipe, on other rows or with other settings are never overwritten:
+    they are moved to eval/earlier/ and named under "set_aside".
 
     Args:
         config: nothing in it is "auto".
@@ -70,6 +71,7 @@ def evaluate(
     chosen, picked = by_first(world, partial(_looked_at, config, recipe, run, sets, variants))
     files = Files(config, recipe, run)
     if world.is_first:
+        files.set_aside_other_recipes()
         _score_baselines(files, recipe, picked, config.evaluate.samples)
     asked = ways(config, recipe)
     total, done = len(chosen) * len(asked) * sum(len(rows) for rows in picked.values()), 0
@@ -116,6 +118,7 @@ def _summarised(files: Files, picked: Mapping[str, Picked]) -> dict[str, Any]:
     summary = summarise(files.recipe, files.config.evaluate.gate, scored, left_out, files.run)
     for name, found in about.items():
         summary["sets"][name]["answers"] = found
+    summary["set_aside"] = files.set_aside
     write_json(files.run.eval_summary, summary)
     return summary
 

@@ -181,6 +181,8 @@ _SYMBOLS = {
     "neq": "≠",
     "pm": "±",
     "circ": "∘",
+    "quad": "  ",
+    "qquad": "    ",
 }
 _STYLES = frozenset(
     (
@@ -199,8 +201,6 @@ _STYLES = frozenset(
         "boxed",
         "fbox",
         "displaystyle",
-        "quad",
-        "qquad",
         "rm",
         "bf",
         "it",
@@ -210,6 +210,8 @@ _STYLES = frozenset(
         "Bigg",
     )
 )
+_SPACES = {"\\": "\n", ",": " ", ";": " ", ":": " ", " ": " "}
+"""Commands that leave a space, by which two numbers are read as a mixed one: 5\\,000 is 5 + 0 and not 5000."""
 _TOKEN = re.compile(r"\\([A-Za-z]+)|\\(.)|(\{)|(\})|(.)", re.DOTALL)
 
 
@@ -256,7 +258,7 @@ def _command(token: re.Match[str], argument: Callable[[], str]) -> str:
     if token[1] is not None:
         return "" if token[1] in _STYLES else _SYMBOLS.get(token[1]) or _letter(token[1])
     if token[2] is not None:
-        return token[2] if token[2] in "%$&#_" else "\n" if token[2] == "\\" else ""
+        return token[2] if token[2] in "%$&#_" else _SPACES.get(token[2], "")
     return "" if token[4] else token[0]
 
 

@@ -100,6 +100,10 @@ class Artefacts:
         found = next((setting.value for setting in self.settings or [] if setting.key == key), None)
         return None if found in ("null", "") else found
 
+    def is_on(self, key: str) -> bool:
+        """Whether the switch at a dotted key is on. `value` gives a text, and the text "false" is true."""
+        return self.value(key) == "true"
+
     def predictions(self, set_name: str, variant: str) -> list[Prediction]:
         """What `variant` answered to the prompts of a set, in the order of the file."""
         if not set_name.replace("_", "").replace("-", "").isalnum():

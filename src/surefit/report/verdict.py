@@ -145,8 +145,8 @@ def _what(found: Artefacts) -> str | None:
     value, kind = found.value, found.value("adapter.kind")
     text = "all weights" if kind == "full" else kind
     if kind == "lora":
-        kind = "DoRA" if value("adapter.use_dora") else "LoRA"
-        kind += ", rank-stabilised" if value("adapter.use_rslora") else ""
+        kind = "DoRA" if found.is_on("adapter.use_dora") else "LoRA"
+        kind += ", rank-stabilised" if found.is_on("adapter.use_rslora") else ""
         text = f"{kind}, r {value('adapter.r')}, alpha {value('adapter.alpha')}, on {value('adapter.target_modules')}"
     model = found.plan.model if found.plan else None
     if text and model and model.trainable and model.parameters:

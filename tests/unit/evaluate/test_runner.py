@@ -347,3 +347,27 @@ def test_disabling_the_adapter_gives_the_base_to_the_bit(letters):
     torch.testing.assert_close(model(ids).logits, plain, rtol=0, atol=0)
     _, model, _ = next(opened)
     assert float((model(ids).logits - plain).abs().max()) > 0.1
+
+
+def test_scores_of_another_recipe_are_kept_and_out_of_the_way(letters):
+    scored(letters)
+    before = {path.name: path.read_bytes() for path in (letters.run.eval / "eval").iterdir()}
+    summary = scored(letters, variants=["merged"], recipe=replace(RECIPE, name="numbers"))
+    (home,) = (letters.run.eval / "earlier").iterdir()
+    assert home.name.startswith("letters-v1-")
+    assert {path.name: path.read_bytes() for path in (home / "eval").iterdir()} == before
+    assert sorted(path.name for path in (letters.run.eval / "eval").iterdir()) == [
+        "merged.json", "merged.predictions.jsonl",
+    ]  # fmt: skip
+    assert summary["left_out"] == []
+    assert f"eval/base, judged by letters version 1: eval/earlier/{home.name}" in summary["set_aside"]
+
+
+def test_scores_with_other_settings_are_kept_when_new_ones_are_written(letters):
+    scored(letters, variants=["merged"])
+    before = (letters.run.eval / "eval" / "merged.json").read_bytes()
+    summary = scored(letters, variants=["merged"], max_new_tokens=11)
+    (kept,) = (letters.run.eval / "earlier").glob("*/eval/merged.json")
+    assert kept.read_bytes() == before
+    assert len(summary["set_aside"]) == 1
+    assert scored(letters, variants=["merged"], max_new_tokens=11)["set_aside"] == []

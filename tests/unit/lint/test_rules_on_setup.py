@@ -274,3 +274,19 @@ ATTRIBUTES = {
 @given(st.fixed_dictionaries({}, optional=ATTRIBUTES), st.sampled_from(["peft", "axolotl", "llamafactory", "", "x"]))
 def test_no_rule_raises_on_odd_values(values: dict[str, Any], tool: str) -> None:
     assert "INT001" not in codes(LLAMA, tool=tool, **values)
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("fsdp", "no process has the whole model"),
+        ("tp", "no process has the whole model"),
+        ("cp", "attention waits for the other parts"),
+        ("zero2", "is not supported"),
+    ],
+)
+def test_why_a_shared_model_is_not_scored_in_training(mode, reason):
+    context = LintContext(None, Path("run.yaml"), setup=Setup(tool="surefit", parallel=mode, generates_in_loop=True))
+    (said,) = (found.message for found in run_rules(context).findings if found.code == "PAR011")
+    assert said.startswith(f"with parallel.mode {mode} ")
+    assert reason in said

@@ -23,6 +23,7 @@ from surefit.report.curves import MAX_POINTS, thin, training
 from surefit.report.shapes import Event, Metrics
 from surefit.report.text import percent, points, shorten, signed, utc
 from surefit.report.timeline import attempts
+from surefit.report.verdict import trained_facts
 
 ROOM = Path(surefit.report.__file__).parent
 
@@ -254,3 +255,24 @@ def test_the_vendored_files_are_those_of_the_pinned_package() -> None:
     assert b"</script" not in script.lower()
     assert b"<!--" not in script
     assert b"\r" not in script
+
+
+@pytest.mark.parametrize(
+    ("switches", "said"),
+    [
+        ({}, "LoRA, r 16"),
+        ({"use_dora": True}, "DoRA, r 16"),
+        ({"use_rslora": True}, "LoRA, rank-stabilised, r 16"),
+        ({"use_dora": True, "use_rslora": True}, "DoRA, rank-stabilised, r 16"),
+    ],
+)
+def test_what_is_trained_is_read_from_the_switches_as_they_are_written(
+    tmp_path: Path, switches: dict[str, bool], said: str
+) -> None:
+    config = Config.model_validate(
+        {"model": {"name_or_path": "m"}, "data": {"train": "rows.jsonl"}, "adapter": switches, "output_dir": "runs/r"}
+    )  # fmt: skip
+    run = RunDir(tmp_path)
+    write_resolved(Resolved(config, dict.fromkeys(dict(leaves(config)), Origin("user")), 1, None), run.resolved)
+    facts = dict(trained_facts(read_artefacts(run), None, []))
+    assert facts["What is trained"].startswith(said)

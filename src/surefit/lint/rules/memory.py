@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from surefit.config.resolve import Resolved
+from surefit.config.spread import processes, sharing_by, ways_to_share
 from surefit.core.units import bytes_text
 from surefit.facts.budget import MOMENTS, Term, at_least
 from surefit.facts.hardware import HardwareFacts
@@ -16,6 +18,8 @@ from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
 PER_ROW = ("gather", "loss", "backward")
 """The moments whose memory grows with the length of the rows."""
+ROOM = 0.9
+"""Of the memory: what advice may fill at the least, since `at_least` is a lower bound."""
 SMALL_SHARE = 0.05
 """Of the weights' memory: what an optimizer's moments may take before it is worth making them smaller."""
 
@@ -71,7 +75,8 @@ def logits_do_not_fit(
 
     ## Fix
     Lower `max_length` to what the rows need, or `per_device_train_batch_size`; or recompute the activations
-    (`gradient_checkpointing`).
+    (`gradient_checkpointing`); or share the tokens of each example among several devices (`parallel.mode: cp`, with all
+    weights trained fsdp and `parallel.cp`).
 
     ## Evidence
     A published plan for training Qwen3-4B on 262,144 tokens counted 59 GB per GPU and left the logits out, which are
@@ -88,8 +93,26 @@ def logits_do_not_fit(
             f"lower data.max_length from {resolved.config.data.max_length:,} to what the rows need"
             + (f", or per_device_train_batch_size from {micro}" if micro != 1 else "")
             + ("" if resolved.config.train.gradient_checkpointing else ", or set train.gradient_checkpointing: true")
-            + ("" if resolved.config.speed.chunked_loss else ", or speed.chunked_loss: true"),
+            + ("" if resolved.config.speed.chunked_loss else ", or speed.chunked_loss: true")
+            + _shared_instead(resolved, model, hardware),
         )
+
+
+def _shared_instead(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> str:
+    """The fewest devices among which the tokens of each example could be shared, as advice; empty where 8 do not do."""
+    config, capacity = resolved.config, hardware.memory_bytes
+    here = processes(config)
+    for count in dict.fromkeys((here, *(n for n in (2, 4, 8) if n > here))):
+        alone = {"nodes": 1, "count": count} if count > here else {}
+        more = config.model_copy(update={"hardware": config.hardware.model_copy(update=alone)})
+        for way in ways_to_share(more, count):
+            shared = replace(resolved, config=sharing_by(more, way))
+            terms = memory_terms(shared, model, hardware.compute_capability)
+            if way.get("parallel.cp", 1) > 1 and capacity is not None and at_least(terms) <= ROOM * capacity:
+                section = ", ".join(f"{key.removeprefix('parallel.')}: {value}" for key, value in way.items())
+                devices = "" if count == here else f"--gpus {count} with "
+                return f", or share the tokens of each example: {devices}parallel: {{{section}}}"
+    return ""
 
 
 def _too_large(terms: list[Term], hardware: HardwareFacts, field: str, help_text: str) -> Iterator[Finding]:

@@ -351,14 +351,15 @@ def processes_without_micro_batches(context: LintContext, config: Config) -> Ite
 
 @rule("PAR011", "scores-in-training-of-a-shared-model", severity="error", needs=(Setup,))
 def scores_in_training_of_a_shared_model(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """Answers are to be generated in training by a model of which no process has all.
+    """Answers are to be generated in training by a model that one process alone cannot run.
 
     ## What it does
     Looks, in SureFit's own config, for `evaluate.in_training` with any `parallel.mode` but ddp.
 
     ## Why it is bad
-    The first process alone generates, while the others wait. Where it holds only a part of the model it would wait for
-    them in turn, forever.
+    The first process alone generates, while the others wait. Under fsdp, zero3, tp and pp it holds only a part of the
+    model and would wait for them in turn, forever. Under cp it holds all weights, but every attention waits for the
+    others' share of the tokens. Under zero2 it could answer; that has not been built or tried.
 
     ## Example
     `evaluate.in_training: true`, `parallel.mode: fsdp`.
@@ -373,6 +374,14 @@ def scores_in_training_of_a_shared_model(context: LintContext, setup: Setup) -> 
     if setup.tool == "surefit" and setup.generates_in_loop and shared:
         yield Finding(
             field="generates_in_loop",
-            message=f"with parallel.mode {setup.parallel} no process has the whole model that is to answer",
+            message=f"with parallel.mode {setup.parallel} {_why_not_alone(setup.parallel)}",
             help="set evaluate.in_training: false, and run `surefit evaluate` afterwards",
         )
+
+
+def _why_not_alone(mode: str | None) -> str:
+    reasons = {
+        "cp": "each process reads a part of the tokens, and attention waits for the other parts: none can answer alone",
+        "zero2": "answering while training is not supported: it is under ddp and on one device",
+    }
+    return reasons.get(mode or "", "no process has the whole model that is to answer")
