@@ -26,6 +26,7 @@ from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.progress import OnProgress, silent
 from surefit.generate.constrained import Compiler, Constrain
 from surefit.generate.processors import Draw, RefuseNaN, StopTexts, decode
+from surefit.model.memory_errors import is_out_of_memory
 from surefit.task import Grammar
 
 
@@ -272,9 +273,11 @@ def ready(model: Any) -> Iterator[None]:
 def memory_errors(rows: int, tokens: int) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise MachineError(
-            f"out of GPU memory while answering {rows} prompts of up to {tokens:,} tokens at once",
+            f"out of memory while answering {rows} prompts of up to {tokens:,} tokens at once",
             field="evaluate.batch_size",
             help=f"set evaluate.batch_size to {max(1, rows // 2)}"
             if rows > 1

@@ -20,6 +20,7 @@ from transformers.utils import import_utils
 from surefit.core.errors import MachineError, ModelError
 from surefit.core.units import plural
 from surefit.facts.attention import KERNEL_DTYPES, attention_layers, attention_needs, kernel_obstacle, packing_obstacle
+from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.varlen import NAME, UNPACKED, counting_attention, kernel_assumed
 
 __all__ = [
@@ -140,9 +141,9 @@ def require_packable(model: PreTrainedModel | PeftModel) -> None:
     if problem is None:
         try:
             found = _disagreement(model, base)
-        except torch.OutOfMemoryError:
-            raise
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ModelError(
                 f"{kind} cannot be packed: its code does not take documents in a row ({error})",
                 field=FIELD,

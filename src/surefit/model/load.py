@@ -22,6 +22,7 @@ from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError, ModelError
 from surefit.facts.model import NANO, PICKLES
+from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
 
 FIELD = "model.name_or_path"
@@ -138,7 +139,9 @@ def load_model(
 def _on_the_device(section: ModelSection) -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise MachineError(
             f"the weights of {section.name_or_path} do not fit the GPU's memory",
             field=FIELD,
@@ -194,7 +197,7 @@ def _reading(section: ModelSection, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             raise
         problem, advice = _explain(error, section, what)
         place = model_path(section.name_or_path)

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from surefit.config.adapting import as_arguments, next_rung
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
@@ -17,9 +15,7 @@ from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text, plural
 from surefit.facts.model import ModelFacts
 from surefit.facts.ranks import memory_terms, peak_bytes
-
-CPU_TEXTS = ("can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory")
-"""What torch's CPU allocator, its libraries and the operating system say in errors that have no class of their own."""
+from surefit.model.memory_errors import is_out_of_memory
 
 
 class OutOfMemory(MachineError):
@@ -30,13 +26,6 @@ class OutOfMemory(MachineError):
     """
 
     changes: dict[str, Any]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the memory of the GPU or the machine is used up."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in CPU_TEXTS)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import torch
 from surefit.config.adapting import as_arguments, next_rung
 from surefit.config.schema import Config
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.train.out_of_memory import OutOfMemory, explained, is_out_of_memory
+from surefit.model.memory_errors import is_out_of_memory
+from surefit.train.out_of_memory import OutOfMemory, explained
 
 
 def config(**sections: Any) -> Config:
@@ -71,8 +72,11 @@ def test_nothing_is_offloaded_from_a_cpu() -> None:
         MemoryError(),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("ncclUnhandledCudaError: Call failed.\nLast error:\nCuda failure 'out of memory'"),
     ],
-    ids=["cuda", "python", "linux", "windows"],
+    ids=["cuda", "python", "linux", "windows", "cuda runtime", "cublas", "nccl"],
 )
 def test_every_way_to_say_it(error: Exception) -> None:
     assert is_out_of_memory(error)

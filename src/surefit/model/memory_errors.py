@@ -1,0 +1,22 @@
+"""Which errors say that memory ran out. Only PyTorch's own allocator has a class of its own for it."""
+
+from __future__ import annotations
+
+import torch
+
+TEXTS = (
+    "can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory",
+    "CUDA error: out of memory", "_STATUS_ALLOC_FAILED", "Cuda failure 'out of memory'",
+    "Cuda failure 2 'out of memory'",
+)  # fmt: skip
+"""What says so beside it: torch's CPU allocator, its libraries and the operating system; the CUDA runtime, where what
+it keeps for itself finds no room (torch.AcceleratorError); cuBLAS and cuDNN, for a handle or a workspace
+(github.com/Lightning-AI/lightning-thunder/issues/1296); NCCL, for its buffers
+(github.com/rwth-i6/returnn/issues/1626)."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the memory of the GPU or the machine is used up."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in TEXTS)
