@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from surefit.cli.all_checkpoints import say_checkpoints
+from surefit.cli.app import app
 from surefit.cli.evaluating import _say_rows, say_scores
 from surefit.cli.render import Output
 from surefit.core.rundir import RunDir, write_json
@@ -99,3 +101,22 @@ def test_the_checkpoints_as_a_table_and_in_words(tmp_path: Path, capsys: pytest.
     assert lines[3] == "step-20 0.200 [0.000, 0.500] 1,200 20 best"
     assert lines[4] == "step-20 is the best of 2, by more than chance (1 comparison, intervals of 95 %)"
     assert "passed over: step-5: gone" in said.err
+
+
+def test_the_base_alone_is_scored_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(
+        "recipe: function_calling\nmodel: {name_or_path: surefit/nano}\noutput_dir: runs/r\n"
+        "data: {train: surefit/function-calling-train, eval: surefit/function-calling-eval}\n"
+        "evaluate: {max_examples: 4, max_new_tokens: 8, gate: {not_worse_than: base}}\n"
+    )
+    found = CliRunner().invoke(app, ["evaluate", "run.yaml", "--variant", "base", "--json"])
+    assert found.exit_code == 0, found.output
+    scored = json.loads(found.stdout.splitlines()[-1])
+    assert list(scored["sets"]["eval"]["variants"]) == ["base"]
+    assert scored["gate"] is None
+    refused = CliRunner().invoke(app, ["evaluate", "run.yaml"])
+    assert refused.exit_code == 2
+    assert CliRunner().invoke(app, ["train", "run.yaml", "--dry-run", "--set", "train.max_steps=1"]).exit_code == 0

@@ -242,7 +242,8 @@ def certify(
 def evaluate(
     target: Target, overrides: Overrides = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help="Score only this one: base, adapter, merged, model or served (repeatable).")
+        list[str] | None,
+        typer.Option(help="Score only this one: base, adapter, merged, model, served, or step-N (repeatable)."),
     ] = None,
     constrained: Annotated[
         bool, typer.Option("--constrained", help="Answer under the recipe's grammar too, side by side.")

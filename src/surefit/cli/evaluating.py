@@ -12,7 +12,7 @@ from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_json
 from surefit.core.sampling import evenly
 from surefit.core.units import plural, shortened
-from surefit.evaluate.answers import BASELINE, GRAMMAR, base_of, read_variant, shipped
+from surefit.evaluate.answers import BASELINE, GRAMMAR, base_of, read_variant, shipped, step_of
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -39,15 +39,20 @@ def evaluate(
         dry_run: only say what would be asked.
         world: the processes that share the rows, of which this is one; the first alone writes and speaks.
     """
+    tuned = _asks_the_result(variants)
     if dry_run:
-        require_trained(run)
+        if tuned:
+            require_trained(run)
         return _dry_run(out, run, variants)
     from surefit.evaluate.runner import evaluate as evaluate_run
     from surefit.parallel.mesh import World, by_first
 
     world = world or World()
     config = run.resolved.config
-    by_first(world, lambda: require_trained(run))
+    if tuned:
+        by_first(world, lambda: require_trained(run))
+    else:  # there is nothing that a gate could judge
+        config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
     with at_work(out, run.run, "evaluate", world.is_first), out.progress("evaluating") as on_progress:
         sets = by_first(world, lambda: held_out_sets(run))
         summary = evaluate_run(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
@@ -59,6 +64,11 @@ def evaluate(
     out.result(summary)
     gate = summary["gate"]
     return EXIT_OK if gate is None or gate["passed"] else EXIT_FINDINGS
+
+
+def _asks_the_result(variants: Sequence[str] | None) -> bool:
+    """Whether what training results in is to be scored; the base is there before, and checkpoints come on the way."""
+    return not variants or any(name != "base" and step_of(name) is None for name in variants)
 
 
 def require_trained(run: Prepared) -> None:

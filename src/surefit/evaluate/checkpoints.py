@@ -13,10 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
-from safetensors import SafetensorError
-from transformers import PreTrainedModel
-
 from surefit.checkpoint import manager
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
@@ -34,10 +30,8 @@ from surefit.evaluate.paired import differences
 from surefit.evaluate.record import Files
 from surefit.evaluate.rows import Picked, pick, require_scorable
 from surefit.evaluate.settings import require_settings
+from surefit.evaluate.variants import CheckpointModel
 from surefit.evaluate.ways import Way, ways
-from surefit.model.adapter import add_adapter
-from surefit.model.layers import load_to_answer
-from surefit.model.load import load_tokenizer
 from surefit.parallel.mesh import World, by_first, gathered
 from surefit.task import Scores, TaskRecipe
 
@@ -82,10 +76,10 @@ def score_checkpoints(
     rows = by_first(world, partial(_rows, config, recipe, run, held_out))
     way = ways(config, recipe)[0]
     queue = _Queue(Files(config, recipe, run), way, rows)
-    opened: _Model | None = None
+    opened: CheckpointModel | None = None
     while (taken := by_first(world, queue.take)) is not None:
         path, sha256, before, total = taken
-        opened = opened or _Model(config, hardware)
+        opened = opened or CheckpointModel(config, hardware)
         if not all(gathered(opened.become(path), world)):
             queue.gone(path)
             continue
@@ -117,35 +111,6 @@ def _rows(config: Config, recipe: TaskRecipe, run: RunDir, held_out: Examples) -
 
 def _part_of(on_progress: OnProgress, before: int, total: int, label: str) -> OnProgress:
     return lambda done, _, text: on_progress(before + done, total, f"{label} {text}".rstrip())
-
-
-class _Model:
-    """The run's model, which becomes that of one checkpoint after the other.
-
-    A checkpoint has all that was trained, and everything else is the base's: nothing is left of the one before.
-    """
-
-    def __init__(self, config: Config, hardware: HardwareLike) -> None:
-        self.tokenizer = load_tokenizer(config.model)
-        base, adapter = load_to_answer(config.model, hardware), config.adapter
-        model: PreTrainedModel | PeftModel = add_adapter(base, adapter) if adapter.kind == "lora" else base
-        self.model = model.eval()
-        self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-
-    def become(self, path: Path) -> bool:
-        """Take a checkpoint's weights; returns whether it was still there.
-
-        Raises:
-            ModelError: it is there, and not one of this model.
-        """
-        try:
-            state = manager.load(path)
-        except (OSError, SafetensorError):
-            if path.is_dir():
-                raise
-            return False
-        manager.restore(state, self._trained, path)
-        return True
 
 
 class _Queue:

@@ -61,12 +61,15 @@ def baseline_settings(samples: int) -> dict[str, Any]:
 class Files:
     """The scores of a run on disk.
 
+    Args:
+        steps: checkpoints that the summary is to hold, too.
+
     Attributes:
         set_aside: scores that were moved to eval/earlier/ to keep them, and where they are now.
     """
 
-    def __init__(self, config: Config, recipe: TaskRecipe, run: RunDir) -> None:
-        self.config, self.recipe, self.run = config, recipe, run
+    def __init__(self, config: Config, recipe: TaskRecipe, run: RunDir, steps: Sequence[str] = ()) -> None:
+        self.config, self.recipe, self.run, self.steps = config, recipe, run, steps
         self.set_aside: list[str] = []
         self.identity = functools.cache(functools.partial(identity, config, run))
 
@@ -175,7 +178,8 @@ class Files:
         both = (free, replace(free, constrained=True))
         settings = baseline_settings(self.config.evaluate.samples)
         found = {BASELINE + name: settings for name in self.recipe.baselines}
-        return found | {way.of(name): way.settings for name in known_variants(self.config) for way in both}
+        base, *tuned = known_variants(self.config)
+        return found | {way.of(name): way.settings for name in (base, *self.steps, *tuned) for way in both}
 
     def _fault(
         self,

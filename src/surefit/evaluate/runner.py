@@ -17,7 +17,7 @@ from surefit.core.rundir import RunDir, write_json
 from surefit.data.formats import Examples
 from surefit.data.shorten import prompt_cutter
 from surefit.evaluate.across import score_across
-from surefit.evaluate.answers import BASELINE
+from surefit.evaluate.answers import BASELINE, step_of
 from surefit.evaluate.asking import LocalModel, Respondent, Server
 from surefit.evaluate.gate import require_reference
 from surefit.evaluate.judging import score_baseline
@@ -69,7 +69,7 @@ def evaluate(
     """
     world = world or World()
     chosen, picked = by_first(world, partial(_looked_at, config, recipe, run, sets, variants))
-    files = Files(config, recipe, run)
+    files = Files(config, recipe, run, [name for name in chosen if step_of(name) is not None])
     if world.is_first:
         files.set_aside_other_recipes()
         _score_baselines(files, recipe, picked, config.evaluate.samples)
@@ -115,10 +115,9 @@ def _score_baselines(files: Files, recipe: TaskRecipe, picked: Mapping[str, Pick
 def _summarised(files: Files, picked: Mapping[str, Picked]) -> dict[str, Any]:
     """eval/summary.json, written."""
     scored, about, left_out = files.comparable(picked)
-    summary = summarise(files.recipe, files.config.evaluate.gate, scored, left_out, files.run)
+    summary = summarise(files.recipe, files.config.evaluate.gate, scored, left_out, files.run, files.set_aside)
     for name, found in about.items():
         summary["sets"][name]["answers"] = found
-    summary["set_aside"] = files.set_aside
     write_json(files.run.eval_summary, summary)
     return summary
 

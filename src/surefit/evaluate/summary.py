@@ -52,6 +52,7 @@ def summarise(
     sets: Mapping[str, Mapping[str, Rows]],
     left_out: Sequence[str],
     run: RunDir | None = None,
+    set_aside: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of eval/summary.json.
 
@@ -61,8 +62,10 @@ def summarise(
         sets: set → variant → its rows; variants in the order of training, sets with at least one.
         left_out: scores on disk that are not comparable, and why.
         run: where the answers lie, for a gate that asks about another run.
+        set_aside: scores that were moved to keep them, and where they are now.
     """
-    summary: dict[str, Any] = {"primary_metric": recipe.primary_metric, "sets": {}, "left_out": list(left_out)}
+    told = {"left_out": list(left_out), "set_aside": list(set_aside)}
+    summary: dict[str, Any] = {"primary_metric": recipe.primary_metric, "sets": {}, **told}
     for name, variants in sets.items():
         found = {variant: estimates(rows, recipe) for variant, rows in variants.items()}
         summary["sets"][name] = {

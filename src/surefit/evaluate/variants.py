@@ -1,19 +1,25 @@
-"""The models of a run that can be asked: base, adapter and merged (LoRA), or base and model (full fine-tune)."""
+"""The models of a run that can be asked: base, adapter and merged (LoRA), or base and model (full fine-tune), and each
+of its checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from surefit.checkpoint import manager
 from surefit.checkpoint.manager import weights_sha256
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.core.env import redact
-from surefit.core.errors import ConfigError, GateError
+from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.rundir import RunDir, read_json
 from surefit.evaluate.answers import step_of
+from surefit.model.adapter import add_adapter
 from surefit.model.identity import adapter_identity, base_directory, base_identity
 from surefit.model.layers import load_to_answer
 from surefit.model.load import load_tokenizer
@@ -32,7 +38,7 @@ def known_variants(config: Config) -> tuple[str, ...]:
 
 def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
     """The wanted variants, or all of the run's kind, in the order of training. With `evaluate.server` these are the
-    base and what is served: that stands for the tuned model.
+    base and what is served: that stands for the tuned model. A checkpoint is asked only where it is wanted by its name.
 
     Raises:
         ConfigError: one that this kind of run does not have, or that is not there yet.
@@ -40,20 +46,47 @@ def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[s
     """
     server = config.evaluate.server is not None
     known = known_variants(config)[: None if server else -1]
+    steps = sorted({name for name in wanted or () if step_of(name) is not None}, key=step_number)
+    for name in steps:
+        _require_checkpoint(run, name)
     for name in wanted or ():
+        if name in steps:
+            continue
         if name == SERVED and not server:
             raise ConfigError(
                 "no server is named", field="evaluate.server", help="write its URL: http://localhost:8000/v1"
             )
         if name not in known:
             raise ConfigError(
-                f"a {config.adapter.kind} run has no variant {name!r}", help=f"choose from {', '.join(known)}"
+                f"a {config.adapter.kind} run has no variant {name!r}",
+                help=f"choose from {', '.join(known)}, or a checkpoint: step-N",
             )
     usual = ("base", SERVED) if server else known
     chosen = tuple(name for name in known if name in (wanted or usual))
     for name in chosen:
         _require_there(run, name, known)
-    return chosen
+    after_base = int("base" in chosen)
+    return (*chosen[:after_base], *steps, *chosen[after_base:])
+
+
+def step_number(variant: str) -> int:
+    """The step of a checkpoint, to sort by; 0 of every other variant."""
+    return step_of(variant) or 0
+
+
+def _require_checkpoint(run: RunDir, variant: str) -> None:
+    found = [path.name for _, path in manager.list_steps(run.checkpoints)]
+    if variant not in found:
+        raise ConfigError(
+            f"there is no checkpoint {variant} in this run{did_you_mean(variant, found)}",
+            path=run.checkpoints,
+            help=f"there are {', '.join(found)}; checkpoint.save_total_limit says how many are kept"
+            if found
+            else "`surefit train` writes checkpoints; checkpoint.save_total_limit says how many are kept",
+        )
+    if fault := manager.damage(run.checkpoints / variant, hashes=True):
+        raise ConfigError(f"the checkpoint {variant} cannot be scored: {fault}", path=run.checkpoints / variant,
+                          help="take another one")  # fmt: skip
 
 
 def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
@@ -101,10 +134,46 @@ def open_variants(
         del model
     elif "base" in chosen:
         yield "base", load_to_answer(section, hardware), tokenizer
+    for name in filter(step_of, chosen):
+        at_step = CheckpointModel(config, hardware)
+        if not at_step.become(run.checkpoints / name):
+            raise ConfigError(f"the checkpoint {name} was deleted meanwhile", path=run.checkpoints,
+                              help="raise checkpoint.save_total_limit, or score it when training is done")  # fmt: skip
+        yield name, at_step.model, at_step.tokenizer
+        del at_step
     for name, path in (("merged", run.merged), ("model", run.model)):
         if name in chosen:
             own = load_tokenizer(section.model_copy(update={"name_or_path": str(path), "revision": None}))
             yield name, load_saved(section, path, hardware), own
+
+
+class CheckpointModel:
+    """The run's model, which becomes that of one checkpoint after the other.
+
+    A checkpoint has all that was trained, and everything else is the base's: nothing is left of the one before.
+    """
+
+    def __init__(self, config: Config, hardware: HardwareLike) -> None:
+        self.tokenizer = load_tokenizer(config.model)
+        base, adapter = load_to_answer(config.model, hardware), config.adapter
+        model: PreTrainedModel | PeftModel = add_adapter(base, adapter) if adapter.kind == "lora" else base
+        self.model = model.eval()
+        self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def become(self, path: Path) -> bool:
+        """Take a checkpoint's weights; returns whether it was still there.
+
+        Raises:
+            ModelError: it is there, and not one of this model.
+        """
+        try:
+            state = manager.load(path)
+        except (OSError, SafetensorError):
+            if path.is_dir():
+                raise
+            return False
+        manager.restore(state, self._trained, path)
+        return True
 
 
 def place(config: Config, run: RunDir, variant: str) -> str:

@@ -236,3 +236,24 @@ def test_the_lines_across_the_picture_are_at_round_numbers(mean, labels):
     root = ET.fromstring(svg(found | {"best": {"variant": "step-1", "more_than_chance": None}}))
     written = [text.text for text in root.findall("{http://www.w3.org/2000/svg}text")]
     assert [text for text in written if "." in text and text[0].isdigit() and "%" not in text] == labels
+
+
+def test_one_checkpoint_by_its_name_beside_the_base(three):
+    found = evaluate(
+        three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-20", "base"]
+    )
+    assert list(found["sets"]["eval"]["variants"]) == ["base", "step-20"]
+    assert texts(three, "step-20") != texts(three, "base")
+    (pair,) = (p for p in found["sets"]["eval"]["comparisons"] if p["metric"] == "exact_match")
+    assert (pair["a"], pair["b"], pair["wins"]) == ("base", "step-20", 8)
+
+
+def test_a_checkpoint_that_is_not_there_or_damaged_is_refused(three):
+    with pytest.raises(ConfigError) as missing:
+        evaluate(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-25"])
+    assert "there is no checkpoint step-25" in missing.value.message
+    assert missing.value.help.startswith("there are step-10, step-20, step-30")
+    file = next((three.run.checkpoints / "step-20").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="step-20 cannot be scored"):
+        evaluate(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-20"])

@@ -284,7 +284,7 @@ def test_a_metric_that_depends_on_the_answer_is_the_recipes_fault(letters):
 def test_unknown_variants(letters, wanted):
     with pytest.raises(ConfigError, match="has no variant") as caught:
         scored(letters, variants=wanted)
-    assert caught.value.help == "choose from base, adapter, merged"
+    assert caught.value.help == "choose from base, adapter, merged, or a checkpoint: step-N"
 
 
 def test_a_variant_that_is_not_there_yet(letters):
