@@ -24,8 +24,18 @@ def _as_a_file_system_takes_it(path: str) -> str:
     return path
 
 
+def _on_one_line(value: object) -> object:
+    """What goes into a batch script stays on the line it is written to: a second line would be a command."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (not text.strip() or not text.isprintable()):
+            what = "has a line break or another control character in it" if text.strip() else "is empty"
+            raise ValueError(f"{text!r:.60} {what}: the batch script takes one line of plain text")
+    return value
+
+
 Auto = Literal["auto"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+_HOLDS_A_SECRET = re.compile(r"(\w*(?:TOKEN|API_?KEY|_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?))=(?!\$)\S", re.IGNORECASE)
 PathText = Annotated[str, AfterValidator(_as_a_file_system_takes_it)]
 
 
@@ -239,6 +249,21 @@ class SlurmSection(Section):
     """How long before the end of its time a job is told to save and requeue itself."""
     options: list[str] = Field(default_factory=list)
     """More #SBATCH lines, such as --constraint=a100."""
+
+    _plain = field_validator("*")(_on_one_line)
+
+    @field_validator("options")
+    @classmethod
+    def _are_options(cls, options: list[str]) -> list[str]:
+        for option in options:
+            if not re.match(r"--?[A-Za-z]", option):
+                raise ValueError(f"{option!r:.60} is no option of sbatch: it begins with - or --")
+            if name := _HOLDS_A_SECRET.search(option):
+                raise ValueError(
+                    f"{name[1]} and its value would stand in the batch script, where everyone can read it: put it into "
+                    "the environment, which SLURM hands on"
+                )
+        return options
 
 
 class CheckpointSection(Section):
