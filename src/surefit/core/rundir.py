@@ -32,6 +32,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,9 +41,12 @@ from typing import Any
 
 from surefit.core.errors import DataError, MachineError
 from surefit.core.lock import locked
+from surefit.core.reading import parse_json, read_bytes, read_json_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """How an operating system says that there is no room."""
+LOG_BYTES = 2 * 1024**3
+"""Of one JSONL log; a million steps take half of it."""
 _LEFTOVER = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
 _unwritten: dict[Path, bytes] = {}
 """The lines of each JSONL log that a full disk did not take, in order."""
@@ -233,7 +237,8 @@ def unless_full() -> Iterator[None]:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part of it."""
-    data = content.encode() if isinstance(content, str) else content
+    # A file name that is not UTF-8 is a text with half characters: written as JSON and YAML escape them.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -332,7 +337,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """A JSON artefact of an earlier stage; a missing or damaged one is a `DataError` that names the file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_file(path)
     except FileNotFoundError:
         raise DataError("not there yet", path=path, help="run the stage that writes it first") from None
     except OSError as error:
@@ -347,7 +352,7 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
     A full disk does not stop a run for a line of its log: the line is kept in memory, and written before the next one
     or by `flush_jsonl`, whichever comes first.
     """
-    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    line = json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
     _unwritten[path] = _unwritten.get(path, b"") + line
     flush_jsonl(path)
 
@@ -378,6 +383,8 @@ def _append(path: Path, lines: bytes) -> None:
     """All of it or nothing; a last line that a crash cut short goes first, or it would damage the next."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a full pipe would keep the run waiting
+            raise MachineError("not a regular file", path=path, help="remove it, or choose another output_dir")
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             size = path.read_bytes().rfind(b"\n") + 1
@@ -402,7 +409,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     try:
         # Bytes, because only they split at line feeds alone: a value may hold U+2028.
-        lines = path.read_bytes().rstrip().splitlines()
+        lines = read_bytes(path, LOG_BYTES).rstrip().splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -410,7 +417,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            record = parse_json(line)
+            if not isinstance(record, dict):
+                raise ValueError("a record is an object")
+            records.append(record)
         except ValueError as error:
             if number < len(lines):
                 help_text = "restore the file, or delete it and run the stage that writes it again"

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from surefit.core.errors import DataError
+from surefit.core.reading import deeper_than
 from surefit.core.units import shortened
-from surefit.metrics.strict_json import deeper_than, json_kind
+from surefit.metrics.strict_json import json_kind
 
 MAX_DEPTH = 100
 """Brackets inside brackets in one row. Real rows have fewer than 20; Python's own limit varies and is no message."""
