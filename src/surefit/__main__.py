@@ -8,7 +8,8 @@ if __name__ == "__main__" and not __package__:
 
     _here = Path(__file__).resolve().parent
     _spec = spec_from_file_location("surefit", _here / "__init__.py", submodule_search_locations=[str(_here)])
-    assert _spec and _spec.loader
+    assert _spec is not None
+    assert _spec.loader is not None
     sys.modules["surefit"] = _package = module_from_spec(_spec)
     _spec.loader.exec_module(_package)
     sys.path.append(str(_here.parent))  # where worker processes of this one find it

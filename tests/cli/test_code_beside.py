@@ -1,4 +1,4 @@
-"""A directory full of somebody else's modules, and a `.env` that leads to them: no process of SureFit runs any of it."""
+"""A directory full of somebody else's modules, and a `.env` that leads to them: no process of SureFit runs any."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def _on_one_line(value: object) -> object:
 
 Auto = Literal["auto"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-_HOLDS_A_SECRET = re.compile(r"(\w*(?:TOKEN|API_?KEY|_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?))=(?!\$)\S", re.IGNORECASE)
+_HOLDS_A_SECRET = re.compile(
+    r"(\w*(?:TOKEN|API_?KEY|_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?))=(?!\$)\S", re.IGNORECASE
+)
 PathText = Annotated[str, AfterValidator(_as_a_file_system_takes_it)]
 
 

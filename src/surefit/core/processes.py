@@ -31,8 +31,8 @@ def own_command(*arguments: str) -> list[str]:
 def pool(
     workers: int, initializer: Callable[..., None] | None = None, initargs: tuple[Any, ...] = ()
 ) -> Iterator[ProcessPoolExecutor]:
-    """Worker processes, spawned and not forked: a fork would copy the thread pools of tokenizers and torch without their
-    threads, and a caller's CUDA context."""
+    """Worker processes, spawned and not forked: a fork would copy the thread pools of tokenizers and torch without
+    their threads, and a caller's CUDA context."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 

@@ -1,7 +1,7 @@
 """What a model's files must be before any library sees them: types and bounds, each looked at once.
 
-transformers and tokenizers take files at their word: a layer count of a billion is built, a list where a name belongs is
-an `AttributeError` three calls later. Only what some model has in another shape is left to them, and what they raise
+transformers and tokenizers take files at their word: a layer count of a billion is built, a list where a name belongs
+is an `AttributeError` three calls later. Only what some model has in another shape is left to them, and what they raise
 then is a message too (`core/reading.py`).
 """
 

@@ -182,7 +182,7 @@ def test_no_field_of_the_section_can_begin_a_line_of_the_script(name: str) -> No
     assert len(TEXTS) >= 7
     for character in BREAKS:
         value = f"--a=b{character}touch /tmp/injected"
-        with pytest.raises(ValueError, match="line break or another control character|no NUL character"):
+        with pytest.raises(ValueError, match=r"line break or another control character|no NUL character"):
             job(slurm={name: [value] if name in ("options", "modules") else value})
     with pytest.raises(ValueError, match="is empty"):
         job(slurm={name: [" "] if name in ("options", "modules") else ""})
