@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from surefit import __version__
@@ -40,6 +39,7 @@ from surefit.core.reading import read_json_file
 from surefit.core.rundir import (
     directory_atomic,
     file_sha256,
+    in_rust,
     machine_errors,
     put_in_place,
     read_json,
@@ -56,7 +56,6 @@ ENTRY = 100
 OTHER_FILES = 16 * KIB
 """trainer.json, manifest.json, two headers' beginnings and what four files lose to whole blocks, rounded up."""
 _NAME = re.compile(r"step-(\d+)")
-_CODE = re.compile(r"os error (\d+)")
 
 
 @dataclass(frozen=True)
@@ -288,10 +287,10 @@ def disk_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        code = _CODE.search(str(error)) if type(error) in (SafetensorError, Exception) else None
-        if code is None:
+        told = in_rust(error)
+        if told is None:
             raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+        raise told from error
 
 
 def restore(state: State, parameters: Mapping[str, torch.nn.Parameter], path: Path) -> None:

@@ -47,7 +47,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """How an operating system says that there is no room."""
 LOG_BYTES = 2 * 1024**3
 """Of one JSONL log; a million steps take half of it."""
+IDLE_SECONDS = 3600.0
 _LEFTOVER = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
+_CODE = re.compile(r"os error (\d+)")
 _unwritten: dict[Path, bytes] = {}
 """The lines of each JSONL log that a full disk did not take, in order."""
 
@@ -195,7 +197,8 @@ class RunDir:
             MachineError: another process is at work here.
         """
         with locked(self.lock, stage, on_note):
-            sweep(self.path)
+            for place in (self.path, self.exports, *self.eval.glob("*/")):
+                sweep(place)
             yield
 
 
@@ -207,7 +210,8 @@ def is_full(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def machine_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals at `path` into errors that say what to do."""
+    """Turn the operating system's refusals at `path` into errors that say what to do, in whatever class a library
+    has put them: safetensors has its own, tokenizers raises a plain `Exception`."""
     helps = {
         errno.EACCES: "choose an output_dir you may write to, or change its permissions",
         errno.EPERM: "choose an output_dir you may write to, or change its permissions",
@@ -219,10 +223,18 @@ def machine_errors(path: Path) -> Iterator[None]:
     }
     try:
         yield
-    except OSError as error:
-        if error.errno not in helps:
+    except Exception as error:
+        cause = in_rust(error) or error
+        if not isinstance(cause, OSError) or cause.errno not in helps:
             raise
-        raise MachineError(f"cannot write: {error.strerror}", path=path, help=helps[error.errno]) from error
+        raise MachineError(f"cannot write: {cause.strerror}", path=path, help=helps[cause.errno]) from cause
+
+
+def in_rust(error: Exception) -> OSError | None:
+    """The `OSError` that a library written in Rust has only told in words, if it is one."""
+    known = type(error) is Exception or type(error).__name__ == "SafetensorError"
+    code = _CODE.search(str(error)) if known else None
+    return OSError(int(code[1]), os.strerror(int(code[1]))) if code else None
 
 
 @contextlib.contextmanager
@@ -289,13 +301,20 @@ def put_in_place(temporary: Path, path: Path) -> None:
     fsync_directory(path.parent)
 
 
-def sweep(directory: Path) -> list[Path]:
+def sweep(directory: Path, of: str | None = None) -> list[Path]:
     """Remove what a process killed inside `write_atomic` or `directory_atomic` left; returns what resists.
 
     Killed between its two renames, the old content has lost its name and the new has none yet: the old gets its name
     back. To be called by whoever holds the lock: another process's temporary names look the same.
+
+    Args:
+        of: only what was to become this name, and only if nothing was written in it for an hour: for a place that no
+            lock guards.
     """
     found = leftovers(directory)
+    if of is not None:
+        mine = [path for path in found if _LEFTOVER.fullmatch(path.name)[1] == of]  # type: ignore[index]
+        found = [path for path in mine if time.time() - _last_written(path) > IDLE_SECONDS]
     for path in found:
         name, kind = _LEFTOVER.fullmatch(path.name).groups()  # type: ignore[union-attr]
         original = path.with_name(name)
@@ -307,6 +326,14 @@ def sweep(directory: Path) -> list[Path]:
             else:
                 path.unlink()
     return [path for path in found if path.exists()]
+
+
+def _last_written(path: Path) -> float:
+    times = [0.0]
+    for one in (path, *(path.iterdir() if path.is_dir() else ())):
+        with contextlib.suppress(OSError):
+            times.append(one.stat().st_mtime)
+    return max(times)
 
 
 def leftovers(directory: Path) -> list[Path]:
