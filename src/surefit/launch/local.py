@@ -23,7 +23,7 @@ from surefit.core import env
 from surefit.core.errors import EXIT_INTERRUPTED, EXIT_LOST, EXIT_OK, EXIT_SHORT, Interrupted, MachineError
 from surefit.core.processes import own_command
 
-HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 10.0
 """How long the others have to end by themselves after one has failed."""
 SAVING_SECONDS = 600.0
@@ -94,7 +94,8 @@ class Group:
 
     @contextmanager
     def handing_on_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._hand_on) for number in HANDED_ON}
+        heard = [number for number in HANDED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's SIGHUP
+        before = {number: signal.signal(number, self._hand_on) for number in heard}
         try:
             yield
         finally:

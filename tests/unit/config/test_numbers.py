@@ -16,8 +16,8 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 
 ODD = (
-    ".nan", ".inf", "-.inf", "1e308", "-1e308", "1e35", str(10**35), "5e-324", "-0.0", "0", "-1", str(2**63), str(2**31),
-    "1e9", "1000000", "1e-9",
+    ".nan", ".inf", "-.inf", "1e308", "-1e308", "1e35", str(10**35), "5e-324", "-0.0", "0", "-1", str(2**63),
+    str(2**31), "1e9", "1000000", "1e-9",
 )  # fmt: skip
 
 
@@ -53,9 +53,7 @@ def taken(path: Path, field: str, value: str) -> Any:
     try:
         return load_config(path, [f"{field}={key}"])
     except ConfigError as error:
-        assert error.field is not None
-        assert error.field.startswith(field)
-        return None
+        return None if str(error.field).startswith(field) else pytest.fail(f"{field}={value}: {error}")
 
 
 def test_there_are_many_and_none_takes_what_is_no_number(written: Path) -> None:
