@@ -1,5 +1,20 @@
-"""`python -m surefit`."""
+"""`python -m surefit`, and what SureFit's own processes are started with (core/processes.py)."""
 
-from surefit.cli.app import main
+if __name__ == "__main__" and not __package__:
+    # Started as a file, with -P: the package is the one that this file is in, whatever else goes by its name.
+    import sys
+    from importlib.util import module_from_spec, spec_from_file_location
+    from pathlib import Path
 
-main()
+    _here = Path(__file__).resolve().parent
+    _spec = spec_from_file_location("surefit", _here / "__init__.py", submodule_search_locations=[str(_here)])
+    assert _spec is not None
+    assert _spec.loader is not None
+    sys.modules["surefit"] = _package = module_from_spec(_spec)
+    _spec.loader.exec_module(_package)
+    sys.path.append(str(_here.parent))  # where worker processes of this one find it
+
+if __name__ == "__main__":
+    from surefit.cli.app import main
+
+    main()

@@ -136,3 +136,25 @@ def test_torch_load_reads_tensors_only() -> None:
 )
 def test_what_is_wrong_is_seen(wrong: Callable[[ast.AST], bool], source: str) -> None:
     assert any(wrong(node) for node in ast.walk(ast.parse(source)))
+
+
+STARTS_PYTHON = {
+    "core/processes.py": "our own processes: -P, and the package by its file",
+    "core/jail.py": "the sandbox: -I, which is more",
+    "doctor/devices.py": "the self-test: -P",
+    "doctor/probes.py": "names it",
+    "doctor/script.py": "names it",
+    "launch/slurm.py": "names its environment",
+    "merge/quantised.py": "llama.cpp's converter, in the checkout that the user named",
+}
+
+
+def test_whoever_starts_a_python_process_leaves_out_the_working_directory() -> None:
+    found = {
+        str(file.relative_to(ROOT / "src/surefit"))
+        for file, node in nodes()
+        if isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable"
+    }
+    assert found <= set(STARTS_PYTHON), "own_command of core/processes.py does it"
+    pools = uses(lambda node: isinstance(node, ast.Call) and "ProcessPoolExecutor" in ast.unparse(node.func))
+    assert [place.partition(":")[0] for place in pools] == ["src/surefit/core/processes.py"]

@@ -98,3 +98,38 @@ def test_a_terminal_gets_a_bar_with_eta() -> None:
     drawn = screen.getvalue()
     assert "training" in drawn
     assert "ETA" in drawn
+
+
+ESCAPES = "runs/\x1b[2J\x1b]0;owned\x07one\u202egpj\udcff"
+
+
+def test_no_name_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """File names and rows are other people's: what a terminal would obey is written out, whoever says it."""
+    out = Output()
+    out.say(ESCAPES)
+    out.note(ESCAPES)
+    out.heading(ESCAPES)
+    out.table(ESCAPES, ["a"], [[ESCAPES]])
+    out.findings([FINDING | dict.fromkeys(("path", "field", "message", "help"), ESCAPES)])
+    out.error(ConfigError(ESCAPES, path=ESCAPES, help=ESCAPES))
+    out.segments([(ESCAPES, True)])
+    said = "".join(capsys.readouterr())
+    assert said.count(r"\x1b[2J") == 13
+    assert not {"\x1b", "\x07", "\u202e", "\udcff"} & set(said)
+
+
+def test_json_and_documents_can_always_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).result({"path": ESCAPES})
+    said = capsys.readouterr().out
+    said.encode()
+    assert json.loads(said)["path"] == ESCAPES
+    Output().document("file: \udcff")
+    capsys.readouterr().out.encode()
+
+
+def test_an_address_of_our_own_keeps_its_token_and_no_other_does(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().own_address("served at", "http://127.0.0.1:1/?token=abcdef")
+    Output().say("asked http://host/v1?api_key=abcdef&model=x, with WANDB_API_KEY=0123456789abcdef")
+    said = capsys.readouterr().out
+    assert "?token=abcdef" in said
+    assert "?api_key=***&model=x, with WANDB_API_KEY=***" in said

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 import re
@@ -31,15 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from surefit import __version__
 from surefit.checkpoint import shards
 from surefit.core.errors import ModelError
+from surefit.core.reading import read_json_file
 from surefit.core.rundir import (
     directory_atomic,
     file_sha256,
+    in_rust,
     machine_errors,
     put_in_place,
     read_json,
@@ -56,7 +56,6 @@ ENTRY = 100
 OTHER_FILES = 16 * KIB
 """trainer.json, manifest.json, two headers' beginnings and what four files lose to whole blocks, rounded up."""
 _NAME = re.compile(r"step-(\d+)")
-_CODE = re.compile(r"os error (\d+)")
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,9 @@ def commit(temporary: Path, step: int, state: State) -> Path:
     return path
 
 
+MANIFEST_BYTES = 64 * 1024**2
+
+
 def load(path: Path) -> State:
     """Read a checkpoint that `latest_complete` found, onto the CPU. Of one in parts, a tensor is put together when it
     is asked for.
@@ -162,7 +164,7 @@ def load(path: Path) -> State:
     """
     if not any(path.glob("weights-*-of-*.safetensors")):
         return State(load_file(path / WEIGHTS), load_file(path / OPTIMIZER), read_json(path / TRAINER))
-    of = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["parts"]
+    of = read_json_file(path / MANIFEST, MANIFEST_BYTES)["parts"]
     weights, optimizer = (
         shards.Assembled([path / name for name in shards.file_names(kind, of)]) for kind in shards.KINDS
     )
@@ -196,7 +198,7 @@ def damage(path: Path, hashes: bool) -> str | None:
         hashes: also read every file and compare its hash; otherwise names and sizes only.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json_file(path / MANIFEST, MANIFEST_BYTES)
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
         needed = _required(manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -205,7 +207,7 @@ def damage(path: Path, hashes: bool) -> str | None:
         return f"{MANIFEST} is not one of this version of SureFit"
     for name, (size, sha256) in files.items():
         file = path / name
-        if not file.is_file():
+        if Path(name).name != name or not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes where the manifest says {size}"
@@ -227,7 +229,7 @@ def weights_sha256(path: Path) -> str | None:
     """What tells a checkpoint's weights from others: the sha256 of their file, as its manifest has it, or of the lines
     `sha256sum` prints of their files; None where it is gone or damaged."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json_file(path / MANIFEST, MANIFEST_BYTES)
         files = manifest["files"]
         if manifest["format"] == FORMAT:
             found: str = files[WEIGHTS]["sha256"]
@@ -285,10 +287,10 @@ def disk_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        code = _CODE.search(str(error)) if type(error) in (SafetensorError, Exception) else None
-        if code is None:
+        told = in_rust(error)
+        if told is None:
             raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+        raise told from error
 
 
 def restore(state: State, parameters: Mapping[str, torch.nn.Parameter], path: Path) -> None:

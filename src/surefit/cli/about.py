@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_OK, ConfigError
 from surefit.core.rundir import write_atomic
+from surefit.core.units import quoted
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -39,7 +40,7 @@ def hand_over(out: Output, config: str, output: Path | None) -> None:
         raise ConfigError("there is a file of that name", path=output, help="choose another name, or delete it first")
     else:
         write_atomic(output, config)
-        out.say(f"Wrote {output}. Next: surefit check {output}")
+        out.say(f"Wrote {output}. Next: surefit check {quoted(output)}")
 
 
 def doctor(out: Output, script: bool = False, script_file: Path | None = None) -> int:

@@ -452,6 +452,7 @@ def _cli(module: str) -> Any:
 
 def main() -> None:
     """The console script."""
+    env.start_children_safely()
     try:
         app()
     except SystemExit as ended:

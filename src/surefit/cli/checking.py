@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from surefit import __version__
 from surefit.cli.prepare import Gathered, gather
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, SureFitError
-from surefit.core.units import duration_text, plural
+from surefit.core.units import duration_text, plural, quoted
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -83,7 +83,9 @@ def _say_check(out: Output, found: Gathered, report: dict[str, Any], show: int =
     notes = [*found.adopted.lines(), *_not_looked_at(found, report)]
     fixable = sum(each["fix"] is not None for each in report["findings"])
     if fixable:
-        notes.append(f"{plural(fixable, 'finding')} with one right answer: `surefit check {found.loaded.path} --fix`")
+        notes.append(
+            f"{plural(fixable, 'finding')} with one right answer: `surefit check {quoted(found.loaded.path)} --fix`"
+        )
     return say_report(out, report, found.loaded.path, notes, style)
 
 

@@ -21,7 +21,7 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
 
     out = Output(as_json, with_result, rank=env.process_place()[0])
     try:
-        env.load_dotenv()
+        _say_what_was_set(out, env.load_dotenv())
         code = verb(out)
     except (Interrupted, LostProcess) as error:
         # Of several processes the first speaks for all that were asked to stop, the launcher of those that are lost.
@@ -49,6 +49,17 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
     except Exception:
         code = _report_bug(out)
     raise typer.Exit(code)
+
+
+def _say_what_was_set(out: Any, dotenv: env.Dotenv | None) -> None:
+    """A process that this one starts finds it in its environment already, and says nothing."""
+    if dotenv is None or not dotenv.taken + dotenv.left:
+        return
+    said = [f"sets {', '.join(dotenv.taken)}"] if dotenv.taken else []
+    if dotenv.left:
+        names = ", ".join(dotenv.left[:8]) + (" …" if len(dotenv.left) > 8 else "")
+        said.append(f"may not set {names}: that belongs into the environment")
+    out.note(f"{dotenv.path.name} here {'; it '.join(said)}")
 
 
 def leave(ended: SystemExit) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli.noting import noted
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_jsonl
-from surefit.core.units import bytes_text, plural, shortened
+from surefit.core.units import bytes_text, plural, quoted, shortened
 
 if TYPE_CHECKING:
     from surefit.cli.prepare import Prepared
@@ -64,7 +64,7 @@ def export(out: Output, target: Path, options: ExportOptions) -> int:
         )  # fmt: skip
     total = sum(about["bytes"] for about in manifest["files"].values())
     out.say(f"Exported {plural(len(manifest['files']), 'file')}, {bytes_text(total)} → {output}", "green")
-    out.say(f"Next: surefit push {output} OWNER/NAME --dry-run, or surefit serve-check {output}")
+    out.say(f"Next: surefit push {quoted(output)} OWNER/NAME --dry-run, or surefit serve-check {quoted(output)}")
     out.result({"output": str(output), **manifest})
     return EXIT_OK
 
@@ -225,7 +225,7 @@ def push(out: Output, target: Path, repo_id: str, public: bool, dry_run: bool) -
 
     directory = target if (target / MANIFEST).is_file() else RunDir(target).exports / HUB
     if not directory.is_dir():
-        help_text = f"`surefit export {target}` makes one"
+        help_text = f"`surefit export {quoted(target)}` makes one"
         raise ConfigError("no export is here, and no run with one in export/hub", path=target, help=help_text)
     prepared = prepare_push(directory, repo_id, private=not public)
     rows = [[name, bytes_text(size)] for name, size in prepared.files.items()]

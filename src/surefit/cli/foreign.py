@@ -13,7 +13,7 @@ from surefit import __version__
 from surefit.cli.about import hand_over
 from surefit.config.resolve import Resolved, resolve
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
-from surefit.core.units import plural, shortened
+from surefit.core.units import plural, quoted, shortened
 from surefit.foreign import Foreign, Lost, read, tool_of
 from surefit.lint.rule import LintContext, Rule
 
@@ -62,7 +62,7 @@ def check_foreign(
 
     found = read(target)
     if unusable:
-        help_text = f"`surefit import {target}` makes a SureFit config of it"
+        help_text = f"`surefit import {quoted(target)}` makes a SureFit config of it"
         raise ConfigError(
             f"{', '.join(unusable)} needs a SureFit config, and this is {found.tool}'s", path=target, help=help_text
         )
@@ -255,5 +255,5 @@ def _refuse(found: Foreign) -> None:
         f"this {found.tool} file describes no whole supervised run" + (f" ({'; '.join(reasons)})" if reasons else ""),
         path=found.path,
         help="a SureFit config needs a model and rows to train on: `surefit init` writes one to start from, and "
-        f"`surefit check {found.path}` checks this file as it is",
+        f"`surefit check {quoted(found.path)}` checks this file as it is",
     )

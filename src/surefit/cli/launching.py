@@ -21,7 +21,7 @@ from surefit.config.load import load_config
 from surefit.config.spread import data_ranks, processes
 from surefit.core import env
 from surefit.core.errors import EXIT_SHORT, ConfigError
-from surefit.core.units import plural
+from surefit.core.units import plural, quoted
 from surefit.launch.local import launch
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _launch(
         given = {"--resume": resume, "--overwrite": overwrite, **flags}
         arguments = [*command, *(flag for flag, on in given.items() if on)]
         out.note(_arithmetic(run))
-        again = f"surefit train {run.run.path} --resume"
+        again = f"surefit train {quoted(run.run.path)} --resume"
         code = launch(arguments, _processes(run), again, adapted=less, aside=aside)
         if code != EXIT_SHORT:
             return code

@@ -14,6 +14,8 @@ from surefit.cli.noting import noted
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, ModelError
 from surefit.core.rundir import RunDir, read_json
 from surefit.core.units import plural
+from surefit.facts.door import require_sound_adapter
+from surefit.facts.model import DTYPE_BYTES, read_config
 
 if TYPE_CHECKING:
     from surefit.cli.prepare import Prepared
@@ -166,9 +168,7 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
     from surefit.config.schema import ModelSection
     from surefit.model.load import fetch_model
 
-    settings = read_json(target / ADAPTER_CONFIG)
-    if not isinstance(settings, dict):
-        raise ConfigError("is no JSON object", path=target / ADAPTER_CONFIG, help="copy it from the adapter again")
+    settings = require_sound_adapter(read_json(target / ADAPTER_CONFIG), target / ADAPTER_CONFIG)
     name = options.base or settings.get("base_model_name_or_path")
     if not name:
         raise ConfigError(f"{ADAPTER_CONFIG} names no base model", path=target, help="name it with --base")
@@ -178,8 +178,13 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
 
 
 def _stored_dtype(directory: Path) -> str:
-    settings = read_json(directory / "config.json")
-    return str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    settings = read_config(directory)
+    stated = str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if stated not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        problem = f"dtype is {stated!r}; {known} can be merged"
+        raise ModelError(problem, path=directory / "config.json", help="convert the base first")
+    return stated
 
 
 def _weighted(text: str) -> tuple[Path, float]:

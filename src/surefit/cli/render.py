@@ -24,7 +24,7 @@ from rich.text import Text
 from surefit.core.env import redact
 from surefit.core.errors import SureFitError
 from surefit.core.progress import OnProgress
-from surefit.core.units import duration_text
+from surefit.core.units import duration_text, printable
 
 PLAIN_SECONDS = 10.0
 """Without a terminal, at most one progress line in this many seconds."""
@@ -56,7 +56,11 @@ class Output:
     def say(self, text: str, style: str | None = None) -> None:
         """One line of result for a person."""
         if not self.as_json:
-            self.out.print(Text(redact(text), style=style or ""))
+            self.out.print(Text(_shown(text), style=style or ""))
+
+    def own_address(self, text: str, address: str) -> None:
+        """The same, with an address of our own behind it whose token its reader needs."""
+        self.out.print(Text(f"{_shown(text)} {address}"))
 
     def paragraph(self, text: str, style: str | None = None, indent: int = 0) -> None:
         """The same, folded between words on a terminal; its further lines are indented."""
@@ -90,26 +94,26 @@ class Output:
         wide = max(len(name) for name, _ in parts)
         for name, size in parts:
             line = Text("  ").append(letters[name], style=styles[name])
-            self.out.print(line.append(f" {redact(name):{wide}}  {text(size):>10}  {size / whole:6.1%}"))
+            self.out.print(line.append(f" {_shown(name):{wide}}  {text(size):>10}  {size / whole:6.1%}"))
 
     def note(self, text: str) -> None:
         """One line beside the result: what is being done, what to look at."""
-        self.err.print(Text(redact(text), style="dim"))
+        self.err.print(Text(_shown(text), style="dim"))
 
     def note_of_rank(self, text: str) -> None:
         """The same, of whichever process has to say it."""
-        line = Text(redact(f"rank {self.rank}: {text}"), style="dim")
+        line = Text(_shown(f"rank {self.rank}: {text}"), style="dim")
         Console(stderr=True, highlight=False, soft_wrap=True).print(line)
 
     def heading(self, text: str) -> None:
         """The start of a stage."""
-        self.err.print(Text(redact(text), style="bold"))
+        self.err.print(Text(_shown(text), style="bold"))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table; the columns after the first are right-aligned when they hold numbers."""
         if self.as_json:
             return
-        rows = [[redact(cell) for cell in row] for row in rows]
+        rows = [[_shown(cell) for cell in row] for row in rows]
         table = Table(box=None, pad_edge=False)
         for index, column in enumerate(columns):
             numeric = index > 0 and all(_is_numeric(row[index]) for row in rows)
@@ -119,7 +123,7 @@ class Output:
         # A pipe has no width of its own: do not fold lines that scripts and logs will read.
         console = self.out if self.out.is_terminal else Console(width=200, highlight=False)
         if title:  # a title of the table's own would be folded to the table's width
-            console.print(Text(redact(title), style="bold"))
+            console.print(Text(_shown(title), style="bold"))
         console.print(table)
 
     def segments(self, segments: Iterable[tuple[str, bool]]) -> None:
@@ -127,7 +131,7 @@ class Output:
         if self.as_json:
             return
         text = Text()
-        for part, trained in segments:
+        for part, trained in ((printable(part), trained) for part, trained in segments):
             if self.out.is_terminal:
                 text.append(part, style="bold green" if trained else "dim")
             else:
@@ -141,18 +145,18 @@ class Output:
         for finding in findings:
             place = ":".join(str(finding[key]) for key in ("path", "line") if finding[key])
             head = Text()
-            head.append(f"{redact(place)}: " if place else "", style="bold")
+            head.append(f"{_shown(place)}: " if place else "", style="bold")
             head.append(f"{finding['severity']}[{finding['code']}]", style=SEVERITY_STYLE[finding["severity"]])
-            head.append(f" {finding['field']}: " if finding["field"] else " ")
-            head.append(redact(finding["message"]))
+            head.append(f" {_shown(finding['field'])}: " if finding["field"] else " ")
+            head.append(_shown(finding["message"]))
             self.out.print(head)
             if finding["help"]:
-                self.out.print(Text(f"  help: {redact(finding['help'])}", style="dim"))
+                self.out.print(Text(f"  help: {_shown(finding['help'])}", style="dim"))
 
     def document(self, text: str) -> None:
         """All of stdout, in a format that another program reads."""
         if text and not self.rank:
-            sys.stdout.write(redact(text) + "\n")
+            sys.stdout.write(_encodable(redact(text)) + "\n")
             sys.stdout.flush()
 
     def error(self, error: SureFitError) -> None:
@@ -163,16 +167,16 @@ class Output:
         err = Console(stderr=True, highlight=False, soft_wrap=True) if self.rank else self.err
         for one in (error, *error.also):
             line = Text(f"error [rank {self.rank}]" if self.rank else "error", style="bold red")
-            line.append(f" {redact(one.where)}" if one.where else "", style="bold")
-            line.append(f": {redact(one.message)}", style="not bold default")
+            line.append(f" {_shown(one.where)}" if one.where else "", style="bold")
+            line.append(f": {_shown(one.message)}", style="not bold default")
             err.print(line)
             if one.help:
-                err.print(Text(f"  help: {redact(one.help)}", style="dim"))
+                err.print(Text(f"  help: {_shown(one.help)}", style="dim"))
 
     def result(self, value: dict[str, Any]) -> None:
         """The one JSON object of `--json`."""
         if self.as_json and self.with_result:
-            sys.stdout.write(redact(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
+            sys.stdout.write(_encodable(redact(json.dumps(value, ensure_ascii=False, default=str))) + "\n")
             sys.stdout.flush()
 
     @contextlib.contextmanager
@@ -210,9 +214,19 @@ class Output:
             task = bar.add_task(escape(label), total=1, detail="", start=True)
 
             def update(done: int, total: int, text: str) -> None:
-                bar.update(task, completed=done, total=total, detail=escape(redact(text)))
+                bar.update(task, completed=done, total=total, detail=escape(_shown(text)))
 
             yield update
+
+
+def _shown(text: str) -> str:
+    """A text on its way to a terminal: without secrets, and with nothing in it that a terminal would obey."""
+    return printable(redact(text))
+
+
+def _encodable(text: str) -> str:
+    """With half characters, as names that are not UTF-8 have them, as JSON and YAML write them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class _PlainProgress:

@@ -14,7 +14,7 @@ from surefit.config.load import load_config
 from surefit.config.resolve import leaves
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.rundir import RunDir, leftovers, machine_errors, read_json, read_jsonl
-from surefit.core.units import bytes_text, duration_text, plural
+from surefit.core.units import bytes_text, duration_text, plural, quoted
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -118,17 +118,19 @@ def continued(run: RunDir, row: dict[str, Any]) -> list[str]:
     newest = newest_checkpoint(run)
     trained = run.adapter.exists() or run.model.exists()
     if not trained and newest is not None:
-        lines.append(f"Training can go on from {newest.name}: surefit train {run.path} --resume")
+        lines.append(f"Training can go on from {newest.name}: surefit train {quoted(run.path)} --resume")
     elif not trained:
-        lines.append(f"Nothing is trained, and there is no checkpoint: surefit train {run.path} --overwrite")
+        lines.append(f"Nothing is trained, and there is no checkpoint: surefit train {quoted(run.path)} --overwrite")
     elif not run.certificate.exists():
-        lines.append(f"Trained, not merged: surefit merge {run.path}")
+        lines.append(f"Trained, not merged: surefit merge {quoted(run.path)}")
     if partial := sorted(run.eval.glob("*/*.partial.jsonl")):
         answers = sum(len(_attempt(lambda path=path: read_jsonl(path), [])) for path in partial)
-        lines.append(f"{plural(answers, 'kept line')} of an evaluation that was cut off: surefit evaluate {run.path}")
+        lines.append(
+            f"{plural(answers, 'kept line')} of an evaluation that was cut off: surefit evaluate {quoted(run.path)}"
+        )
     elif trained and not run.eval_summary.exists():
-        lines.append(f"Not scored: surefit evaluate {run.path}")
-    return lines or [f"Every stage is done: surefit report {run.path}"]
+        lines.append(f"Not scored: surefit evaluate {quoted(run.path)}")
+    return lines or [f"Every stage is done: surefit report {quoted(run.path)}"]
 
 
 def newest_checkpoint(run: RunDir) -> Path | None:
@@ -154,7 +156,7 @@ def diff(out: Output, first: Path, second: Path) -> int:
         else:
             out.say(f"{name.capitalize()}: the same", "bold")
     if found["scores"]:
-        out.say(f"Whether that is more than chance: surefit compare {a.path} {b.path}")
+        out.say(f"Whether that is more than chance: surefit compare {quoted(a.path)} {quoted(b.path)}")
     out.result({"a": str(a.path), "b": str(b.path), **found})
     return EXIT_OK
 

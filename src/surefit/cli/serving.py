@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError, MachineError, SureFitError
+from surefit.core.processes import own_command
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -45,7 +46,7 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
     door = Door(host, listening.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None)
     os.chdir(root)  # a config's paths are relative to where its commands are run
     address = _address(door.host, door.port, door.token)
-    out.say(f"SureFit serves {root} at {address}")
+    out.own_address(f"SureFit serves {root} at", address)
     if door.token:
         out.note("the token is shown only here; whoever has it can read the workspace, and write configs in it")
     if not is_loopback(host):
@@ -103,7 +104,7 @@ def stages() -> Stages:
     return Stages(
         check=check_text,
         runs=lambda directory: summarise_all(find_runs(directory)),
-        plan=lambda path: [sys.executable, "-m", "surefit", "plan", str(path), "--json"],
+        plan=lambda path: own_command("plan", str(path), "--json"),
     )
 
 

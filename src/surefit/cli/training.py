@@ -24,7 +24,7 @@ from surefit.core.errors import (
     ShortOfMemory,
 )
 from surefit.core.rundir import RunDir, write_json
-from surefit.core.units import count_text, duration_text, plural
+from surefit.core.units import count_text, duration_text, plural, quoted
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -282,7 +282,7 @@ def _train_once(
             config,
             run.run,
             conversations=data.conversations,
-            resume_command=f"surefit train {target} --resume",
+            resume_command=f"surefit train {quoted(target)} --resume",
             on_progress=on_step,
             on_note=out.note,
             score=_scorer(run, data),

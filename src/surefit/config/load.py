@@ -351,7 +351,7 @@ def expected_text(dotted: str) -> str:
     """What a key accepts, in words.
 
     >>> expected_text("train.per_device_train_batch_size")
-    "'auto' or a whole number (at least 1)"
+    "'auto' or a whole number (at least 1, at most 1,048,576)"
     """
     section = _section_at(dotted.rpartition(".")[0])
     field = section.model_fields.get(dotted.rpartition(".")[2]) if section else None
@@ -377,8 +377,12 @@ def _type_text(option: Any, metadata: list[Any]) -> str:
 
 def _bounds_text(metadata: list[Any]) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    found = [(word, getattr(m, key)) for m in metadata for key, word in words.items() if hasattr(m, key)]
+    found = [(word, _plain(getattr(m, key))) for m in metadata for key, word in words.items() if hasattr(m, key)]
     return ", ".join(f"{word} {bound}" for word, bound in found)
+
+
+def _plain(bound: float) -> str:
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 def _shape(value: Any) -> str:

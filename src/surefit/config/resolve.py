@@ -28,6 +28,7 @@ from surefit.config.spread import (
     own_batch,
     require_possible,
 )
+from surefit.core.env import redact
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, bytes_text, count_text
@@ -381,8 +382,23 @@ def write_resolved(resolved: Resolved, path: Path) -> None:
             if open_sections[: depth + 1] != sections[: depth + 1]:
                 lines.append(f"{'  ' * depth}{name}:")
         open_sections = sections
-        lines.append(f"{'  ' * len(sections)}{leaf}: {one_line_yaml(value)}  # {resolved.provenance[dotted]}")
+        lines.append(
+            f"{'  ' * len(sections)}{leaf}: {one_line_yaml(_without_secrets(value))}  # {resolved.provenance[dotted]}"
+        )
     write_atomic(path, "\n".join(lines) + "\n")
+
+
+def _without_secrets(value: Any) -> Any:
+    """SEC001 stops a run whose config holds a secret; where it is let through all the same it is not written down."""
+    match value:
+        case str():
+            return redact(value)
+        case list():
+            return [_without_secrets(item) for item in value]
+        case dict():
+            return {redact(key): _without_secrets(item) for key, item in value.items()}
+        case _:
+            return value
 
 
 class _Dumper(yaml.SafeDumper):

@@ -24,8 +24,20 @@ def _as_a_file_system_takes_it(path: str) -> str:
     return path
 
 
+def _on_one_line(value: object) -> object:
+    """What goes into a batch script stays on the line it is written to: a second line would be a command."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and (not text.strip() or not text.isprintable()):
+            what = "has a line break or another control character in it" if text.strip() else "is empty"
+            raise ValueError(f"{text!r:.60} {what}: the batch script takes one line of plain text")
+    return value
+
+
 Auto = Literal["auto"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+_HOLDS_A_SECRET = re.compile(
+    r"(\w*(?:TOKEN|API_?KEY|_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?))=(?!\$)\S", re.IGNORECASE
+)
 PathText = Annotated[str, AfterValidator(_as_a_file_system_takes_it)]
 
 
@@ -57,9 +69,9 @@ class AdapterSection(Section):
 
     kind: Literal["lora", "full"] = "lora"
     """lora trains low-rank factors beside frozen weights; full trains every weight."""
-    r: Annotated[int, Field(ge=1)] = 16
+    r: Annotated[int, Field(ge=1, le=65_536)] = 16
     """The rank of the LoRA factors."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
+    alpha: Annotated[float, Field(gt=0, le=1e9)] = 32.0
     """The LoRA update is scaled by alpha / r; with `use_rslora` by alpha / √r."""
     use_rslora: bool = False
     """Scale by alpha / √r (rsLoRA, Kalajdzievski 2023), so that a higher rank does not learn more slowly."""
@@ -82,11 +94,11 @@ class DataSection(Section):
     """The held-out rows: another file, or the share of the training rows to set aside."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "text", "alpaca", "sharegpt"] = "auto"
     """How rows are laid out; auto looks at the column names."""
-    mix: dict[PathText, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    mix: dict[PathText, Annotated[float, Field(gt=0, le=1e6)]] = Field(default_factory=dict)
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
     """Which split of a hub data set to train on."""
-    max_length: Annotated[int, Field(ge=8)] = 2048
+    max_length: Annotated[int, Field(ge=8, le=2**30)] = 2048
     """Tokens per example, prompt and answer together."""
     packing: Auto | bool = "auto"
     """Lay the examples of a micro batch one after the other in place of padding them; nothing learnt changes."""
@@ -105,15 +117,15 @@ class DataSection(Section):
 class TrainSection(Section):
     """The optimisation."""
 
-    epochs: Annotated[float, Field(gt=0)] = 1.0
+    epochs: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Passes over the training rows."""
-    max_steps: Annotated[int, Field(ge=1)] | None = None
+    max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Stop after this many optimizer steps, whatever epochs says."""
     learning_rate: Annotated[float, Field(gt=0, lt=10)] = 2e-4
     """The peak learning rate."""
     global_batch_size: Annotated[int, Field(ge=1, le=2**20)] = 64
     """Examples per optimizer step, over all devices and accumulation: the batch the optimizer sees."""
-    per_device_train_batch_size: Auto | Annotated[int, Field(ge=1)] = "auto"
+    per_device_train_batch_size: Auto | Annotated[int, Field(ge=1, le=2**20)] = "auto"
     """Examples per forward pass (micro batch); must divide global_batch_size. Packed: this many × max_length tokens."""
     gradient_checkpointing: Auto | bool | Literal["selective", "offload"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. selective keeps what attention
@@ -122,17 +134,17 @@ class TrainSection(Section):
     """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999; with 8-bit moments, or moments paged to the host."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """How the learning rate goes from its peak to zero after warmup; constant keeps it, wsd until `decay` begins."""
-    warmup: Annotated[float, Field(ge=0)] = 0.03
+    warmup: Annotated[float, Field(ge=0, le=1e9)] = 0.03
     """Below 1: the share of all steps over which the rate rises from zero; 1 or more: the number of steps."""
-    decay: Annotated[float, Field(gt=0)] = 0.2
+    decay: Annotated[float, Field(gt=0, le=1e9)] = 0.2
     """For wsd. Below 1: the share of all steps over which the rate falls to zero at the end; 1 or more: the number."""
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decoupled weight decay; biases and norm weights are exempt."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0, le=1e30)] = 1.0
     """Gradients are scaled down to this norm."""
-    neftune_noise_alpha: Annotated[float, Field(gt=0)] | None = None
+    neftune_noise_alpha: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Noise on the input embeddings (NEFTune, Jain et al. 2023); 5 is usual."""
-    early_stopping_patience: Annotated[int, Field(ge=1)] | None = None
+    early_stopping_patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Stop after this many measurements in a row without a better `checkpoint.keep_best` (or held-out loss)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seeds the order of the rows, the LoRA initialisation and dropout."""
@@ -169,17 +181,17 @@ class ParallelSection(Section):
 
     mode: Auto | Literal["single", "ddp", "fsdp", "zero2", "zero3", "pp", "tp", "cp"] = "auto"
     """ddp: whole models; fsdp, zero2, zero3: sharded; pp: layers, tp: matrices, cp: tokens split; cp goes with fsdp."""
-    tp: Annotated[int, Field(ge=1)] = 1
+    tp: Annotated[int, Field(ge=1, le=2**20)] = 1
     """Devices that share each matrix."""
-    cp: Annotated[int, Field(ge=1)] = 1
+    cp: Annotated[int, Field(ge=1, le=2**20)] = 1
     """Devices that share the tokens of each example, each with the whole model or, with mode: fsdp, a shard of it."""
-    pp: Annotated[int, Field(ge=1)] = 1
+    pp: Annotated[int, Field(ge=1, le=2**20)] = 1
     """Devices that share the layers."""
-    dp_replicate: Annotated[int, Field(ge=1)] = 1
+    dp_replicate: Annotated[int, Field(ge=1, le=2**20)] = 1
     """With fsdp: groups of devices that each hold a whole sharded model."""
     offload: bool = False
     """Keep in the host's memory: weights and optimizer state with fsdp and zero3, optimizer state with zero2."""
-    timeout_minutes: Annotated[float, Field(gt=0)] = 10.0
+    timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0
     """How long a process waits for the others before the run is stopped."""
     accelerate_config: PathText | None = None
     """An Accelerate YAML file whose settings go before those of this section."""
@@ -227,7 +239,7 @@ class SlurmSection(Section):
     """The account to charge."""
     time: str = "24:00:00"
     """The longest a job may take, as sbatch takes it; a run that needs more is requeued and resumes."""
-    cpus_per_gpu: Annotated[int, Field(ge=1)] = 8
+    cpus_per_gpu: Annotated[int, Field(ge=1, le=4_096)] = 8
     """Cores beside each device."""
     memory: str | None = None
     """RAM per node, as sbatch takes it, such as 200G."""
@@ -235,22 +247,37 @@ class SlurmSection(Section):
     """Environment modules to load."""
     venv: PathText | None = None
     """The virtual environment to activate; that of the submitting process if not set."""
-    signal_seconds: Annotated[int, Field(ge=1)] = 120
+    signal_seconds: Annotated[int, Field(ge=1, le=65_535)] = 120
     """How long before the end of its time a job is told to save and requeue itself."""
     options: list[str] = Field(default_factory=list)
     """More #SBATCH lines, such as --constraint=a100."""
+
+    _plain = field_validator("*")(_on_one_line)
+
+    @field_validator("options")
+    @classmethod
+    def _are_options(cls, options: list[str]) -> list[str]:
+        for option in options:
+            if not re.match(r"--?[A-Za-z]", option):
+                raise ValueError(f"{option!r:.60} is no option of sbatch: it begins with - or --")
+            if name := _HOLDS_A_SECRET.search(option):
+                raise ValueError(
+                    f"{name[1]} and its value would stand in the batch script, where everyone can read it: put it into "
+                    "the environment, which SLURM hands on"
+                )
+        return options
 
 
 class CheckpointSection(Section):
     """What is saved while training."""
 
-    every: Auto | Annotated[int, Field(ge=1)] = "auto"
+    every: Auto | Annotated[int, Field(ge=1, le=10**9)] = "auto"
     """Optimizer steps between checkpoints; the held-out loss is measured at the same steps."""
-    save_total_limit: Annotated[int, Field(ge=1)] = 2
+    save_total_limit: Annotated[int, Field(ge=1, le=10**6)] = 2
     """How many checkpoints to keep."""
     keep_best: str | None = None
     """Keep the best checkpoint too, and export it: eval_loss, or a metric of the recipe (`evaluate.in_training`)."""
-    best_total_limit: Annotated[int, Field(ge=1)] = 1
+    best_total_limit: Annotated[int, Field(ge=1, le=10**6)] = 1
     """With keep_best: how many of the best checkpoints to keep beside the newest."""
 
 
@@ -271,21 +298,21 @@ class GateSection(Section):
 class EvaluateSection(Section):
     """How base, adapter and merged model are scored."""
 
-    max_examples: Annotated[int, Field(ge=1)] | None = None
+    max_examples: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Score only this many held-out rows, taken evenly from the whole set."""
-    max_new_tokens: Annotated[int, Field(ge=1)] = 256
+    max_new_tokens: Annotated[int, Field(ge=1, le=2**24)] = 256
     """Answers longer than this are cut and counted as truncated."""
-    batch_size: Auto | Annotated[int, Field(ge=1)] = "auto"
+    batch_size: Auto | Annotated[int, Field(ge=1, le=2**16)] = "auto"
     """Prompts per generation batch."""
     constrained: Literal["none", "only", "both"] = "none"
     """Let the model write only what the recipe's grammar allows (JSON by schema, PENMAN, labels); both scores both."""
-    num_beams: Annotated[int, Field(ge=1)] = 1
+    num_beams: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Beam search with so many beams; 1 is greedy."""
-    samples: Annotated[int, Field(ge=1)] = 1
+    samples: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Answers per prompt, for pass@k; more than one needs a temperature."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=1_000)] = 0.0
     """0 takes the most probable token; above it answers are drawn, with `train.seed`."""
-    prefill_chunk: Annotated[int, Field(ge=1)] | None = None
+    prefill_chunk: Annotated[int, Field(ge=1, le=2**30)] | None = None
     """Read prompts this many tokens at a time: less memory for very long ones, the same answers."""
     server: str | None = None
     """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model; its key: SUREFIT_API_KEY."""

@@ -6,12 +6,15 @@ Tokens come from the environment or from a `.env` file beside the work, never fr
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -28,12 +31,23 @@ SECRET_NAMES = (
     "OPENAI_API_KEY",
     "SUREFIT_API_KEY",
 )
-SECRET_SHAPE = re.compile(
-    r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b"
+_SHAPE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
+    r"|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|gsk_\w{20,}|r8_\w{20,}|pypi-[\w-]{30,}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
 )
-"""Access keys of the hub, OpenAI-like services, GitHub and AWS."""
-IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]+@")
+"""Access keys of the hub, OpenAI-like services, GitHub, AWS, GitLab, Slack, Google, NVIDIA, Groq, Replicate and PyPI,
+and signed tokens."""
+_IN_ADDRESS = re.compile(r"(?<=://)[^\s/@]+@")
 """A user and a password in front of a host."""
+_IN_QUERY = re.compile(
+    r"([?&](?:x-amz-)?(?:api[_-]?key|key|(?:access[_-]|auth[_-]|security-)?token|password|passwd|secret|sig|signature"
+    r"|credential)=)(?!\*\*\*)[^\s&#\"'<>\\]+",
+    re.IGNORECASE,
+)
+"""The value of a parameter of an address that opens something."""
+_NAMED = re.compile(r"\b([A-Z0-9_]*(?:TOKEN|API_?KEY|_KEY|SECRET|PASSWORD|PASSWD)=)(?!\*\*\*|\$)[^\s\"'<>&;,\\]{8,}")
+"""The value of a variable whose name says what it is."""
 
 STEERING = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
@@ -45,13 +59,34 @@ STEERING = (
 )  # fmt: skip
 """Variables that change how training runs. None of them holds a secret; one that may must not come here."""
 
+DOTENV = (
+    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HF_HOME", "HF_HUB_OFFLINE", "SUREFIT_CACHE",
+    "SUREFIT_API_KEY", "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD", "WANDB_API_KEY",
+)  # fmt: skip
+"""What a `.env` file may set: docs/install.md and .env.example say what each means. None of them runs code."""
+MAX_DOTENV_BYTES = 64 * 1024
+
 LAUNCHED = "SUREFIT_LAUNCHED"
 ADAPTED = "SUREFIT_ADAPTED"
 _TRUE = {"1", "true", "yes", "on"}
 
 
-def load_dotenv(directory: Path | None = None) -> Path | None:
+@dataclass(frozen=True)
+class Dotenv:
+    """What a `.env` file did: the names that it set, and those that it named and may not set."""
+
+    path: Path
+    taken: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def load_dotenv(directory: Path | None = None) -> Dotenv | None:
     """Read `.env` in `directory` (default: the working directory); what the environment already has wins.
+
+    Only the names in `DOTENV` are taken. The directory may be somebody else's, and other variables run code
+    (PYTHONPATH, LLAMA_CPP), or decide where the user's own token is sent (HF_ENDPOINT). For the same reason an address
+    is left where what opens it is of the environment, and no variable but the home directory is filled in.
 
     Raises:
         ConfigError: it is there and cannot be read.
@@ -59,16 +94,59 @@ def load_dotenv(directory: Path | None = None) -> Path | None:
     path = (directory or Path.cwd()) / ".env"
     if not path.is_file():
         return None
-    from dotenv import load_dotenv as load
+    from dotenv import dotenv_values
 
     try:
-        load(path, override=False)
+        with open(path, "rb") as file:
+            text = file.read(MAX_DOTENV_BYTES + 1).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ConfigError(
-            f"cannot be read: {reason}", path=path, help="mend it (lines NAME=value), or move it elsewhere"
-        ) from None
-    return path
+        raise _bad_dotenv(path, f"cannot be read: {reason}") from None
+    if len(text) > MAX_DOTENV_BYTES:
+        raise _bad_dotenv(path, f"larger than {MAX_DOTENV_BYTES // 1024} KiB: these are no settings")
+    read = dotenv_values(stream=io.StringIO(text), interpolate=False)
+    values = {name: value for name, value in read.items() if value and name not in os.environ}
+    taken = {name: value for name, value in values.items() if name in DOTENV and not _opened_by_others(name)}
+    for name, value in taken.items():
+        if "\0" in value:
+            raise _bad_dotenv(path, f"{name} holds a NUL")
+    os.environ.update({name: value.replace("${HOME}", str(Path.home())) for name, value in taken.items()})
+    return Dotenv(path, tuple(taken), tuple(name for name in values if name not in taken))
+
+
+def _opened_by_others(name: str) -> bool:
+    """Whether it is an address that would be asked with a password of the environment."""
+    return name == "MLFLOW_TRACKING_URI" and any(
+        os.environ.get(secret) for secret in ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
+    )
+
+
+def _bad_dotenv(path: Path, problem: str) -> ConfigError:
+    return ConfigError(problem, path=path, help="mend it (lines NAME=value), or move it elsewhere")
+
+
+def start_children_safely() -> None:
+    """The same for every Python process that this one starts from now on: for a process that is all SureFit's."""
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def of_another_tool() -> dict[str, str]:
+    """The environment of another tool's script, which may need the modules beside it."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+
+
+@contextmanager
+def safe_path_for_children() -> Iterator[None]:
+    """Python processes that are started meanwhile, by whatever library, import nothing from the working directory."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONSAFEPATH", None)
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def hub_token() -> str | None:
@@ -242,7 +320,8 @@ def redact(text: str) -> str:
         value = os.environ.get(name)
         if value and len(value) >= 8:
             text = text.replace(value, "***")
-    return SECRET_SHAPE.sub("***", IN_ADDRESS.sub("***@", text))
+    text = _SHAPE.sub("***", _IN_ADDRESS.sub("***@", text))
+    return _NAMED.sub(r"\1***", _IN_QUERY.sub(r"\1***", text)) if "=" in text else text
 
 
 def first_line(error: Exception, limit: int = 300) -> str:

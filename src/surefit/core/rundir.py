@@ -33,6 +33,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,10 +42,15 @@ from typing import Any
 
 from surefit.core.errors import DataError, MachineError
 from surefit.core.lock import locked
+from surefit.core.reading import parse_json, read_bytes, read_json_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """How an operating system says that there is no room."""
+LOG_BYTES = 2 * 1024**3
+"""Of one JSONL log; a million steps take half of it."""
+IDLE_SECONDS = 3600.0
 _LEFTOVER = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
+_CODE = re.compile(r"os error (\d+)")
 _unwritten: dict[Path, bytes] = {}
 """The lines of each JSONL log that a full disk did not take, in order."""
 
@@ -192,7 +198,8 @@ class RunDir:
             MachineError: another process is at work here.
         """
         with locked(self.lock, stage, on_note):
-            sweep(self.path)
+            for place in (self.path, self.exports, *self.eval.glob("*/")):
+                sweep(place)
             yield
 
 
@@ -204,7 +211,8 @@ def is_full(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def machine_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals at `path` into errors that say what to do."""
+    """Turn the operating system's refusals at `path` into errors that say what to do, in whatever class a library
+    has put them: safetensors has its own, tokenizers raises a plain `Exception`."""
     helps = {
         errno.EACCES: "choose an output_dir you may write to, or change its permissions",
         errno.EPERM: "choose an output_dir you may write to, or change its permissions",
@@ -216,10 +224,18 @@ def machine_errors(path: Path) -> Iterator[None]:
     }
     try:
         yield
-    except OSError as error:
-        if error.errno not in helps:
+    except Exception as error:
+        cause = in_rust(error) or error
+        if not isinstance(cause, OSError) or cause.errno not in helps:
             raise
-        raise MachineError(f"cannot write: {error.strerror}", path=path, help=helps[error.errno]) from error
+        raise MachineError(f"cannot write: {cause.strerror}", path=path, help=helps[cause.errno]) from cause
+
+
+def in_rust(error: Exception) -> OSError | None:
+    """The `OSError` that a library written in Rust has only told in words, if it is one."""
+    known = type(error) is Exception or type(error).__name__ == "SafetensorError"
+    code = _CODE.search(str(error)) if known else None
+    return OSError(int(code[1]), os.strerror(int(code[1]))) if code else None
 
 
 @contextlib.contextmanager
@@ -234,7 +250,8 @@ def unless_full() -> Iterator[None]:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part of it."""
-    data = content.encode() if isinstance(content, str) else content
+    # A file name that is not UTF-8 is a text with half characters: written as JSON and YAML escape them.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -285,13 +302,20 @@ def put_in_place(temporary: Path, path: Path) -> None:
     fsync_directory(path.parent)
 
 
-def sweep(directory: Path) -> list[Path]:
+def sweep(directory: Path, of: str | None = None) -> list[Path]:
     """Remove what a process killed inside `write_atomic` or `directory_atomic` left; returns what resists.
 
     Killed between its two renames, the old content has lost its name and the new has none yet: the old gets its name
     back. To be called by whoever holds the lock: another process's temporary names look the same.
+
+    Args:
+        of: only what was to become this name, and only if nothing was written in it for an hour: for a place that no
+            lock guards.
     """
     found = leftovers(directory)
+    if of is not None:
+        mine = [path for path in found if _LEFTOVER.fullmatch(path.name)[1] == of]  # type: ignore[index]
+        found = [path for path in mine if time.time() - _last_written(path) > IDLE_SECONDS]
     for path in found:
         name, kind = _LEFTOVER.fullmatch(path.name).groups()  # type: ignore[union-attr]
         original = path.with_name(name)
@@ -303,6 +327,14 @@ def sweep(directory: Path) -> list[Path]:
             else:
                 path.unlink()
     return [path for path in found if path.exists()]
+
+
+def _last_written(path: Path) -> float:
+    times = [0.0]
+    for one in (path, *(path.iterdir() if path.is_dir() else ())):
+        with contextlib.suppress(OSError):
+            times.append(one.stat().st_mtime)
+    return max(times)
 
 
 def leftovers(directory: Path) -> list[Path]:
@@ -333,7 +365,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """A JSON artefact of an earlier stage; a missing or damaged one is a `DataError` that names the file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_file(path)
     except FileNotFoundError:
         raise DataError("not there yet", path=path, help="run the stage that writes it first") from None
     except OSError as error:
@@ -348,7 +380,7 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
     A full disk does not stop a run for a line of its log: the line is kept in memory, and written before the next one
     or by `flush_jsonl`, whichever comes first.
     """
-    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    line = json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
     _unwritten[path] = _unwritten.get(path, b"") + line
     flush_jsonl(path)
 
@@ -379,6 +411,8 @@ def _append(path: Path, lines: bytes) -> None:
     """All of it or nothing; a last line that a crash cut short goes first, or it would damage the next."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a full pipe would keep the run waiting
+            raise MachineError("not a regular file", path=path, help="remove it, or choose another output_dir")
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             size = path.read_bytes().rfind(b"\n") + 1
@@ -403,7 +437,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     try:
         # Bytes, because only they split at line feeds alone: a value may hold U+2028.
-        lines = path.read_bytes().rstrip().splitlines()
+        lines = read_bytes(path, LOG_BYTES).rstrip().splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -411,7 +445,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            record = parse_json(line)
+            if not isinstance(record, dict):
+                raise ValueError("a record is an object")
+            records.append(record)
         except ValueError as error:
             if number < len(lines):
                 help_text = "restore the file, or delete it and run the stage that writes it again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 GIB = 1024**3
 MIB = 1024**2
@@ -64,6 +65,28 @@ def shortened(text: str, limit: int = 60) -> str:
     'abcd…'
     """
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def quoted(word: object) -> str:
+    """A path or another word of a command that is shown, as a shell takes it.
+
+    >>> quoted("runs/one"), quoted("my runs; rm -rf ~")
+    ('runs/one', "'my runs; rm -rf ~'")
+    """
+    return shlex.quote(str(word))
+
+
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A text as a terminal may be given it: what would move its cursor, colour it, turn the direction of writing or be
+    no character at all is written out. File names and rows are other people's, and may hold any of these.
+
+    >>> printable("runs/\\x1b[2Jone\\rtwo")
+    'runs/\\\\x1b[2Jone\\\\rtwo'
+    """
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 _DIRECTORIES = re.compile(r"(?<![\w:/.~<-])(?:~|\.{1,2})?/(?:[\w.@+-]+/)*(?=[\w.@+-])")

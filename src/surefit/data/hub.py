@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from surefit.core import env
-from surefit.core.errors import DataError, MachineError
+from surefit.core.errors import DataError, MachineError, SureFitError
+from surefit.core.reading import reason_of
 from surefit.data.readers import Placed, without_filled_nulls
 
 
@@ -65,7 +66,10 @@ def _hub_errors(source: str, split: str) -> Iterator[None]:
             raise DataError(f"datasets cannot read it: {reason}", path=source, help=help_text) from None
         if isinstance(error, OSError):
             raise MachineError(f"{source} cannot be fetched: {reason}", help="check the disk and its rights") from None
-        raise
+        if isinstance(error, (SureFitError, MemoryError)):
+            raise
+        help_text = "save the data set as Parquet or JSON Lines and name that file"
+        raise DataError(f"datasets cannot read it: {reason_of(error)}", path=source, help=help_text) from error
 
 
 _OFFLINE_HELP = (

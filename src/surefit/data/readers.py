@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from surefit.core.errors import DataError
-from surefit.core.units import shortened
-from surefit.metrics.strict_json import deeper_than, json_kind
+from surefit.core.reading import deeper_than, library_errors, read_bytes
+from surefit.core.units import GIB, MIB, bytes_text, shortened
+from surefit.metrics.strict_json import json_kind
 
 MAX_DEPTH = 100
 """Brackets inside brackets in one row. Real rows have fewer than 20; Python's own limit varies and is no message."""
+
+ROW_BYTES = 8 * MIB
+"""Of one row. A novel has a tenth of it; the tokenizer takes four hundred times as much memory as the text."""
+WHOLE_BYTES = 8 * GIB
+"""Of a file that is not read line by line."""
+ROW_COST, VALUE_COST = 250, 60
+"""Bytes that Python takes for a row and for each value in it, beside the texts."""
 
 _SIGNATURES = {
     b"\x1f\x8b": ("compressed with gzip", "unpack it first: gunzip -k FILE"),
@@ -46,10 +54,21 @@ def read_jsonl(path: Path) -> Iterator[Placed]:
     _refuse_other_kinds(path)
     name = str(path)
     with open(path, "rb") as file:
-        for number, data in enumerate(file, start=1):
+        for number, data in enumerate(iter(lambda: file.readline(ROW_BYTES + 1), b""), start=1):
+            _require_size(len(data), path, number)
             text = _utf8(data, path, number).rstrip()
             if text:
                 yield Placed(_line_row(text, path, number), name, number)
+
+
+def _require_size(size: int, place: object, line: int | None = None) -> None:
+    if size > ROW_BYTES:
+        raise DataError(
+            f"a row of more than {bytes_text(ROW_BYTES)}",
+            path=str(place),
+            line=line,
+            help="cut the text into several rows, or take the row out: it has more tokens than any model reads",
+        )
 
 
 def _line_row(text: str, path: Path, line: int) -> dict[str, Any]:
@@ -79,7 +98,7 @@ _ARRAY_HELP = "a file that is one JSON array needs the ending .json"
 def read_json(path: Path) -> Iterator[Placed]:
     """A JSON array of objects, a single object, or one object per line as many `.json` files have it."""
     _refuse_other_kinds(path)
-    text = _utf8(path.read_bytes(), path, None)
+    text = _utf8(_whole(path), path, None)
     start = len(text) - len(text.lstrip())
     try:
         if text[start : start + 1] == "{":
@@ -98,6 +117,7 @@ def read_json(path: Path) -> Iterator[Placed]:
 def _numbered(rows: list[Any], path: Path) -> Iterator[Placed]:
     for number, row in enumerate(rows, start=1):
         place = f"{path} row {number}"
+        _require_size(_characters(row), place)
         if not isinstance(row, dict):
             raise DataError(f"a row must be a JSON object, not {json_kind(row)}", path=place)
         yield Placed(row, place, None)
@@ -148,8 +168,8 @@ _FLATTER = "store what is nested so deeply as JSON text"
 def read_csv(path: Path) -> Iterator[Placed]:
     """Comma-separated values with a header line; every value is text. A quoted value may hold line breaks."""
     _refuse_other_kinds(path)
-    _utf8(path.read_bytes(), path, None)
-    limit = csv.field_size_limit(sys.maxsize)
+    _utf8(_whole(path), path, None)
+    limit = csv.field_size_limit(ROW_BYTES)
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             yield from _csv_rows(csv.reader(file, strict=True), path)
@@ -165,6 +185,7 @@ def _csv_rows(reader: Any, path: Path) -> Iterator[Placed]:
                 if header is None:
                     header = _csv_header(cells, path, line)
                 else:
+                    _require_size(sum(map(len, cells)), path, line)
                     yield Placed(_csv_row(header, cells, path, line), name, line)
             line = reader.line_num + 1
     except csv.Error as error:
@@ -202,21 +223,57 @@ def _csv_row(header: list[str], cells: list[str], path: Path, line: int) -> dict
 
 def read_parquet(path: Path) -> Iterator[Placed]:
     """Parquet, without the nulls that its structs are filled up with."""
-    import pyarrow
     from pyarrow import parquet
 
-    number = 0
-    try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield Placed(without_filled_nulls(row), f"{path} row {number}", None)
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0][:200]
+    number, room = 0, _room()
+    # A value that Python cannot hold (a date of the year 20,000, a text that is not UTF-8) is an error of any class.
+    with (
+        library_errors(path, DataError, "not a readable Parquet file", "was it downloaded completely?"),
+        parquet.ParquetFile(path) as file,
+    ):
+        _require_room(file.metadata.num_rows * ROW_COST, room, path, file.metadata.num_rows)
+        for batch in file.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                size = _characters(row)
+                _require_size(size, f"{path} row {number}")
+                room -= ROW_COST + VALUE_COST * len(row) + size
+                yield Placed(without_filled_nulls(row), f"{path} row {number}", None)
+            _require_room(0, room, path, file.metadata.num_rows)
+
+
+def _room() -> int:
+    """Bytes that rows may take: half of the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _require_room(needed: int, room: int, path: Path, rows: int) -> None:
+    """A column that says one value twenty million times is a small file and a large list."""
+    if needed > room:
         raise DataError(
-            f"not a readable Parquet file: {reason}", path=path, help="was it downloaded completely?"
-        ) from None
+            f"its {rows:,} rows do not fit this machine's memory once they are unpacked",
+            path=path,
+            help="take a part of them: a file of fewer rows",
+        )
+
+
+def _characters(value: Any) -> int:
+    """Of all texts in a row; does not recurse."""
+    count, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (str, bytes)):
+            count += len(item)
+        elif isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+    return count
+
+
+def _whole(path: Path) -> bytes:
+    """A text file that is read at once; a FIFO or a device is none."""
+    return read_bytes(path, WHOLE_BYTES)
 
 
 def without_filled_nulls(row: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +305,7 @@ def read_penman(path: Path) -> Iterator[Placed]:
     _refuse_other_kinds(path)
     row: dict[str, Any] = {}
     begin, ended = 1, False
-    for number, text in enumerate(_utf8(path.read_bytes(), path, None).splitlines(), start=1):
+    for number, text in enumerate(_utf8(_whole(path), path, None).splitlines(), start=1):
         text = text.strip()
         fields = _penman_fields(text) if text.startswith("#") else {}
         if row and (fields.keys() & row.keys() or ("graph" in row and (fields or (ended and text[:1] == "(")))):

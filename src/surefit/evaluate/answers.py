@@ -11,7 +11,7 @@ from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.rundir import RunDir, read_json, read_jsonl
-from surefit.core.units import shortened
+from surefit.core.units import quoted, shortened
 
 BASELINE = "baseline:"
 """What the names of variants that need no model begin with."""
@@ -98,7 +98,7 @@ def read_run(text: str, set_name: str) -> Answers:
     if not there:
         sets = sorted(entry.name for entry in run.eval.glob("*/")) if run.eval.is_dir() else []
         known = f"; scored: {', '.join(sets)}" if sets else ""
-        help_text = f"`surefit evaluate {directory}` comes first"
+        help_text = f"`surefit evaluate {quoted(directory)}` comes first"
         raise DataError(f"the set {set_name!r} has not been scored in this run{known}", path=run.path, help=help_text)
     chosen = variant or shipped(there)
     if chosen not in there:

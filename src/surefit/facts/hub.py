@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -15,6 +14,7 @@ from typing import Any
 
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
+from surefit.facts.door import require_sound_config
 from surefit.facts.safetensors import INDEX, SINGLE, Tensor
 
 
@@ -45,6 +45,8 @@ def fetch(name: str, revision: str | None, known: Sequence[str] = ()) -> HubMode
         raise MachineError(f"{name} is not on this machine, and offline mode is on", help=_OFFLINE_HELP)
     from huggingface_hub import HfApi, hf_hub_download
 
+    from surefit.facts.model import read_json_object
+
     token = env.hub_token()
     with hub_errors(name, revision, known):
         api = HfApi(token=token)
@@ -58,7 +60,8 @@ def fetch(name: str, revision: str | None, known: Sequence[str] = ()) -> HubMode
         def download(file: str) -> Path:
             return Path(hf_hub_download(name, file, revision=revision, token=token))
 
-        config = json.loads(download("config.json").read_bytes())
+        config = read_json_object(download("config.json"))
+        require_sound_config(config, f"{name}/config.json")
         tensors = _headers(api, name, revision) if files & {SINGLE, INDEX} else None
         return HubModel(
             config,
@@ -82,14 +85,13 @@ def _headers(api: Any, name: str, revision: str | None) -> dict[str, Tensor]:
 
 
 def _template(files: set[str], download: Any) -> str | None:
-    from surefit.facts.model import template_of
+    from surefit.facts.model import read_json_object, template_of
 
     if "chat_template.jinja" in files:
         text: str = download("chat_template.jinja").read_text(encoding="utf-8")
         return text
     if "tokenizer_config.json" in files:
-        loaded: Mapping[str, Any] = json.loads(download("tokenizer_config.json").read_bytes())
-        return template_of(loaded)
+        return template_of(read_json_object(download("tokenizer_config.json")))
     return None
 
 

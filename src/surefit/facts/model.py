@@ -17,8 +17,10 @@ from typing import Any, Literal
 from surefit import nano
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
+from surefit.core.reading import read_bytes, read_json_file
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
+from surefit.facts.door import MAX_TEMPLATE_BYTES, require_sound_config
 from surefit.facts.safetensors import Tensor, read_weights
 
 NANO = "surefit/nano"
@@ -183,16 +185,18 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ModelError(
             "no config.json in it", path=directory, help="name the folder that holds config.json and *.safetensors"
         )
-    return read_json_object(path)
+    config = read_json_object(path)
+    require_sound_config(config, path)
+    return config
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """A model's JSON file; one that cannot be read, is damaged or holds no object is a `ModelError`."""
     try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+        value = read_json_file(path)
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         line = getattr(error, "lineno", None)
         raise ModelError("not valid JSON", path=path, line=line, help="download the file again") from None
     if not isinstance(value, dict):
@@ -295,7 +299,10 @@ def chat_template_in(directory: Path) -> str | None:
     """The template a tokenizer of this folder would use: the file of its own, else tokenizer_config.json's entry."""
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8", errors="replace")
+        try:
+            return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
+        except OSError as error:
+            raise ModelError(f"cannot be read: {error.strerror}", path=file, help="download the file again") from None
     config = directory / "tokenizer_config.json"
     return template_of(read_json_object(config)) if config.is_file() else None
 

@@ -30,7 +30,6 @@ themselves on tensors without data, and docs/plan.md compares.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.config.resolve import Resolved
+from surefit.core.reading import read_json_file
 from surefit.core.units import MIB, count_text, plural
 from surefit.facts import budget
 from surefit.facts.activations import MicroBatch, eval_bytes, final_bytes, kept_bytes, shared_tokens
@@ -310,7 +310,9 @@ def _tuning(path: str | None) -> dict[str, float]:
     """The sizes in a user's DeepSpeed file."""
     if path is None or not Path(path).expanduser().is_file():
         return {}
-    found = json.loads(Path(path).expanduser().read_text(encoding="utf-8")).get("zero_optimization", {})
+    document = read_json_file(Path(path).expanduser())
+    found = document.get("zero_optimization") if isinstance(document, dict) else None
+    found = found if isinstance(found, dict) else {}
     return {key: float(found[key]) for key in DEEPSPEED if isinstance(found.get(key), int | float)}
 
 

@@ -6,7 +6,6 @@ A file is 8 bytes (little-endian length of the header), the header (JSON), then 
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Mapping
@@ -15,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ModelError
+from surefit.core.reading import parse_json, read_json_file
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """The format's own bound: https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs."""
+MAX_DIMENSIONS = 8
+"""Of one tensor; weights have up to five."""
 DOWNLOAD_AGAIN = "download the file again: it is incomplete or damaged"
 
 
@@ -72,18 +74,25 @@ def _damaged(path: Path, start: bytes, size: int) -> ModelError:
 def parse_header(raw: bytes, path: Path) -> dict[str, Tensor]:
     """Header JSON → tensors; `__metadata__` is left out. A header that breaks the format is a `ModelError`."""
     try:
-        header = json.loads(raw)
+        header = parse_json(raw)
         return {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise ModelError("the safetensors header is damaged", path=path, help=DOWNLOAD_AGAIN) from None
 
 
 def _tensor(entry: Mapping[str, Any]) -> Tensor:
-    begin, end = entry["data_offsets"]
-    shape = tuple(int(n) for n in entry["shape"])
-    if not 0 <= begin <= end or any(n < 0 for n in shape):
+    begin, end = map(_number, entry["data_offsets"])
+    shape = tuple(map(_number, entry["shape"]))
+    if begin > end or len(shape) > MAX_DIMENSIONS:
         raise ValueError("offsets or shape out of range")
     return Tensor(str(entry["dtype"]), shape, end - begin)
+
+
+def _number(value: Any) -> int:
+    """A size as the format has it: unsigned, 64 bits."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r:.40} is no size")
+    return value
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -107,7 +116,7 @@ def indexed(directory: Path) -> dict[str, str]:
     if not index.is_file():
         return {}
     try:
-        return {name: Path(file).name for name, file in json.loads(index.read_bytes())["weight_map"].items()}
+        return {name: Path(file).name for name, file in read_json_file(index)["weight_map"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ModelError("not a valid index of weight files", path=index, help=DOWNLOAD_AGAIN) from None
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ModelError
+from surefit.core.reading import read_bytes
+from surefit.facts.door import require_sound_special, require_sound_steps
 from surefit.facts.model import chat_template_in, read_json_object
 from surefit.facts.template import TemplateRefused, render
 
@@ -72,6 +74,7 @@ def tokenizer_facts(path: Path) -> TokenizerFacts:
     Raises:
         ModelError: one of its files is damaged.
     """
+    require_sound_tokenizer(path)
     config = _optional(path / "tokenizer_config.json")
     named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
     vocabulary, added = _vocabulary(path / "tokenizer.json")
@@ -99,6 +102,29 @@ def tokenizer_facts(path: Path) -> TokenizerFacts:
     )
 
 
+def require_sound_tokenizer(path: Path) -> None:
+    """The door of a tokenizer's files (facts/door.py); what is not there is fine.
+
+    Raises:
+        ModelError: one of them is damaged, or would take a library beyond measure.
+    """
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        require_sound_special(_optional(path / name), path / name)
+    file = path / "tokenizer.json"
+    if file.is_file():
+        require_sound_steps(_text_of(file), file)
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return read_bytes(file).decode("utf-8")
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        problem = "cannot be read: not UTF-8"
+    raise ModelError(problem, path=file, help="download the file again") from None
+
+
 def _optional(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
@@ -116,13 +142,10 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
     """(token → id of the vocabulary, token → id of the added tokens); both empty where there is no file."""
     if not path.is_file():
         return {}, {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise ModelError("cannot be read", path=path, help="download the file again") from None
+    text = _text_of(path)
     try:
         added, vocabulary = _entry(text, '"added_tokens"'), _entry(text, '"vocab"')
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = read_json_object(path)
         model = whole.get("model")
         added, vocabulary = whole.get("added_tokens"), model.get("vocab") if isinstance(model, Mapping) else None
@@ -156,8 +179,8 @@ def _largest(vocabulary: Mapping[str, int], without: set[int]) -> int | None:
 
 def _added_ids(added: Any) -> dict[str, int]:
     entries = [entry for entry in added if isinstance(entry, Mapping)] if isinstance(added, list) else []
-    found = {entry.get("content"): entry.get("id") for entry in entries}
-    return {token: number for token, number in found.items() if isinstance(token, str) and isinstance(number, int)}
+    pairs = [(entry.get("content"), entry.get("id")) for entry in entries]
+    return {token: number for token, number in pairs if isinstance(token, str) and type(number) is int}
 
 
 def _stop_ids(path: Path) -> tuple[int, ...]:

@@ -21,8 +21,9 @@ from typing import Any
 
 from surefit.core import env
 from surefit.core.errors import EXIT_INTERRUPTED, EXIT_LOST, EXIT_OK, EXIT_SHORT, Interrupted, MachineError
+from surefit.core.processes import own_command
 
-HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 10.0
 """How long the others have to end by themselves after one has failed."""
 SAVING_SECONDS = 600.0
@@ -40,7 +41,7 @@ def launch(
     adapted: Mapping[str, Any] | None = None,
     aside: bool = False,
 ) -> int:
-    """Run `python -m surefit ARGUMENTS` in so many processes, and return what the command as a whole exits with;
+    """Run `surefit ARGUMENTS` in so many processes, and return what the command as a whole exits with;
     `EXIT_SHORT` where they are to be started again with less.
 
     Args:
@@ -53,7 +54,7 @@ def launch(
         MachineError: another process than the first has failed, or one was killed; with the exit code of that one.
         Interrupted: they are to be started again, and to stop.
     """
-    group = Group([sys.executable, "-m", "surefit", *arguments], processes, adapted or {}, aside)
+    group = Group(own_command(*arguments), processes, adapted or {}, aside)
     with group.handing_on_signals():
         group.wait()
     code = _verdict(group.codes, group.ended_by_us, processes, resume_command, where)
@@ -93,7 +94,8 @@ class Group:
 
     @contextmanager
     def handing_on_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self._hand_on) for number in HANDED_ON}
+        heard = [number for number in HANDED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's SIGHUP
+        before = {number: signal.signal(number, self._hand_on) for number in heard}
         try:
             yield
         finally:

@@ -218,6 +218,7 @@ def _environment(job: Job) -> str:
         lines.append(f"module load {shlex.join(slurm.modules)}")
     lines.append(_python(job))
     lines.append(f"export OMP_NUM_THREADS={slurm.cpus_per_gpu}")
+    lines.append("export PYTHONSAFEPATH=1 # modules come from the environment, not from the directory of the config")
     offline = "Compute nodes often have no way out: download model and data first, and take the # away."
     lines += [f"# {offline}", "# export HF_HUB_OFFLINE=1"]
     if job.interface:

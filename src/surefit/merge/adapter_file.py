@@ -6,8 +6,8 @@ trained whole and single trained tokens. What else PEFT knows is refused by name
 
 from __future__ import annotations
 
-import json
 import math
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from peft.utils.other import get_pattern_key
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from surefit.core.errors import GateError
+from surefit.core.reading import library_errors, read_json_file
+from surefit.facts.door import require_sound_adapter
+from surefit.facts.safetensors import read_header
 from surefit.model.adapter import CONFIG, PREFIX, WEIGHTS
 
 REFUSED = {
@@ -114,17 +116,17 @@ def read_adapter(directory: Path) -> AdapterFile:
 
 
 def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    again = f"name a directory with PEFT's {CONFIG} and {WEIGHTS} in it; copy a damaged one again, or train again"
+    with library_errors(directory, GateError, "the adapter cannot be read", again):
+        config = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
+        if config.get("peft_type") == "LORA":
+            missing = [key for key in ("r", "lora_alpha") if config.get(key) is None]
+            if missing:
+                raise ValueError(f"{CONFIG} has no {missing[0]}")
+        if not stat.S_ISREG((directory / WEIGHTS).stat().st_mode):
+            raise ValueError(f"{WEIGHTS} is no regular file")
+        read_header(directory / WEIGHTS)
         tensors = load_file(directory / WEIGHTS)
-        if not isinstance(config, dict) or not isinstance(config["r"], int):
-            raise ValueError(f"{CONFIG} names no rank")
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise GateError(
-            f"the adapter cannot be read: {error}",
-            path=directory,
-            help=f"name a directory with PEFT's {CONFIG} and {WEIGHTS} in it; copy a damaged one again, or train again",
-        ) from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise GateError(

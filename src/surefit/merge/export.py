@@ -16,7 +16,7 @@ from typing import Any
 
 from surefit import __version__
 from surefit.core.errors import DataError, GateError, ModelError
-from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, write_atomic, write_json
+from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, sweep, write_atomic, write_json
 from surefit.core.sampling import evenly
 from surefit.core.units import without_paths
 from surefit.merge.merge import PROMPTS
@@ -161,6 +161,7 @@ def _require_ours(output: Path) -> None:
     """Raises:
     DataError: there is something else at the place where the export would go.
     """
+    sweep(output.parent, of=output.name)
     if output.exists() and not (output / MANIFEST).is_file() and (output.is_file() or any(output.iterdir())):
         raise DataError("is there already, and is no export", path=output, help="name another folder with --output")
 

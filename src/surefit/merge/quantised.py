@@ -155,7 +155,10 @@ def _convert(conversion: Conversion, directory: Path) -> None:
     out = directory / GGUF_FILE
     command = [str(converter), str(conversion.source), "--outfile", str(out), "--outtype", conversion.outtype]
     try:
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=6 * _HOUR)
+        # Without -P: it imports what lies beside it, in the checkout that the user named.
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=6 * _HOUR, env=env.of_another_tool()
+        )
     except subprocess.TimeoutExpired:
         raise MachineError(f"{CONVERTER} has not finished after 6 h", path=converter) from None
     if done.returncode or not out.is_file():

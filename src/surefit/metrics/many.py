@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import TypeVar
+
+from surefit.core.processes import pool
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,9 +30,8 @@ def map_many(
         processes = _cores() if seconds > WORTH_PROCESSES else 1
     if min(processes, len(items)) <= 1:
         return [function(item) for item in items]
-    # Spawned, not forked: the caller may hold a model, threads and a CUDA context. Scorers import no torch.
-    with ProcessPoolExecutor(min(processes, len(items)), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(function, items, chunksize=max(1, len(items) // (PARTS * processes))))
+    with pool(min(processes, len(items))) as workers:  # scorers import no torch
+        return list(workers.map(function, items, chunksize=max(1, len(items) // (PARTS * processes))))
 
 
 def _cores() -> int:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from surefit.core.reading import deeper_than
+
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 64
 """Brackets inside brackets."""
@@ -85,17 +87,3 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {repeated!r} occurs twice in one object")
     return value
-
-
-def deeper_than(value: Any, limit: int) -> bool:
-    """Whether a JSON value has brackets more than `limit` deep; does not recurse."""
-    level = [value]
-    for _ in range(limit):
-        inner: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
-        level = [item for item in inner if isinstance(item, (dict, list))]
-    return any(isinstance(item, (dict, list)) for item in level)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,7 +16,9 @@ from transformers.pytorch_utils import Conv1D
 
 from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
+from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.budget import ends_with
+from surefit.facts.door import require_sound_adapter
 from surefit.model.identity import RECORD, base_directory, base_identity, read_record
 from surefit.model.quantize import Float8Linear
 
@@ -107,7 +109,7 @@ def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[st
 def _require_like(model: PeftModel, directory: Path) -> None:
     """Refuse an adapter that does not fit into the fresh one number by number."""
     try:
-        saved = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        saved = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"no adapter can be read there: {error}", path=directory, field=START, help="name a directory that has "
@@ -212,6 +214,15 @@ def lora_modules(model: PeftModel) -> dict[str, tuple[int, int]]:
     return {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
 
 
+@contextmanager
+def adapter_errors(directory: Path) -> Iterator[None]:
+    """What PEFT says of an adapter as a message with its directory, after a look at its settings (facts/door.py)."""
+    again = "copy it again, or train again; it must belong to this base"
+    with library_errors(directory, GateError, "the adapter cannot be loaded", again):
+        require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
+        yield
+
+
 def trainable_parameters(model: torch.nn.Module) -> tuple[int, int]:
     """(trained, all) parameters, shared ones counted once."""
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
@@ -231,7 +242,7 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, int]]) -> Non
             are not finite; a `lora_B` that is still all zero, which is how it starts.
     """
     try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        config = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
         rank, dora = int(config["r"]), bool(config.get("use_dora"))
         tensors = load_file(directory / WEIGHTS)
     except (OSError, ValueError, KeyError, SafetensorError) as error:

@@ -18,6 +18,7 @@ import torch
 from surefit import __version__
 from surefit.config.schema import ModelSection
 from surefit.core.errors import GateError, ModelError
+from surefit.core.reading import read_json_file
 from surefit.core.rundir import file_sha256, write_json
 from surefit.facts.model import cached_snapshot
 from surefit.model.load import model_path
@@ -51,7 +52,9 @@ def base_identity(directory: Path) -> str:
         ModelError: there is no readable config.json.
     """
     try:
-        config = json.loads((directory / "config.json").read_bytes())
+        config = read_json_file(directory / "config.json")
+        if not isinstance(config, dict):
+            raise ValueError("it holds no object")
     except (OSError, ValueError) as error:
         raise ModelError(f"no readable config.json: {error}", path=directory, help="fetch the model again") from error
     for written_by in ("transformers_version", "_name_or_path"):
@@ -108,7 +111,7 @@ def read_record(directory: Path) -> dict[str, Any]:
         GateError: it is missing or damaged: nothing says which base the weights belong to.
     """
     try:
-        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        record = read_json_file(directory / RECORD)
         base = {key: record["base"][key] for key in ("name", "sha256")}
         return {"base": base, "weights_sha256": record["weights_sha256"]}
     except (OSError, ValueError, KeyError, TypeError) as error:

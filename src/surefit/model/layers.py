@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core import env
-from surefit.core.errors import MachineError
+from surefit.core.errors import MachineError, ModelError
+from surefit.core.reading import library_errors
 from surefit.core.units import bytes_text
 from surefit.model.load import FIELD, load_model, model_path
 
@@ -42,7 +43,9 @@ def skeleton(section: ModelSection) -> PreTrainedModel:
     """The model without its weights."""
     place = model_path(section.name_or_path)
     remote = section.trust_remote_code
-    config = AutoConfig.from_pretrained(place, revision=section.revision, trust_remote_code=remote)
+    problem = "transformers builds no model from its config.json"
+    with library_errors(place, ModelError, problem, "it takes a causal language model"):
+        config = AutoConfig.from_pretrained(place, revision=section.revision, trust_remote_code=remote)
     make: Any = AutoModelForCausalLM
     with torch.device("meta"):
         made = make.from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)

@@ -20,8 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from surefit import nano
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
-from surefit.core.errors import MachineError, ModelError
-from surefit.facts.model import NANO, PICKLES
+from surefit.core.errors import MachineError, ModelError, SureFitError
+from surefit.core.reading import reason_of
+from surefit.facts.model import NANO, PICKLES, read_config
+from surefit.facts.tokenizer import require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
 
@@ -72,6 +74,8 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
         ModelError: there is none, it is damaged, or the hub does not give it.
     """
     place = model_path(section.name_or_path)
+    if Path(place).is_dir():
+        require_sound_tokenizer(Path(place))
     with _reading(section, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             place, revision=section.revision, trust_remote_code=section.trust_remote_code
@@ -108,6 +112,7 @@ def load_model(
         )
     if Path(place).is_dir():
         _require_files(Path(place))
+        read_config(Path(place))
     dtype, device = getattr(torch, section.dtype), device or hardware.kind
     # Only what quantises needs a device at this point: the others are read on the CPU and moved as a whole.
     quantized = quantization_config(section, dtype)
@@ -196,8 +201,8 @@ def _reading(section: ModelSection, what: str) -> Iterator[None]:
     """Turn the libraries' errors about files and the hub into ours."""
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
-        if is_out_of_memory(error):
+    except Exception as error:  # each file makes the libraries raise something else (core/reading.py)
+        if isinstance(error, SureFitError) or is_out_of_memory(error):
             raise
         problem, advice = _explain(error, section, what)
         place = model_path(section.name_or_path)
@@ -213,7 +218,7 @@ def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, s
             return problem.format(revision=section.revision), advice
     if isinstance(error, SafetensorError):
         return f"the weights are damaged: {error}", "fetch the model again: the file was cut short or is something else"
-    text = " ".join(str(error).split())
+    text = " ".join(reason_of(error).split())
     if "trust_remote_code" in text:
         return "comes with Python code of its own", "read that code, then set model.trust_remote_code: true"
     return (

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
-from surefit.model.adapter import factors_in_compute_dtype
+from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.layers import load_to_answer
 
 
@@ -32,8 +32,11 @@ def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike)
 
     Raises:
         ModelError: the base's weights are missing or damaged.
+        GateError: the adapter is not one for this base.
     """
-    adapted = PeftModel.from_pretrained(load_to_answer(section, hardware), str(directory), autocast_adapter_dtype=False)
+    base = load_to_answer(section, hardware)
+    with adapter_errors(directory):
+        adapted = PeftModel.from_pretrained(base, str(directory), autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
     factors_in_compute_dtype(adapted)
     return adapted.eval()

@@ -21,8 +21,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
+from surefit.core.reading import library_errors
+from surefit.facts.model import read_config
 from surefit.facts.safetensors import INDEX, indexed, read_header, weight_files
-from surefit.model.adapter import factors_in_compute_dtype
+from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.compile import decoder_layers
 
 NUDGED_AT_ONCE = 2**22
@@ -68,7 +70,9 @@ def empty_model(section: ModelSection, directory: Path) -> PreTrainedModel:
     Raises:
         ModelError: transformers builds no causal language model from it.
     """
-    try:
+    problem = "transformers builds no model from its config.json"
+    with library_errors(directory, ModelError, problem, "it takes a causal language model"):
+        read_config(directory)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -76,12 +80,6 @@ def empty_model(section: ModelSection, directory: Path) -> PreTrainedModel:
             model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, dtype=getattr(torch, section.dtype), trust_remote_code=section.trust_remote_code
             )
-    except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
-        raise ModelError(
-            f"transformers builds no model from its config.json: {' '.join(str(error).split())[:200]}",
-            path=directory,
-            help="it takes a causal language model",
-        ) from error
     model.tie_weights()
     built = model.eval()
     assert isinstance(built, PreTrainedModel)
@@ -153,7 +151,8 @@ class FromFiles:
         """
         real = {id(self.model.get_parameter(name)) for name in whole}
         self._fill([slot for module in self.model.modules() for slot in _slots(module) if id(slot[2]) in real])
-        adapted = PeftModel.from_pretrained(self.model, str(directory), name, autocast_adapter_dtype=False)
+        with adapter_errors(directory):
+            adapted = PeftModel.from_pretrained(self.model, str(directory), name, autocast_adapter_dtype=False)
         assert isinstance(adapted, PeftModel)
         factors_in_compute_dtype(adapted)
         return adapted.eval()

@@ -12,7 +12,6 @@ its weight decay go on where a single process leaves it alone.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import warnings
 from collections import defaultdict
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from surefit.config.schema import ParallelSection
 from surefit.core import env
 from surefit.core.errors import ConfigError, MachineError
+from surefit.core.reading import read_json_file
 from surefit.foreign.adopt import TUNING
 from surefit.model.fused_lora import is_fused
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
@@ -367,7 +367,9 @@ def tuning(path: str | None) -> dict[str, Any]:
     """What `TUNING` names in a user's DeepSpeed file; "auto" is left to DeepSpeed."""
     if path is None:
         return {}
-    found = json.loads(Path(path).expanduser().read_text(encoding="utf-8")).get("zero_optimization", {})
+    document = read_json_file(Path(path).expanduser())
+    found = document.get("zero_optimization") if isinstance(document, dict) else None
+    found = found if isinstance(found, dict) else {}
     return {key: value for key, value in found.items() if f"zero_optimization.{key}" in TUNING and value != "auto"}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from surefit.core.env import cache_dir
 from surefit.core.errors import ConfigError, MachineError
+from surefit.core.reading import read_json_file
 from surefit.core.rundir import write_atomic
 from surefit.facts.gpus import Gpu, find_gpu
 from surefit.facts.hardware import HardwareFacts, processor_name
@@ -104,12 +105,12 @@ def load_profile(path: Path) -> Profile:
         ConfigError: it is not one.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_file(path)
         content["matmul"] = {dtype: [(x, y) for x, y in curve] for dtype, curve in content["matmul"].items()}
         content["copy"] = [(x, y) for x, y in content["copy"]]
         profile = Profile(**content)
         speeds = [y for curve in (*profile.matmul.values(), profile.copy) for _, y in curve]
-        if not profile.matmul or not profile.copy or not all(y > 0 for y in speeds) or profile.launch < 0:
+        if not profile.matmul or not profile.copy or not all(0 < y < math.inf for y in speeds) or profile.launch < 0:
             raise ValueError("it holds no speeds")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(

@@ -18,6 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from surefit.core.env import redact
+from surefit.core.reading import parse_json, read_bytes
 from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import step_of
 from surefit.report.shapes import (
@@ -38,6 +39,7 @@ from surefit.report.shapes import (
 )
 from surefit.report.text import clean, shorten
 
+SETTINGS_BYTES = 4 * 1024**2
 TEXT_LIMIT = 600
 """Bytes kept of a text in an artefact, as `shorten` counts them."""
 NAME_LIMIT = 80
@@ -113,7 +115,7 @@ class Artefacts:
 
     def _json(self, path: Path, shape: type[ShapeT]) -> ShapeT | None:
         try:
-            document = _cut(json.loads(redact(path.read_text(encoding="utf-8"))), TEXT_LIMIT)
+            document = _cut(parse_json(redact(read_bytes(path).decode())), TEXT_LIMIT)
             found = shape.model_validate(document)
         except FileNotFoundError:
             return None
@@ -131,7 +133,7 @@ class Artefacts:
             with open(path, "rb") as file:
                 for number, line in enumerate(file, start=1):
                     try:
-                        records.append(shape.model_validate(_cut(json.loads(redact(line.decode().rstrip())), limit)))
+                        records.append(shape.model_validate(_cut(parse_json(redact(line.decode().rstrip())), limit)))
                     except (ValueError, RecursionError) as error:
                         if line.endswith(b"\n"):
                             bad.append(f"line {number} is left out, {_reason(error)}")
@@ -146,7 +148,9 @@ class Artefacts:
     def _settings(self) -> list[Setting] | None:
         path = self.run.resolved
         try:
-            return list(itertools.islice(read_settings(redact(path.read_text(encoding="utf-8"))), MAX_SETTINGS))
+            return list(
+                itertools.islice(read_settings(redact(read_bytes(path, SETTINGS_BYTES).decode())), MAX_SETTINGS)
+            )
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -6,6 +6,7 @@ settings that name places are reduced to names, and the finished text is cleaned
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +109,16 @@ def model_card(run: RunDir, about: About, certificate: Mapping[str, Any]) -> str
         lstrip_blocks=True,
         autoescape=False,
         keep_trailing_newline=True,
+        finalize=_without_tags,
     )
     environment.filters |= {"figure": _figure, "cell": _cell, "bytes_text": bytes_text, "words": _words, "name": _name}
     environment.globals["BASELINE"] = BASELINE
     return clean(environment.get_template("model_card.md.j2").render(card=card))
+
+
+def _without_tags(value: Any) -> Any:
+    """A name or a value of the run beside our own Markdown: the hub shows HTML that stands in it."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", value) if isinstance(value, str) else value
 
 
 def clean(text: str) -> str:

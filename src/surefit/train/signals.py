@@ -1,4 +1,5 @@
-"""Stopping on request: Ctrl-C, SIGTERM (a scheduler's end of time) and SIGUSR1 (its warning before that)."""
+"""Stopping on request: Ctrl-C, SIGTERM (a scheduler's end of time), SIGUSR1 (its warning before that) and SIGHUP (the
+terminal or the connection is gone)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+def _heard(number: signal.Signals) -> bool:
+    return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
 
 
 class StopRequest:
@@ -39,7 +44,9 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+            # What whoever started us has had ignored stays so: `nohup` means that SIGHUP stops nothing.
+            heard = [number for number in STOP_SIGNALS if _heard(number)]
+            self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(self, *exception: object) -> None:

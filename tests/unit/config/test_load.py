@@ -59,7 +59,7 @@ def test_every_problem_is_reported_at_once_with_its_line(tmp_path: Path) -> None
     text = MINIMAL + "train:\n  learnig_rate: 1.0\n  epochs: many\nadapter: {kind: lra}\n"
     found = {problem.field: (problem.line, problem.message) for problem in failing(tmp_path, text)}
     assert found["train.learnig_rate"] == (5, "unknown key; did you mean 'learning_rate'?")
-    assert found["train.epochs"] == (6, "expected a number (above 0), got the text 'many'")
+    assert found["train.epochs"] == (6, "expected a number (above 0, at most 1,000,000), got the text 'many'")
     assert found["adapter.kind"] == (7, "expected 'lora' or 'full', got the text 'lra'")
 
 
@@ -144,7 +144,7 @@ def test_bad_overrides_name_themselves(tmp_path: Path, text: str) -> None:
 
 
 def test_expected_text() -> None:
-    assert expected_text("train.warmup") == "a number (at least 0)"
+    assert expected_text("train.warmup") == "a number (at least 0, at most 1,000,000,000)"
     assert expected_text("adapter.target_modules") == "'all-linear' or a list of texts"
     assert expected_text("data.eval") == "a number (above 0, below 1) or text"
 

@@ -14,6 +14,8 @@ from surefit.config.resolve import leaves, one_line_yaml, resolve, total_steps, 
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.units import GIB
+from surefit.lint.engine import find_rule, run_rules
+from surefit.lint.rule import LintContext
 
 
 @dataclass
@@ -200,3 +202,20 @@ def test_a_value_in_one_line_reads_back_as_it_was(value: object) -> None:
 
 def test_a_plain_text_stays_plain() -> None:
     assert one_line_yaml("org/model-3B") == "org/model-3B"
+
+
+def test_no_secret_is_written_down_wherever_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEC001 stops such a run; one that is told to go on all the same keeps it out of resolved.yaml."""
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {name_or_path: surefit/nano}\ndata: {train: d}\noutput_dir: run\n")
+    secrets = ["telemetry.wandb_project=0123456789abcdef0123456789abcdef01234567",
+               "evaluate.server=http://host/v1?api_key=planted1", "data.split=hf_abcdefghijklmnopqrstuvwx"]  # fmt: skip
+    found = load_config(path, secrets)
+    context = LintContext(found.config, path, found.lines)
+    findings = {each.field for each in run_rules(context, [find_rule("SEC001")]).findings}
+    assert findings == {"data.split", "evaluate.server", "telemetry.wandb_project"}
+    write_resolved(resolve(found, NANO, CPU, 100), tmp_path / "resolved.yaml")
+    text = (tmp_path / "resolved.yaml").read_text()
+    assert not [one for one in ("0123456789abcdef", "planted1", "hf_abc") if one in text]
+    assert parse_yaml(text, path)[0]["evaluate"]["server"] == "http://host/v1?api_key=***"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,52 @@ def test_dotenv_fills_what_the_environment_lacks(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HF_TOKEN", "from-the-environment")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     (tmp_path / ".env").write_text("HF_TOKEN=from-the-file\nWANDB_API_KEY='abc def'\n")
-    assert env.load_dotenv(tmp_path) == tmp_path / ".env"
+    assert env.load_dotenv(tmp_path) == env.Dotenv(tmp_path / ".env", ("WANDB_API_KEY",))
     assert env.hub_token() == "from-the-environment"
     assert os.environ["WANDB_API_KEY"] == "abc def"
     monkeypatch.delenv("WANDB_API_KEY")
     assert env.load_dotenv(tmp_path / "elsewhere") is None
+
+
+def test_a_dotenv_sets_the_documented_names_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that one works in may be somebody else's: it decides neither what runs nor where tokens are sent."""
+    for name in (*env.DOTENV, "PYTHONPATH", "HF_ENDPOINT", "LLAMA_CPP", "WANDB_BASE_URL", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    (tmp_path / ".env").write_text(
+        "PYTHONPATH=.\nHF_ENDPOINT=https://x.example\nLLAMA_CPP=.\nWANDB_BASE_URL=x\nLD_PRELOAD=./x.so\n"
+        "HF_HOME=${HOME}/models\nMLFLOW_TRACKING_URI=http://x/${WANDB_API_KEY}\nHF_TOKEN=\n"
+    )
+    os.environ["WANDB_API_KEY"] = "from-the-environment"
+    found = env.load_dotenv(tmp_path)
+    assert found is not None
+    assert found.taken == ("HF_HOME", "MLFLOW_TRACKING_URI")
+    assert found.left == ("PYTHONPATH", "HF_ENDPOINT", "LLAMA_CPP", "WANDB_BASE_URL", "LD_PRELOAD")
+    assert env.hub_home() == Path.home() / "models"
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://x/${WANDB_API_KEY}", "no secret is filled into an address"
+    assert not {"PYTHONPATH", "HF_ENDPOINT", "LLAMA_CPP"} & set(os.environ)
+
+
+def test_a_dotenvs_address_is_not_asked_with_the_environments_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"MLFLOW_TRACKING_TOKEN": "mine", "HOME": str(tmp_path)})
+    (tmp_path / ".env").write_text("MLFLOW_TRACKING_URI=http://somewhere.example\n")
+    assert env.load_dotenv(tmp_path) == env.Dotenv(tmp_path / ".env", (), ("MLFLOW_TRACKING_URI",))
+
+
+def test_the_documented_names_are_those_that_a_dotenv_may_set() -> None:
+    root = Path(__file__).parents[3]
+    example = set(re.findall(r"^# ([A-Z_]+)=", (root / ".env.example").read_text(), re.MULTILINE))
+    assert example <= set(env.DOTENV)
+    assert set(env.DOTENV) <= set(re.findall(r"[A-Z_]{4,}", (root / "docs/install.md").read_text()))
+
+
+@pytest.mark.parametrize("content", [b"A=" + b"x" * 70_000, b"HF_TOKEN='a\0b'\n"])
+def test_a_dotenv_has_a_bound(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ".env").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"\.env: "):
+        env.load_dotenv(tmp_path)
 
 
 def test_a_dotenv_that_is_not_text_is_the_users_to_mend(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from surefit.core.rundir import (
     file_sha256,
     flush_jsonl,
     is_full,
+    machine_errors,
     read_json,
     read_jsonl,
+    sweep,
     write_atomic,
     write_json,
 )
@@ -159,3 +161,69 @@ def test_a_line_cut_short_by_a_crash_does_not_damage_the_next(tmp_path: Path) ->
     path.write_text('{"step": 1}\n{"step": 2, "lo')
     append_jsonl(path, {"step": 2})
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_full_disk_is_the_machines_in_whatever_class_a_library_says_it(tmp_path: Path) -> None:
+    """safetensors and tokenizers are written in Rust: only the words of their errors tell."""
+
+    class SafetensorError(Exception):
+        pass
+
+    for error in (
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),
+    ):
+        with (
+            pytest.raises(MachineError, match="cannot write: No space left") as caught,
+            directory_atomic(tmp_path / "m"),
+        ):
+            raise error
+        assert is_full(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SafetensorError), machine_errors(tmp_path):
+        raise SafetensorError("header too large")
+
+
+def test_a_pipe_in_place_of_an_artefact_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "metrics.jsonl"
+    os.mkfifo(pipe)
+    for read in (read_json, read_jsonl):
+        with pytest.raises(DataError, match="cannot be read: not a regular file"):
+            read(pipe)
+    with pytest.raises(MachineError, match="not a regular file"):
+        append_jsonl(pipe, {"step": 1})
+
+
+@pytest.mark.parametrize("text", ["[" * 5_000, "[" * 150 + "]" * 150, '{"a": ' * 30_000])
+def test_deep_json_in_an_artefact_is_damage(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match="not valid JSON"):
+        read_json(path)
+    path.write_text(f"{text}\n{{}}\n")
+    with pytest.raises(DataError, match="not valid JSON"):
+        read_jsonl(path)
+
+
+def test_a_name_that_is_not_utf8_can_be_written_and_read_again(tmp_path: Path) -> None:
+    name = os.fsdecode(b"rows-\xff.jsonl")
+    append_jsonl(tmp_path / "log.jsonl", {"file": name})
+    write_json(tmp_path / "a.json", {"file": name})
+    assert read_jsonl(tmp_path / "log.jsonl")[0]["file"] == read_json(tmp_path / "a.json")["file"] == name
+
+
+def test_what_a_killed_export_left_goes_with_the_next_lock(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    left = run.exports / ".hub.999999.tmp"
+    left.mkdir(parents=True)
+    with run.locked("export"):
+        assert not left.exists()
+    elsewhere = tmp_path / ".out.999999.tmp"
+    elsewhere.mkdir()
+    assert sweep(tmp_path, of="out") == []
+    assert elsewhere.exists(), "whoever writes there now is not disturbed"
+    os.utime(elsewhere, (0, 0))
+    sweep(tmp_path, of="other")
+    assert elsewhere.exists()
+    sweep(tmp_path, of="out")
+    assert not elsewhere.exists()

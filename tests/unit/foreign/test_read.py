@@ -239,7 +239,7 @@ def test_what_only_surefit_refuses_is_no_problem(tmp_path: Path) -> None:
     assert found.problems == ()
     assert found.setup.max_length == 4
     (why,) = (one.why for one in found.judged if one.key == "sequence_len")
-    assert why == "SureFit expects a whole number (at least 8)"
+    assert why == "SureFit expects a whole number (at least 8, at most 1,073,741,824)"
     assert found.loaded is not None
 
 

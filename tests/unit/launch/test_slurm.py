@@ -172,6 +172,38 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], told: str) -> None
     assert caught.value.help
 
 
+BREAKS = ("\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\0", "\x1b[2J")
+TEXTS = [name for name, entry in Config.model_fields["slurm"].annotation.model_fields.items() if "str" in str(entry)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_field_of_the_section_can_begin_a_line_of_the_script(name: str) -> None:
+    """A second line would be a command of its own."""
+    assert len(TEXTS) >= 7
+    for character in BREAKS:
+        value = f"--a=b{character}touch /tmp/injected"
+        with pytest.raises(ValueError, match=r"line break or another control character|no NUL character"):
+            job(slurm={name: [value] if name in ("options", "modules") else value})
+    with pytest.raises(ValueError, match="is empty"):
+        job(slurm={name: [" "] if name in ("options", "modules") else ""})
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("touch /tmp/injected", "no option of sbatch"),
+        ("--export=ALL,WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY and its value would stand in"),
+        ("--export=aws_secret_access_key=x1", "everyone can read it"),
+    ],
+)
+def test_an_option_is_one_and_holds_no_secret(option: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        job(slurm={"options": [option]})
+    fine = ["--constraint=a100", "-C a100", "--export=TOKENIZERS_PARALLELISM=false", "--export=HF_TOKEN=$HF_TOKEN"]
+    script = render(job(slurm={"options": fine}))
+    assert all(f"#SBATCH {one}\n" in script for one in fine)
+
+
 @pytest.mark.parametrize("limit", ["90", "2:01", "8:00:00", "2-12", "1-00:00", "UNLIMITED", "0"])
 def test_every_time_limit_of_sbatch_is_taken(limit: str) -> None:
     assert f"#SBATCH --time={limit}\n" in render(job(slurm={"time": limit}))

@@ -145,3 +145,14 @@ def test_where_the_base_comes_from(tmp_path):
     nano = ModelSection(name_or_path="surefit/nano")
     assert (hub_id(nano), license_of(nano)) == (None, "apache-2.0")
     assert hub_id(ModelSection(name_or_path="Qwen/Qwen3-4B")) == "Qwen/Qwen3-4B"
+
+
+def test_html_in_a_name_is_shown_and_not_run(run):
+    """The hub renders HTML in a card; names of runs, sets and models are whatever somebody wrote."""
+    text = model_card(
+        run, about(name="<img src=x onerror=alert(1)>", base_name="</code><script>1</script>"), CERTIFICATE
+    )
+    assert "<img" not in text
+    assert "<script" not in text
+    assert "</code>" not in text
+    assert "&lt;img src=x" in text

@@ -42,3 +42,15 @@ def test_in_another_thread_it_does_nothing() -> None:
     thread.start()
     thread.join()
     assert found == [False]
+
+
+def test_a_closed_terminal_stops_it_unless_nohup_said_otherwise() -> None:
+    assert signal.SIGHUP in STOP_SIGNALS
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

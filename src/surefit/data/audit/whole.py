@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from surefit.core import env
+from surefit.core import env, processes
 from surefit.core.progress import OnProgress, silent
 from surefit.data.audit import chunk
 from surefit.data.audit.chunk import Looker, Question, Seen
@@ -150,9 +148,7 @@ def _looked_at(
             yield looker.look(start, rows[start : start + CHUNK])
             on_rows(min(start + CHUNK, len(rows)))
         return
-    # Spawned, not forked: a fork would copy the thread pools of tokenizers and torch without their threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(question,)) as pool:
+    with processes.pool(workers, _start, (question,)) as pool:
         try:
             waiting = [pool.submit(_look, start, rows[start : start + CHUNK]) for start in starts]
             for start, future in zip(starts, waiting, strict=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefit.config.schema import Config
+from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.budget import MOMENTS, OUTPUT_HEADS
 from surefit.facts.model import ModelFacts
@@ -294,7 +294,7 @@ def _adapter_config(directory: Path) -> dict[str, Any] | str:
     if not directory.is_dir():
         return "there is no such directory"
     try:
-        found = json.loads((directory / "adapter_config.json").read_bytes())
+        found = read_json_file(directory / "adapter_config.json")
     except FileNotFoundError:
         return "there is no adapter_config.json in it"
     except (OSError, ValueError):

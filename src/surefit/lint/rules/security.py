@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from surefit.config.resolve import leaves
 from surefit.config.schema import Config
-from surefit.core.env import SECRET_SHAPE
+from surefit.core.env import redact
+from surefit.core.units import shortened
 from surefit.lint.rule import Finding, LintContext, rule
 
 
@@ -15,8 +16,9 @@ def secret_in_config(context: LintContext, config: Config) -> Iterator[Finding]:
     """A value in the config looks like an access key.
 
     ## What it does
-    Compares every text in the config with the shapes of keys of the Hugging Face hub, OpenAI, GitHub and AWS. The
-    value itself is never printed.
+    Compares every text in the config with the shapes of keys of the Hugging Face hub, OpenAI, GitHub, AWS and others,
+    and with the tokens in the environment; looks for passwords in addresses (`https://user:password@host`,
+    `?api_key=…`) and behind names (`WANDB_API_KEY=…`). The value itself is never printed.
 
     ## Why it is bad
     Configs are committed, copied into run directories and reports, and sent to colleagues. A key in them is public.
@@ -33,10 +35,10 @@ def secret_in_config(context: LintContext, config: Config) -> Iterator[Finding]:
     """
     for dotted, value in leaves(config):
         texts = value if isinstance(value, list) else [value]
-        found = next((m for text in texts if isinstance(text, str) and (m := SECRET_SHAPE.search(text))), None)
-        if found:
+        found = next((text for text in texts if isinstance(text, str) and redact(text) != text), None)
+        if found is not None:
             yield Finding(
                 field=dotted,
-                message=f"holds what looks like an access key ({found[0][:3]}…)",
+                message=f"holds what looks like an access key or a password: {shortened(redact(found))}",
                 help="revoke it, and put a new one into the environment or a .env file",
             )

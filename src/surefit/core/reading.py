@@ -1,0 +1,110 @@
+"""Files of other people: read within a bound, and whatever is wrong with one becomes a message with its name.
+
+A file can be a pipe that never ends, a gigabyte, or JSON that takes Python's parser past its own limit; and a library
+that is given one raises what it likes. All readers go through these three functions.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from surefit.core.env import first_line
+from surefit.core.errors import SureFitError
+from surefit.core.units import MIB, printable, shortened
+
+JSON_BYTES = 256 * MIB
+"""Of one JSON file: a tokenizer.json has up to 35 MB."""
+JSON_DEPTH = 100
+"""Brackets inside brackets."""
+
+
+def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
+    """A regular file's content.
+
+    Raises:
+        OSError: it cannot be read, is a pipe or a device, or is larger than `limit` bytes; with the reason in words as
+            its `strerror`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer would keep us waiting
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than the {limit:,} that are read", str(path))
+        return file.read(limit)
+
+
+def parse_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """`json.loads`, of which every failure is a `ValueError`: not UTF-8, nested too deeply, thousands of digits."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8-sig")
+        value = json.loads(text, parse_constant=parse_constant)
+    except RecursionError:
+        raise ValueError(f"nested more than {JSON_DEPTH} levels deep") from None
+    if text.count("[") + text.count("{") > JSON_DEPTH and deeper_than(value, JSON_DEPTH):
+        raise ValueError(f"nested more than {JSON_DEPTH} levels deep")
+    return value
+
+
+def read_json_file(path: Path, limit: int = JSON_BYTES) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        OSError: see `read_bytes`. ValueError: see `parse_json`.
+    """
+    return parse_json(read_bytes(path, limit))
+
+
+def deeper_than(value: Any, limit: int) -> bool:
+    """Whether a JSON value has brackets more than `limit` deep; does not recurse."""
+    level = [value]
+    for _ in range(limit):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        level = [item for item in inner if isinstance(item, (dict, list))]
+    return any(isinstance(item, (dict, list)) for item in level)
+
+
+@contextmanager
+def library_errors(path: str | Path, kind: type[SureFitError], problem: str, help: str) -> Iterator[None]:
+    """Turn whatever a library raises while it reads a user's file into `kind`, with the file and the library's words.
+
+    What says nothing about the file passes: our own errors, an interruption, memory that has run out.
+    """
+    try:
+        yield
+    except (SureFitError, MemoryError):
+        raise
+    except BaseException as error:
+        # A panic of a library that is written in Rust is no Exception; torch's OutOfMemoryError is a RuntimeError.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise kind(f"{problem}: {reason_of(error)}", path=path, help=help) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What a library's error says, in one short line without secrets."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = first_line(error) if isinstance(error, Exception) else str(error).partition("\n")[0]
+    named = text if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: {text}"
+    return shortened(printable(named), 300)

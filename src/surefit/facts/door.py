@@ -1,0 +1,269 @@
+"""What a model's files must be before any library sees them: types and bounds, each looked at once.
+
+transformers and tokenizers take files at their word: a layer count of a billion is built, a list where a name belongs
+is an `AttributeError` three calls later. Only what some model has in another shape is left to them, and what they raise
+then is a message too (`core/reading.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import ModelError
+from surefit.core.units import MIB
+
+MAX_TEMPLATE_BYTES = MIB
+"""Of a chat template; the longest of the well-known models has 20 kB."""
+BOUNDS = {
+    "hidden_size": 2**20, "n_embd": 2**20, "d_model": 2**20, "intermediate_size": 2**24, "n_inner": 2**24,
+    "num_hidden_layers": 2_000, "n_layer": 2_000, "n_layers": 2_000, "num_layers": 2_000,
+    "num_attention_heads": 2**14, "n_head": 2**14, "n_heads": 2**14, "num_heads": 2**14,
+    "num_key_value_heads": 2**14, "head_dim": 2**16, "vocab_size": 2**26, "max_position_embeddings": 2**40,
+    "n_positions": 2**40, "max_seq_len": 2**40, "num_experts": 2**16, "num_local_experts": 2**16,
+    "n_routed_experts": 2**16,
+}  # fmt: skip
+"""Key of config.json → the largest number that is read; the largest models of 2026 have a hundredth of each."""
+MAX_LENGTH = 2**20
+"""Tokens that a tokenizer may pad to by its own file."""
+MAX_STEPS = 64
+MAX_GROWTH = 4_096
+"""How many times longer all the replacements of a normaliser, one after another, may make a text."""
+_TAKE_AGAIN = "take {} from the model's own repository again"
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e30
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and -1 <= value < 2**31
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is str for item in value)
+
+
+def _switch(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _name(value: Any) -> bool:
+    return type(value) is str and len(value) <= 200
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _tokens(value: Any) -> bool:
+    return _is_token(value) or (isinstance(value, list) and all(map(_is_token, value)))
+
+
+def _rope(value: Any) -> bool:
+    """Names, switches and finite numbers, or lists and objects of these."""
+    if isinstance(value, dict):
+        named = all(_name(value[key]) for key in ("rope_type", "type") if value.get(key) is not None)
+        return named and all(map(_rope, value.values()))
+    if isinstance(value, list):
+        return len(value) <= 65_536 and all(map(_rope, value))
+    return value is None or type(value) in (str, bool) or _is_number(value)
+
+
+SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("model_type", "dtype", "torch_dtype", "hidden_act", "attn_implementation"), (_name, "a name")),
+    **dict.fromkeys(("architectures", "layer_types"), (_texts, "a list of names")),
+    **dict.fromkeys(("quantization_config", "auto_map", "text_config"), (_object, "an object")),
+    **dict.fromkeys(
+        ("rope_scaling", "rope_parameters"),
+        (lambda value: _object(value) and _rope(value), "an object of names and finite numbers"),
+    ),
+    **dict.fromkeys(
+        (
+            "rope_theta", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "initializer_range",
+            "attention_dropout", "hidden_dropout", "partial_rotary_factor", "attn_logit_softcapping",
+            "final_logit_softcapping",
+        ),
+        (_is_number, "a finite number"),
+    ),
+    **dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"), (_tokens, "a token's number, or a list of them")),
+    **dict.fromkeys(("tie_word_embeddings", "use_cache", "use_sliding_window", "is_encoder_decoder"),
+                    (_switch, "true or false")),
+    "sliding_window": (lambda value: type(value) is int and 0 <= value <= 2**40, "a number of tokens"),
+}  # fmt: skip
+"""Key of config.json → whether its value is one that a model can have, and what it should be; null is always one."""
+
+
+def require_sound_config(config: Mapping[str, Any], where: object) -> None:
+    """Look at every value of a config.json whose shape is known, those of the language model of several included.
+
+    Raises:
+        ModelError: the first that cannot be, with its key.
+    """
+    nested = config.get("text_config")
+    for prefix, section in (("", config), ("text_config.", nested if isinstance(nested, Mapping) else {})):
+        for key, (sound, wanted) in SHAPES.items():
+            if section.get(key) is not None and not sound(section[key]):
+                raise _refused(where, prefix + key, section[key], wanted)
+        for key, most in BOUNDS.items():
+            if type(section.get(key)) is int and section[key] > most:
+                raise _refused(where, prefix + key, section[key], f"at most {most:,}")
+
+
+def require_sound_adapter(config: Any, where: object) -> dict[str, Any]:
+    """PEFT's adapter_config.json, looked at the same way; returns it.
+
+    Raises:
+        ModelError: it is no object, or a value of it cannot be.
+    """
+    if not isinstance(config, dict):
+        raise ModelError("not a JSON object", path=str(where), help="copy the adapter again, or train again")
+    for key, (sound, wanted) in ADAPTER.items():
+        if config.get(key) is not None and not sound(config[key]):
+            raise _refused(where, key, config[key], wanted, "copy the adapter again, or train again")
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in config.get(key) or {}:
+            _require_plain_pattern(pattern, key, where)
+    for key in ("target_modules", "exclude_modules", "layers_pattern"):
+        if type(config.get(key)) is str:
+            _require_plain_pattern(config[key], key, where)
+    return config
+
+
+def _rank(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= 2**16
+
+
+def _by_module(sound: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and len(value) <= 100_000 and all(map(sound, value.values()))
+
+
+def _names(value: Any) -> bool:
+    return type(value) is str or (_texts(value) and len(value) <= 100_000)
+
+
+ADAPTER: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "peft_type": (_name, "a name"),
+    "task_type": (_name, "a name"),
+    "base_model_name_or_path": (lambda value: type(value) is str and len(value) < 4096, "a path or a name"),
+    "revision": (_name, "a name"),
+    "r": (_rank, "a rank from 1 to 65,536"),
+    "lora_alpha": (_is_number, "a finite number"),
+    "lora_dropout": (lambda value: _is_number(value) and 0 <= value <= 1, "a share from 0 to 1"),
+    "rank_pattern": (_by_module(_rank), "an object of ranks"),
+    "alpha_pattern": (_by_module(_is_number), "an object of finite numbers"),
+    **dict.fromkeys(("target_modules", "modules_to_save", "exclude_modules"), (_names, "a name or a list of names")),
+    **dict.fromkeys(("use_rslora", "use_dora", "fan_in_fan_out", "lora_bias", "inference_mode"),
+                    (_switch, "true or false")),
+    "bias": (_name, "none, all or lora_only"),
+    "layers_to_transform": (_tokens, "a layer's number, or a list of them"),
+    "trainable_token_indices": (
+        lambda value: _tokens(value) or _by_module(_tokens)(value), "token numbers, or an object of them"),
+    "auto_mapping": (_object, "an object"),
+}  # fmt: skip
+
+_REPEATED_GROUP = re.compile(r"[+*}][^()]*\)[+*{]|\)[+*{][^()]*\)[+*{]")
+"""A repetition inside a repeated group: the expressions that take exponential time are of this form."""
+
+
+def _require_plain_pattern(pattern: str, key: str, where: object) -> None:
+    """PEFT matches it against the name of every module: it must be an expression, and one that comes to an end."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ModelError(
+            f"{pattern!r:.60} is no regular expression: {error}", path=str(where), field=key, help="mend it"
+        ) from None
+    if len(pattern) > 20_000 or _REPEATED_GROUP.search(pattern):
+        raise ModelError(
+            f"{pattern!r:.60} repeats a repetition: matching it may never end",
+            path=str(where),
+            field=key,
+            help="write the modules as a list of names",
+        )
+
+
+def require_sound_special(config: Mapping[str, Any], where: Path) -> None:
+    """The special tokens of a tokenizer_config.json or special_tokens_map.json are texts.
+
+    Raises:
+        ModelError: the first that is none.
+    """
+    for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"):
+        entry = config.get(f"{role}_token")
+        text = entry.get("content") if isinstance(entry, Mapping) else entry
+        if entry is not None and not (type(text) is str and len(text) <= 1_000):
+            raise _refused(where, f"{role}_token", entry, "a token's text")
+    shapes: dict[str, Callable[[Any], bool]] = {
+        "additional_special_tokens": lambda value: isinstance(value, list),
+        "added_tokens_decoder": lambda value: _object(value) and all(map(_object, value.values())),
+        "tokenizer_class": _name,
+        "model_max_length": lambda value: type(value) in (int, float) and value > 0,
+        "chat_template": lambda value: isinstance(value, (str, list, dict)),
+        "auto_map": _object,
+    }
+    for key, sound in shapes.items():
+        if config.get(key) is not None and not sound(config[key]):
+            raise _refused(where, key, config[key], "what tokenizers write there")
+
+
+def require_sound_steps(text: str, where: Path) -> None:
+    """The parts of a tokenizer.json that can make a short text long: replacements one after another, and padding.
+
+    Args:
+        text: the whole file.
+
+    Raises:
+        ModelError: a text would grow beyond measure.
+    """
+    growth, steps = 1, 0
+    for step in _steps(_part(text, "normalizer")):
+        steps += 1
+        added = step.get("content") if step.get("type") == "Replace" else step.get("prepend")
+        growth *= max(1, len(added)) if isinstance(added, str) else 1
+    if steps > MAX_STEPS or growth > MAX_GROWTH:
+        problem = f"its normaliser makes a text up to {growth:,} times longer in {steps} steps"
+        raise ModelError(problem, path=where, field="normalizer", help=_TAKE_AGAIN.format(where.name))
+    processor = _part(text, "post_processor")
+    template = processor.get("single") if isinstance(processor, Mapping) else None
+    padding = _part(text, "padding")
+    strategy = padding.get("strategy") if isinstance(padding, Mapping) else None
+    fixed = strategy.get("Fixed") if isinstance(strategy, Mapping) else None
+    multiple = padding.get("pad_to_multiple_of") if isinstance(padding, Mapping) else None
+    sizes = {"padding": fixed, "pad_to_multiple_of": multiple}
+    sizes["post_processor"] = len(template) if isinstance(template, list) else None
+    for field, size in sizes.items():
+        if isinstance(size, int) and size > (MAX_STEPS if field == "post_processor" else MAX_LENGTH):
+            problem = f"it makes every text {size:,} tokens long"
+            raise ModelError(problem, path=where, field=field, help=_TAKE_AGAIN.format(where.name))
+
+
+def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A normaliser and all those in it."""
+    waiting = [part]
+    while waiting:
+        step = waiting.pop()
+        if isinstance(step, Mapping):
+            yield step
+            inner = step.get("normalizers")
+            waiting += inner if isinstance(inner, list) else []
+
+
+def _part(text: str, name: str) -> Any:
+    """One of the first parts of a tokenizer.json, without parsing its vocabulary."""
+    found = re.compile(rf'"{name}"\s*:\s*').search(text)
+    try:
+        return json.JSONDecoder().raw_decode(text, found.end())[0] if found else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refused(where: object, key: str, value: Any, wanted: str, help: str | None = None) -> ModelError:
+    name = Path(str(where)).name
+    return ModelError(
+        f"{key} is {value!r:.60}; it should be {wanted}", path=str(where), help=help or _TAKE_AGAIN.format(name)
+    )
