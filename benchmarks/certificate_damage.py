@@ -130,7 +130,8 @@ class Judge:
         """As `surefit certify` has it, which reads few answers here: they have a verdict of their own."""
         job = Job(self.config.model, self.run.adapter, folder, self.run.certificate, self.config.adapter)
         found = certify_merged(job, self.hardware, [self.sequences[0][-8:]])
-        return all(check["passed"] for check in found["checks"] if check["name"] in WEIGHT_CHECKS)
+        verdicts = [check["passed"] for check in found["checks"] if check["name"] in WEIGHT_CHECKS]
+        return bool(verdicts) and all(verdicts)
 
     def certificate(self, model: Any) -> tuple[bool, float]:
         """Whether the checks of the answers pass, and the mean divergence in nats."""

@@ -1,34 +1,26 @@
 """Does llama.cpp, given an exported GGUF file, answer as the merged model does, template and end included?
 
     pip install llama-cpp-python
-    surefit export RUN --format gguf && python benchmarks/gguf_answers.py RUN [--prompts 50] [--q4] [--json]
+    surefit export RUN --format gguf && python benchmarks/gguf_answers.py RUN [FILE.gguf …] [--prompts 50] [--json]
 
 Held-out rows of the run are asked twice, greedily: of merged/ by SureFit, and of the GGUF file by llama.cpp, which gets
 the conversation only and renders and tokenises it with what the file holds. Compared are the prompts' token ids, the
 answers' texts, and how they ended. Where an answer is another one, the merged model's logits at the first token that
 differs say how near it was to llama.cpp's choice: a gap within the error of the format is rounding, a large one is not.
 
---q4 also makes Q4_K_M of the file, by llama.cpp's own function, and asks that.
-
-Exits with 1 where a prompt becomes other tokens, or no answer of the exported file is the same.
+Exits with 1 where a prompt becomes other tokens, or no answer of a file is the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-
-Q4_K_M = 15
-"""llama.cpp's LLAMA_FTYPE_MOSTLY_Q4_K_M."""
 
 
 class Run:
@@ -101,52 +93,27 @@ def asked(run: Run, file: Path) -> dict[str, Any]:
         else:
             others.append({"row": row, "merged": mine.text, "llama.cpp": theirs, "gap": run.gap(row, theirs)})
     return {
-        "file": file.name, "bytes": file.stat().st_size, "prompts": len(run.messages), "prompts_same": tokens,
+        "file": str(file), "bytes": file.stat().st_size, "prompts": len(run.messages), "prompts_same": tokens,
         "answers_same": same, "ends_same": ended, "ended": sum(not answer.truncated for answer in run.answers),
         "others": others, "seconds": time.monotonic() - began,
     }  # fmt: skip
 
 
-def quantised(file: Path, out: Path) -> Path:
-    """Q4_K_M of a GGUF file; of one in 8 bits the error of those is added.
-
-    llama.cpp writes its progress straight to the two outputs, which are turned away meanwhile.
-    """
-    import llama_cpp
-
-    settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype, settings.allow_requantize, settings.nthread = Q4_K_M, True, torch.get_num_threads()
-    kept = [os.dup(number) for number in (1, 2)]
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for number in (1, 2):
-            os.dup2(nothing, number)
-        failed = llama_cpp.llama_model_quantize(str(file).encode(), str(out).encode(), ctypes.byref(settings))
-    finally:
-        for number, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, number)
-    if failed:
-        sys.exit(f"llama.cpp could not make Q4_K_M of {file}: {failed}")
-    return out
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a run with merged/ and export/gguf")
+    parser.add_argument("run", type=Path, help="a run with merged/")
+    parser.add_argument("files", type=Path, nargs="*", help="by default the run's export/gguf/model.gguf")
     parser.add_argument("--prompts", type=int, default=50)
-    parser.add_argument("--q4", action="store_true", help="also as Q4_K_M")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     run = Run(options.run, options.prompts)
-    files = sorted((run.exports / "gguf").glob("*.gguf"))
-    if not files:
-        sys.exit(f"no export is here: `surefit export {options.run} --format gguf` makes one")
-    with tempfile.TemporaryDirectory() as folder:
-        found = [asked(run, files[0])]
-        if options.q4:
-            found.append(asked(run, quantised(files[0], Path(folder) / "q4_k_m.gguf")))
+    files = options.files or [run.exports / "gguf/model.gguf"]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        sys.exit(f"{missing[0]} is not there: `surefit export {options.run} --format gguf` makes one")
+    found = [asked(run, file) for file in files]
     print(json.dumps(found) if options.json else "\n".join(map(text, found)))
-    sys.exit(found[0]["prompts_same"] < found[0]["prompts"] or not found[0]["answers_same"])
+    sys.exit(any(each["prompts_same"] < each["prompts"] or not each["answers_same"] for each in found))
 
 
 def text(found: dict[str, Any]) -> str:
