@@ -46,10 +46,12 @@ class Run:
         examples = [held_out.examples[index] for index in evenly(len(held_out), count)]
         section = ModelSection(name_or_path=str(run.run.merged), dtype=config.model.dtype)
         self.tokenizer, self.model = load_tokenizer(section), load_model(section, run.hardware)
-        self.limit, self.exports = config.evaluate.max_new_tokens, run.run.exports
+        self.limit, self.stop, self.exports = config.evaluate.max_new_tokens, run.recipe.stop, run.run.exports
         self.messages = [[dict(turn) for turn in example.prompt] for example in examples]
         self.prompts = [tokenize_prompt(example, self.tokenizer) for example in examples]
-        self.answers = generate(self.model, self.tokenizer, self.prompts, Decoding(self.limit, 25))
+        self.answers = generate(
+            self.model, self.tokenizer, self.prompts, Decoding(self.limit, 25, stop=tuple(self.stop))
+        )
 
     def gap(self, row: int, other: str) -> float:
         """The merged model's logit of its own token less that of the other answer's, where they part."""
@@ -85,10 +87,11 @@ def asked(run: Run, file: Path) -> dict[str, Any]:
         text = written(messages=messages).prompt
         ids = llama.tokenize(text.encode(), add_bos=False, special=True)
         tokens += ids == run.prompts[row]
-        answer = llama.create_chat_completion(messages, temperature=0.0, max_tokens=run.limit)["choices"][0]
+        settings = {"temperature": 0.0, "max_tokens": run.limit, "stop": list(run.stop)}
+        answer = llama.create_chat_completion(messages, **settings)["choices"][0]
         mine, theirs = run.answers[row], answer["message"]["content"] or ""
         ended += (answer["finish_reason"] == "length") == mine.truncated
-        if theirs == mine.text:
+        if theirs.strip() == mine.text.strip():
             same += 1
         else:
             others.append({"row": row, "merged": mine.text, "llama.cpp": theirs, "gap": run.gap(row, theirs)})
