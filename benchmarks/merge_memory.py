@@ -125,7 +125,7 @@ def peft(folder: Path) -> dict[str, float]:
     return {"merge_seconds": time.monotonic() - began}
 
 
-def logits(folder: Path, ids: list[list[int]]) -> dict[str, dict[str, float]]:
+def logits(folder: Path, ids: list[list[int]]) -> dict[str, Any]:
     """How far each merge's logits are from those of the adapter beside its base."""
     import torch
     from peft import PeftModel
@@ -144,7 +144,7 @@ def logits(folder: Path, ids: list[list[int]]) -> dict[str, dict[str, float]]:
             "positions": off.positions, "deviation": off.deviation, "mean": off.absolute / off.entries,
             "largest": off.largest, "top1_agreement": off.agreeing / off.positions,
         }  # fmt: skip
-    return found
+    return {"off": found}
 
 
 def measured(*arguments: str) -> dict[str, Any]:
@@ -170,8 +170,7 @@ def compared(folder: Path, *given: str) -> dict[str, Any]:
     """Both tools on base/ and adapter/ of a folder, each in a process of its own, and what their models answer."""
     place = ("--folder", str(folder), *given)
     found = {name: measured("--only", name, *place) for name in ("surefit", "peft")}
-    return found | {"logits": {name: off for name, off in measured("--only", "logits", *place).items() if name in
-                               ("merged", "peft")}}  # fmt: skip
+    return found | {"logits": measured("--only", "logits", *place)["off"]}
 
 
 def main() -> None:
