@@ -8,7 +8,7 @@ By default the model has Llama-3.1-8B's shapes, bfloat16, in shards of `--shard-
 LoRA adapter (r 16, all linear layers). Each tool runs in a process of its own; its peak is the kernel's VmHWM, in which
 pages of mapped files count too. SureFit's figure includes the certificate (four readings of `--rows` × `--row-tokens`
 tokens); PEFT's is load, merge, save, and proves nothing: beside it stands the time until SureFit's weights are written.
-With the peer, the logits of both merges are compared with the adapter's beside its base.
+With a model that is there, and the peer, the logits of both merges are compared with the adapter's beside its base.
 """
 
 from __future__ import annotations
@@ -201,10 +201,13 @@ def main() -> None:
         else:
             measured("--only", "make", "--folder", str(folder), *given)
         shard = max(file.stat().st_size for file in (folder / "base").glob("*.safetensors")) / 1e9
-        if options.peft:
+        if options.peft and options.model:
             found = compared(folder, *given)
         else:
             found = {"surefit": measured("--only", "surefit", "--folder", str(folder), *given)}
+            shutil.rmtree(folder / "merged")
+            if options.peft:
+                found["peft"] = measured("--only", "peft", "--folder", str(folder), *given)
     finally:
         shutil.rmtree(folder)
     ok = found["surefit"]["peak_gb"] <= LIMIT_GB + shard
