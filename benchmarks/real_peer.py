@@ -5,7 +5,8 @@
 Training: float32 on the CPU, LoRA of rank 16 on all linear layers from the same factors, function-calling rows in the
 same order, four to a step, the loss of the answers only, a cosine from 1e-3. Each run is a process of its own, in the
 order SureFit, TRL, TRL, SureFit; a stack whose first loss misses that of plain transformers is void (throughput.py,
-whose stacks these are). TRL is tuned: without gradient checkpointing, which it has by default and which takes time.
+whose stacks these are). TRL is tuned: without gradient checkpointing, which it has by default and which takes time, and
+a row at a time, because it would pad four.
 
 The loss curves must agree within what the order of the sums explains. How much that is is measured in the same runs:
 the second run of each stack starts with every weight moved by about as much as rounding does (the share of itself by
@@ -64,7 +65,7 @@ def compare(folder: Path, model: str, steps: int) -> dict[str, Any]:
     from surefit.model.load import model_path
 
     workload = Workload(
-        model_path(model), LENGTH, BATCH, BATCH, 16, "float32", "none", WARMUP, steps - WARMUP, None, 1e-3, "cosine"
+        model_path(model), LENGTH, BATCH, 1, 16, "float32", "none", WARMUP, steps - WARMUP, None, 1e-3, "cosine"
     )
     source, rows = write_rows(folder, workload)
     job: dict[str, Any] = {"workload": asdict(workload), "folder": str(folder), "set": [], "seed": 0}
