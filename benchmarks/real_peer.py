@@ -27,7 +27,9 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ import merge_memory
 import numpy as np
 import throughput
 from throughput import Workload
+
+from surefit.core.rundir import read_json, write_json
 
 SHARED = Path(__file__).parents[2] / "shared/data/function_calling/xlam/xlam_shape_from_bfcl.jsonl"
 SAMPLES = "surefit/function-calling-train"
@@ -50,7 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="surefit/smollm2-135m-instruct", help="a name that SureFit knows, or a path")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--out", type=Path, help="where the adapters and merged models stay")
+    parser.add_argument(
+        "--out", type=Path, help="where everything is kept; called again, it goes on where it was killed"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="real-peer-") as temporary:
@@ -67,26 +73,44 @@ def compare(folder: Path, model: str, steps: int) -> dict[str, Any]:
     workload = Workload(
         model_path(model), LENGTH, BATCH, 1, 16, "float32", "none", WARMUP, steps - WARMUP, None, 1e-3, "cosine"
     )
-    source, rows = write_rows(folder, workload)
+    rows = kept(folder, "rows", lambda: write_rows(folder, workload))
     job: dict[str, Any] = {"workload": asdict(workload), "folder": str(folder), "set": [], "seed": 0}
-    reference, ceiling = (throughput.run_child(name, job) for name in ("reference", "ceiling"))
+    if rows["job"] != job["workload"]:
+        sys.exit(f"{folder} is of another comparison: name another folder")
+    reference, ceiling = (
+        kept(folder, name, partial(throughput.run_child, name, job)) for name in ("reference", "ceiling")
+    )
     runs: dict[str, list[dict[str, Any]]] = {stack: [] for stack in ORDER}
-    for stack in ORDER:
-        runs[stack].append(throughput.run_child(stack, job | {"nudged": bool(runs[stack])}))
+    for place, stack in enumerate(ORDER, 1):
+        run = partial(throughput.run_child, stack, job | {"nudged": bool(runs[stack])})
+        runs[stack].append(kept(folder, f"{place}-{stack}", run))
     found = [
         throughput.summary(stack, results, reference, ceiling, throughput.TOLERANCE["float32"])
         for stack, results in runs.items()
     ]
     return {
-        "model": model, "data": source, "trained_rows": rows, "tokens": int(np.load(folder / "lengths.npy").sum()),
-        "steps": steps, "reference": reference, "ceiling": ceiling, "rows": found,
-        "curves": curves(*(runs[stack] for stack in ("surefit", "trl-tuned"))), "merge": merges(folder),
+        "model": model, "data": rows["source"], "tokens": rows["tokens"], "steps": steps, "reference": reference,
+        "ceiling": ceiling, "rows": found,
+        "curves": curves(*(runs[stack] for stack in ("surefit", "trl-tuned"))),
+        "merge": kept(folder, "merges", lambda: merges(folder)),
         "versions": throughput.versions(),
     }  # fmt: skip
 
 
-def write_rows(folder: Path, workload: Workload) -> tuple[str, int]:
-    """The first rows that are short enough, as the stacks read them; where they are from, and how many."""
+def kept(folder: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What an earlier call has found out, or what is found out now."""
+    file = folder / f"{name}.json"
+    if file.is_file():
+        found: dict[str, Any] = read_json(file)
+        return found
+    made = make()
+    if "error" not in made:
+        write_json(file, made)
+    return made
+
+
+def write_rows(folder: Path, workload: Workload) -> dict[str, Any]:
+    """The first rows that are short enough, as the stacks read them."""
     import yaml
 
     from surefit.cli.prepare import prepare
@@ -117,7 +141,8 @@ def write_rows(folder: Path, workload: Workload) -> tuple[str, int]:
     read = build_dataset(held_out, tokenizer, max_length=LENGTH)
     chosen = [read[index][0].tolist() for index in range(min(READ, len(read)))]
     (folder / "sequences.json").write_text(json.dumps(chosen))
-    return Path(source).name, wanted
+    tokens = sum(len(ids) for ids, _ in rows)
+    return {"source": Path(source).name, "tokens": tokens, "job": asdict(workload)}
 
 
 def curves(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -140,9 +165,9 @@ def merges(folder: Path) -> dict[str, Any]:
     """Both merges of the adapter that TRL trained."""
     place = folder / "merge"
     place.mkdir(exist_ok=True)
-    (place / "base").symlink_to((folder / "model").resolve())
-    (place / "adapter").symlink_to((folder / "peer").absolute())
-    (folder / "sequences.json").rename(place / "sequences.json")
+    for name, target in (("base", "model"), ("adapter", "peer"), ("sequences.json", "sequences.json")):
+        (place / name).unlink(missing_ok=True)
+        (place / name).symlink_to((folder / target).resolve())
     return merge_memory.compared(place)
 
 
@@ -150,20 +175,24 @@ def text(report: dict[str, Any]) -> str:
     lines = [
         f"{report['model']}: {report['steps']} steps of {BATCH} rows, {report['tokens']:,} tokens of {report['data']}, "
         f"on {report['ceiling']['device']}",
-        f"{'stack':<12}{'tokens/s':>10}{'lowest':>9}{'of GEMM':>9}{'peak GiB':>10}",
+        f"{'stack':<12}{'tokens/s':>10}{'lowest':>9}{'of GEMM':>9}{'of a core':>11}{'peak GiB':>10}",
     ]
     for row in report["rows"]:
         if "tokens_per_second" in row:
             lines.append(
                 f"{row['stack']:<12}{row['tokens_per_second']:>10,.0f}{row['lowest']:>9,.0f}{row['of_gemm']:>9.1%}"
-                f"{row['peak_bytes'] / 2**30:>10.2f}   {row['how']}"
+                f"{row['tokens_per_cpu_second']:>11,.0f}{row['peak_bytes'] / 2**30:>10.2f}   {row['how']}"
             )
         if row["void"]:
             lines.append(f"{row['stack']:<12}  VOID: {row['void']}")
     ours, theirs = report["rows"]
     if "tokens_per_second" in ours and "tokens_per_second" in theirs:
-        speed, memory = (theirs[key] and ours[key] / theirs[key] for key in ("tokens_per_second", "peak_bytes"))
-        lines.append(f"SureFit over TRL: {speed:.2f} x the tokens/s, {memory:.2f} x the memory")
+        measures = ("tokens_per_second", "tokens_per_cpu_second", "peak_bytes")
+        speed, work, memory = (ours[key] / theirs[key] for key in measures)
+        lines.append(
+            f"SureFit over TRL: {speed:.2f} x the tokens/s, {work:.2f} x the tokens per second of a core, "
+            f"{memory:.2f} x the memory"
+        )
     lines.append(f"{'step':>4}{'SureFit':>11}{'TRL':>11}{'apart':>10}{'allowed':>10}")
     lines += [
         f"{number:>4}{step['surefit']:>11.5f}{step['trl']:>11.5f}{step['apart']:>10.1e}{step['allowed']:>10.1e}"

@@ -165,6 +165,7 @@ def summary(
     peak = ceiling["datasheet_flops"]
     return {
         "stack": stack, "void": void, "tokens_per_second": speed, "lowest": min(speeds), "highest": max(speeds),
+        "tokens_per_cpu_second": statistics.median(sum(each["tokens"]) / each["cpu_seconds"] for each in results),
         "mfu": per_second / peak if peak else None, "of_gemm": per_second / ceiling["gemm_flops"],
         "peak_bytes": max(result["peak_bytes"] for result in results), "loss_off": off[0], "grad_norm_off": off[1],
         "how": results[0]["how"],

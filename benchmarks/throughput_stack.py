@@ -87,6 +87,7 @@ def reference(job: Job) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     if Path(job.model).is_dir():
+        job.base.unlink(missing_ok=True)
         job.base.symlink_to(Path(job.model).absolute())
         model = AutoModelForCausalLM.from_pretrained(job.base, dtype=job.torch_dtype, device_map={"": DEVICE})
         starting = 0.0  # as PEFT starts: training runs long enough to see all gradients
@@ -255,17 +256,18 @@ def surefit(job: Job) -> dict[str, Any]:
     optimizer = make_optimizer(model, config.train)
     rows = [(row, np.concatenate([[MASKED], labels[1:]])) for row, labels in zip(job.rows, job.labels, strict=True)]
     batches = Batches(rows, np.array([len(row) for row in job.rows]), config, 0)
-    results, seconds = [], []
+    results, seconds, worked = [], [], 0.0
     total = job.warmup + job.steps
     for step in range(total):
         optimizer.learning_rate = learning_rate(step, total, job.learning_rate, job.schedule, 0)
         chosen = range(step * job.batch, (step + 1) * job.batch)
-        start = synchronised()
+        start, began = synchronised(), time.process_time()
         micro = [batches.make(each) for each in batches.cut(chosen)]
         results.append(
             train_step(model, micro, optimizer, config.train.max_grad_norm, chunked=config.speed.chunked_loss)
         )
         seconds.append(synchronised() - start)
+        worked += (time.process_time() - began) * (step >= job.warmup)
     assert all(result.applied for result in results)
     how = {
         "micro batch": config.train.per_device_train_batch_size, "packing": config.data.packing,
@@ -273,7 +275,7 @@ def surefit(job: Job) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "loss": results[0].loss, "grad_norm": results[0].grad_norm, "losses": [result.loss for result in results],
-        "seconds": seconds[job.warmup :], "tokens": job.tokens(),
+        "seconds": seconds[job.warmup :], "tokens": job.tokens(), "cpu_seconds": worked,
         "peak_bytes": peak_bytes(), "how": ", ".join(f"{k} {v}" for k, v in how.items()),
     }  # fmt: skip
 
@@ -346,7 +348,7 @@ def sft(job: Job, model: Any, tuned: bool) -> dict[str, Any]:
     nudge(job, model)
     if tuned:
         settings |= {"gradient_checkpointing": False, "use_liger_kernel": liger}
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
     trainer = SFTTrainer(
         model, args=SFTConfig(**settings), train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(job.base), callbacks=[clock(times)],
@@ -354,21 +356,22 @@ def sft(job: Job, model: Any, tuned: bool) -> dict[str, Any]:
     trainer.train()
     trainer.save_model(str(job.folder / "peer"))
     lines = [line for line in trainer.state.log_history if "loss" in line]
-    seconds = np.diff(times).tolist()[job.warmup - 1 :]
+    seconds, worked = (np.diff(each)[job.warmup - 1 :] for each in zip(*times, strict=True))
     how = f"micro batch {job.micro}, gradient_checkpointing {not tuned}, liger {liger}"
     return {
         "loss": lines[0]["loss"], "grad_norm": lines[0]["grad_norm"], "losses": [line["loss"] for line in lines],
-        "seconds": seconds, "tokens": job.tokens(), "peak_bytes": peak_bytes(), "how": how,
+        "seconds": seconds.tolist(), "cpu_seconds": float(worked.sum()), "tokens": job.tokens(),
+        "peak_bytes": peak_bytes(), "how": how,
     }  # fmt: skip
 
 
-def clock(times: list[float]) -> Any:
-    """Notes when each optimizer step is done, what the trainer does between two included."""
+def clock(times: list[tuple[float, float]]) -> Any:
+    """Notes when each optimizer step is done, what the trainer does between two included, and the processor's time."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            times.append(synchronised())
+            times.append((synchronised(), time.process_time()))
 
     return Clock()
 
