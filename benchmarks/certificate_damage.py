@@ -1,12 +1,13 @@
 """Does the certificate foresee what a damaged merge costs? Twenty of them, judged by it and by the task.
 
-    surefit demo && python benchmarks/certificate_damage.py runs/demo [--rows 100] [--json]
+    surefit demo && python benchmarks/certificate_damage.py runs/demo [--rows 100] [--prompts 32] [--json]
 
 Each merge of the run's adapter is damaged in its own way: another scaling, layers or modules left out or exchanged, the
-weights stored in 4 or 8 bits, noise. Two verdicts are given: the certificate's reading of the answers (logits,
-divergence, next tokens, effect kept; its checks of the weights refuse all twenty, as they must), and the task: the
-primary metric on held-out rows against the sound merge, paired, with a 95 % interval. Exits with 1 where a merge that
-lost task score would pass.
+weights stored in 4 or 8 bits, noise. Three verdicts are given: the certificate's checks of the weights, as `surefit
+certify` makes them; its reading of the answers alone (logits, divergence, next tokens, effect kept), on `--prompts`
+rows; and the task: the primary metric on `--rows` held-out rows against the sound merge, paired, with a 95 % interval.
+Exits with 1 where a damaged merge passes the certificate, the sound one does not, or one that lost task score would
+pass by its answers.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from surefit.evaluate.rows import read_answer
 from surefit.evaluate.stats import paired_bootstrap
 from surefit.generate.engine import Decoding, generate
 from surefit.merge import certify
+from surefit.merge.merge import Job, certify_merged
 from surefit.model.load import load_model, load_tokenizer
 from surefit.model.quantize import rounded_through
 from surefit.model.saved import load_adapted
 from surefit.model.streamed import nudged
 
 Tensors = dict[str, torch.Tensor]
+WEIGHT_CHECKS = ("weights_off_disk", "weights_off_base", "weights_not_finite", "merge_rounding")
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def damages(merged: Merged) -> dict[str, Callable[[], Tensors]]:
 class Judge:
     """Both verdicts on a model's tensors."""
 
-    def __init__(self, run: Path, rows: int) -> None:
+    def __init__(self, run: Path, rows: int, prompts: int) -> None:
         prepared = prepare(run)
         self.config, self.recipe, self.hardware = prepared.resolved.config, prepared.recipe, prepared.hardware
         self.run = prepared.run
@@ -106,20 +109,29 @@ class Judge:
         _, held_out = read_splits(self.config.data, self.recipe, self.config.train.seed, prepared.rows, prepared.mixed)
         self.examples = [held_out.examples[i] for i in evenly(len(held_out), rows)]
         dataset = build_dataset(held_out, self.tokenizer, max_length=self.config.data.max_length, too_long="drop")
-        self.sequences = [dataset[i][0].tolist() for i in evenly(len(dataset), 32)]
+        self.sequences = [dataset[i][0].tolist() for i in evenly(len(dataset), prompts)]
         adapted: Any = load_adapted(self.config.model, self.run.adapter, self.hardware)
         self.tuned = certify.read_logits(adapted, self.sequences)
         with adapted.disable_adapter():
             self.base = certify.read_logits(adapted, self.sequences)
         self.dtype = getattr(torch, self.config.model.dtype)
 
-    def open(self, tensors: Tensors) -> Any:
+    def open(self, tensors: Tensors) -> tuple[Any, bool]:
+        """The model of these tensors, and whether the certificate's checks of the weights let it pass."""
         with tempfile.TemporaryDirectory() as folder:
             for file in self.run.merged.iterdir():
-                if file.suffix != ".safetensors":
+                if file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
                     (Path(folder) / file.name).write_bytes(file.read_bytes())
             save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
-            return load_model(ModelSection(name_or_path=folder, dtype=self.config.model.dtype), self.hardware)
+            model = load_model(ModelSection(name_or_path=folder, dtype=self.config.model.dtype), self.hardware)
+            return model, self.weights(Path(folder))
+
+    def weights(self, folder: Path) -> bool:
+        """As `surefit certify` has it, which reads few answers here: they have a verdict of their own."""
+        job = Job(self.config.model, self.run.adapter, folder, self.run.certificate, self.config.adapter)
+        found = certify_merged(job, self.hardware, [self.sequences[0][-8:]])
+        verdicts = [check["passed"] for check in found["checks"] if check["name"] in WEIGHT_CHECKS]
+        return bool(verdicts) and all(verdicts)
 
     def certificate(self, model: Any) -> tuple[bool, float]:
         """Whether the checks of the answers pass, and the mean divergence in nats."""
@@ -138,6 +150,8 @@ class Judge:
 
     def task(self, model: Any) -> list[float]:
         """The primary metric of every row."""
+        if not self.examples:
+            return []
         prompts = [tokenize_prompt(example, self.tokenizer) for example in self.examples]
         answers = generate(model, self.tokenizer, prompts, Decoding(self.config.evaluate.max_new_tokens, 25))
         return [
@@ -149,50 +163,68 @@ class Judge:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run with merged/")
-    parser.add_argument("--rows", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=100, help="held-out rows that the task is judged on; 0: it is not")
+    parser.add_argument("--prompts", type=int, default=32, help="held-out rows that the certificate reads")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    judge = Judge(options.run, options.rows)
+    judge = Judge(options.run, options.rows, options.prompts)
     base = load_model(judge.config.model, judge.hardware).state_dict()
     files = [load_file(file) for file in judge.run.merged.glob("*.safetensors")]
     sound = {name: tensor for tensors in files for name, tensor in tensors.items()}
     merged = Merged({name: base[name].to(tensor.dtype) for name, tensor in sound.items()}, sound)
-    model = judge.open(sound)
-    before, passed = judge.task(model), judge.certificate(model)[0]
-    lines = [{"damage": "none", "passes": passed, "score": sum(before) / len(before), "lost": False, "kl": 0.0}]
-    for name, make in damages(merged).items():
-        model = judge.open({key: tensor.contiguous() for key, tensor in make().items()})
+    before: list[float] = []
+    lines = []
+    for name, make in {"none": lambda: sound, **damages(merged)}.items():
+        model, weights = judge.open({key: tensor.contiguous() for key, tensor in make().items()})
         passes, divergence = judge.certificate(model)
         scores = judge.task(model)
-        change = paired_bootstrap(before, scores)
-        lines.append(
-            {
-                "damage": name, "passes": passes, "kl": divergence, "score": sum(scores) / len(scores),
-                "difference": change.difference, "ci95": [change.low, change.high], "lost": change.high < 0,
-            }
-        )  # fmt: skip
+        before = before or scores
+        lines.append({"damage": name, "weights": weights, "passes": passes, "kl": divergence, **lost(before, scores)})
         if not options.json:
-            line = lines[-1]
-            print(f"{name:22} {'passes' if passes else 'refused':8} KL {divergence:9.2e}   {line['score']:.2f}  "
-                  f"{change.difference:+.2f} [{change.low:+.2f}, {change.high:+.2f}] {'LOST' if line['lost'] else ''}",
-                  flush=True)  # fmt: skip
+            print(text(lines[-1]), flush=True)
     damaged = lines[1:]
-    wrong = [line["damage"] for line in damaged if line["passes"] and line["lost"]]
     counts = {
-        "refused and lost": sum(not line["passes"] and line["lost"] for line in damaged),
-        "passes and kept": sum(line["passes"] and not line["lost"] for line in damaged),
-        "refused and kept": sum(not line["passes"] and not line["lost"] for line in damaged),
-        "passes and lost": len(wrong),
+        "refused by the weights": sum(not line["weights"] for line in damaged),
+        "refused by the answers": sum(not line["passes"] for line in damaged),
+        "refused": sum(not (line["weights"] and line["passes"]) for line in damaged),
+        "lost score": sum(line["lost"] for line in damaged),
+        "lost score and pass by the answers": sum(line["lost"] and line["passes"] for line in damaged),
     }
+    sound_passes = lines[0]["weights"] and lines[0]["passes"]
     if options.json:
         print(json.dumps({"merges": lines, "counts": counts}))
     else:
-        print("sound merge:", "passes" if lines[0]["passes"] else "REFUSED", f"score {lines[0]['score']:.2f}")
-        print(" · ".join(f"{name}: {count}" for name, count in counts.items()))
+        print("sound merge:", "passes" if sound_passes else "REFUSED")
+        print(f"of {len(damaged)} damaged: " + " · ".join(f"{name}: {count}" for name, count in counts.items()))
         kept = max((line["kl"] for line in damaged if not line["lost"]), default=0.0)
-        lost = min((line["kl"] for line in damaged if line["lost"]), default=0.0)
-        print(f"divergence: at most {kept:.2f} nats where nothing was lost, at least {lost:.2f} where something was")
-    sys.exit(bool(wrong) or not lines[0]["passes"])
+        least = min((line["kl"] for line in damaged if line["lost"]), default=0.0)
+        if options.rows:
+            print(
+                f"divergence: at most {kept:.2f} nats where nothing was lost, at least {least:.2f} where something was"
+            )
+    wrong = counts["refused"] < len(damaged) or counts["lost score and pass by the answers"]
+    sys.exit(bool(wrong) or not sound_passes)
+
+
+def lost(before: list[float], scores: list[float]) -> dict[str, Any]:
+    """What the task says, where it was asked."""
+    if not scores:
+        return {"lost": False}
+    change = paired_bootstrap(before, scores)
+    return {
+        "score": sum(scores) / len(scores), "difference": change.difference, "ci95": [change.low, change.high],
+        "lost": change.high < 0,
+    }  # fmt: skip
+
+
+def text(line: dict[str, Any]) -> str:
+    said = ", ".join(f"{verdict} {'pass' if line[key] else 'refused'}"
+                     for verdict, key in (("weights", "weights"), ("answers", "passes")))  # fmt: skip
+    task = ""
+    if "score" in line:
+        low, high = line["ci95"]
+        task = f"   {line['score']:.2f}  {line['difference']:+.2f} [{low:+.2f}, {high:+.2f}]{' LOST' * line['lost']}"
+    return f"{line['damage']:22} {said:36} KL {line['kl']:9.2e}{task}"
 
 
 if __name__ == "__main__":

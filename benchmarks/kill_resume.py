@@ -1,6 +1,6 @@
 """kill -9 at random moments of small runs, saves, evaluation and export included; every resume must lose nothing.
 
-    python benchmarks/kill_resume.py [--kills 100] [--processes 1] [--seed 0] [--json]
+    python benchmarks/kill_resume.py [--kills 100] [--processes 1] [--model DIR] [--seed 0] [--json]
 
 Runs of several kinds (LoRA with dropout, packed, accumulated, all the weights in bfloat16, with the best checkpoint
 kept and early stopping) are trained by a child process that is killed with SIGKILL, resumed by the next, killed again,
@@ -11,6 +11,8 @@ those of an uninterrupted run of the same config. Exits with 1 where they do not
 
 With `--processes 2` the runs train all weights under FSDP, and their checkpoints are written in parts. Half of the
 kills hit all processes at once, half one of them; the others must then end by themselves within ten seconds.
+
+With `--model` LoRA runs of that model on a few short rows are killed; a step takes longer there.
 
 The children are forked from a parent that has imported everything and holds no thread, so an attempt costs the run and
 not the imports.
@@ -63,6 +65,10 @@ IN_PARTS: dict[str, dict[str, Any]] = {
     "FSDP, bfloat16": {"kind": "full", "dtype": "bfloat16", "weight_decay": 0.01},
     "FSDP, best kept": {"kind": "full", "checkpoint": {"keep_best": "eval_loss", "save_total_limit": 1}},
 }
+REAL: dict[str, dict[str, Any]] = {
+    "LoRA, real model": {"epochs": 2.0, "learning_rate": 1e-3},
+    "packed, real model": {"epochs": 2.0, "learning_rate": 1e-3, "packing": True},
+}
 PHASES = ("start", "step", "copy", "evaluation", "export", "between")
 WRITING = "writing"
 AIMED = (WRITING, "copy", "evaluation", "export")
@@ -70,6 +76,7 @@ TIMES = ("seconds", "tokens_per_second", "mfu", "disk_free_bytes")
 LOST = 70
 """What a child exits with that has lost another."""
 PATIENCE = 60.0
+REAL_PATIENCE = 900.0
 """Seconds after which a child is taken to hang."""
 GRACE = 10.0
 """Seconds that the other processes of a run have to end by themselves, as `surefit train --gpus` has it."""
@@ -107,7 +114,7 @@ class Watch:
 
 
 def config(base: Path, out: Path, kind: str) -> Any:
-    made = tiny_run.config(base, out, every=2, **(KINDS | IN_PARTS)[kind])
+    made = tiny_run.config(base, out, every=2, **(KINDS | IN_PARTS | REAL)[kind])
     mode = "fsdp" if kind in IN_PARTS else "single"
     return made.model_copy(update={"parallel": made.parallel.model_copy(update={"mode": mode})})
 
@@ -150,6 +157,7 @@ class Processes:
             os.environ |= {key: str(value) for key, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()}
             train(base, out, kind, watches[rank], World(rank, len(watches), rank, len(watches)))
 
+        self.kind = kind
         self.numbers = [child(partial(work, rank)) for rank in range(len(watches))]
         self.codes: dict[int, int] = {}
 
@@ -182,7 +190,7 @@ def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
     watch.wrap(saving.Saving, "_write", WRITING)
     watch.wrap(writing.WritingTogether, "_work", WRITING)
     made = config(base, out, kind)
-    with joined(world, PATIENCE / 60):
+    with joined(world, patience(kind) / 60):
         tiny_run.training(made, engine=engine_of(made.parallel, world)).fit(resume=True)
 
 
@@ -197,7 +205,7 @@ def attempt(started: Processes, watches: Sequence[Watch], draw: random.Random, s
         if started.poll():
             break
         assert not any(started.codes.values()), f"the run failed: {started.codes}"
-        assert time.monotonic() - began < PATIENCE, "the run hangs"
+        assert time.monotonic() - began < patience(started.kind), "the run hangs"
         time.sleep(0.0002)
     if aim:
         time.sleep(draw.uniform(0, 0.004))
@@ -209,7 +217,7 @@ def attempt(started: Processes, watches: Sequence[Watch], draw: random.Random, s
         assert phase == "start", f"killed in {phase}, the others still wait after {GRACE} s"
         for rank in range(len(watches)):
             started.kill(rank)
-        started.wait(PATIENCE)
+        started.wait(patience(started.kind))
     assert set(started.codes.values()) <= {0, -signal.SIGKILL, LOST}, f"the run failed: {started.codes}"
     return phase if -signal.SIGKILL in started.codes.values() else None
 
@@ -246,12 +254,12 @@ def differences(one: Path, two: Path) -> list[str]:
     return found
 
 
-def measure(kills: int, seed: int, folder: Path, processes: int) -> list[dict[str, Any]]:
+def measure(kills: int, seed: int, folder: Path, processes: int, model: Path | None) -> list[dict[str, Any]]:
     """Kill and resume runs of every kind in turn until there were enough kills; a row per kind."""
     uneven = {"intermediate_size": 45} if processes > 1 else {}
-    base = tiny_run.save_base(folder / "base", **uneven)
+    base = model or tiny_run.save_base(folder / "base", **uneven)
     draw, watches = random.Random(seed), [Watch() for _ in range(processes)]
-    kinds = IN_PARTS if processes > 1 else KINDS
+    kinds = REAL if model else IN_PARTS if processes > 1 else KINDS
     rows = [{"kind": kind, "runs": 0, "kills": 0, "phases": Counter(), "differences": []} for kind in kinds]
     seconds = {}
     number = 0
@@ -281,8 +289,12 @@ def measure(kills: int, seed: int, folder: Path, processes: int) -> list[dict[st
     return rows
 
 
+def patience(kind: str) -> float:
+    return REAL_PATIENCE if kind in REAL else PATIENCE
+
+
 def through(started: Processes) -> None:
-    assert started.wait(PATIENCE), "the run hangs"
+    assert started.wait(patience(started.kind)), "the run hangs"
     assert not any(started.codes.values()), f"the run failed: {started.codes}"
 
 
@@ -290,13 +302,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--model", type=Path, help="a model's directory in place of a tiny random one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.model and options.processes > 1:
+        parser.error("--model is for one process")
     torch.set_num_threads(1)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        rows = measure(options.kills, options.seed, Path(folder), options.processes)
+        rows = measure(options.kills, options.seed, Path(folder), options.processes, options.model)
     phases = sum((row["phases"] for row in rows), Counter())
     passed = not any(row["differences"] for row in rows)
     result = {

@@ -2,11 +2,13 @@
 
     python benchmarks/merge_memory.py                        8B-shaped, 32 layers: 16 GB of disk, twice
     python benchmarks/merge_memory.py --layers 8 --peft      with the peer, which needs the whole model in memory
+    python benchmarks/merge_memory.py --model DIR --adapter DIR --peft      a model and an adapter that are there
 
-The model has Llama-3.1-8B's shapes, bfloat16, in shards of `--shard-gb`, with random weights, and a random LoRA adapter
-(r 16, all linear layers). Each tool runs in a process of its own; its peak is the kernel's VmHWM, in which pages of
-mapped files count too. SureFit's figure includes the certificate (four readings of `--rows` × `--row-tokens` tokens);
-PEFT's is load, merge, save, and proves nothing.
+By default the model has Llama-3.1-8B's shapes, bfloat16, in shards of `--shard-gb`, with random weights, and a random
+LoRA adapter (r 16, all linear layers). Each tool runs in a process of its own; its peak is the kernel's VmHWM, in which
+pages of mapped files count too. SureFit's figure includes the certificate (four readings of `--rows` × `--row-tokens`
+tokens); PEFT's is load, merge, save, and proves nothing: beside it stands the time until SureFit's weights are written.
+With a model that is there, and the peer, the logits of both merges are compared with the adapter's beside its base.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 SHAPE = {
     "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_attention_heads": 32,
@@ -79,33 +82,72 @@ def make(folder: Path, layers: int, shard_gb: float) -> None:
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
 
 
-def surefit(folder: Path, rows: int, row_tokens: int) -> None:
-    """The merge with its certificate."""
+def dtype_of(folder: Path) -> str:
+    """In which the base is stored, and merged here."""
+    config = json.loads((folder / "base/config.json").read_text())
+    return str(config.get("dtype") or config["torch_dtype"])
+
+
+def sequences(folder: Path, rows: int, row_tokens: int) -> list[list[int]]:
+    """What the models are given to read: sequences.json, or random tokens."""
     import torch
 
+    written = folder / "sequences.json"
+    if written.is_file():
+        return json.loads(written.read_text())
+    return torch.randint(5, 1500, (rows, row_tokens), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def surefit(folder: Path, ids: list[list[int]]) -> dict[str, float]:
+    """The merge with its certificate; the seconds from its start until the weights are written."""
     from surefit.config.schema import ModelSection
     from surefit.merge.merge import Job, merge_adapter
 
     class Cpu:
         kind = "cpu"
 
-    ids = torch.randint(5, 1500, (rows, row_tokens), generator=torch.Generator().manual_seed(0)).tolist()
-    base = ModelSection(name_or_path=str(folder / "base"), dtype="bfloat16")
+    began, reached = time.monotonic(), dict[int, float]()
+    base = ModelSection(name_or_path=str(folder / "base"), dtype=dtype_of(folder))
     job = Job(base, folder / "adapter", folder / "merged", folder / "certificate.json")
-    merge_adapter(job, Cpu(), ids)  # type: ignore[arg-type]
+    merge_adapter(job, Cpu(), ids, lambda step, *_: reached.setdefault(step, time.monotonic() - began))  # type: ignore[arg-type]
+    return {"written_seconds": reached[2], "merge_seconds": reached[4]}
 
 
-def peft(folder: Path) -> None:
+def peft(folder: Path) -> dict[str, float]:
     """What PEFT's documentation shows."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16)
+    began = time.monotonic()
+    base = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=getattr(torch, dtype_of(folder)))
     PeftModel.from_pretrained(base, folder / "adapter").merge_and_unload().save_pretrained(folder / "peft")
+    return {"merge_seconds": time.monotonic() - began}
 
 
-def measured(*arguments: str) -> dict[str, float]:
+def logits(folder: Path, ids: list[list[int]]) -> dict[str, Any]:
+    """How far each merge's logits are from those of the adapter beside its base."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from surefit.merge import certify
+
+    def opened(place: Path) -> torch.nn.Module:
+        return AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype_of(folder))).eval()
+
+    tuned = certify.read_logits(PeftModel.from_pretrained(opened(folder / "base"), folder / "adapter").eval(), ids)
+    found = {}
+    for name in ("merged", "peft"):
+        off = certify.difference(tuned, certify.read_logits(opened(folder / name), ids))
+        found[name] = {
+            "positions": off.positions, "deviation": off.deviation, "mean": off.absolute / off.entries,
+            "largest": off.largest, "top1_agreement": off.agreeing / off.positions,
+        }  # fmt: skip
+    return {"off": found}
+
+
+def measured(*arguments: str) -> dict[str, Any]:
     """Wall seconds, processor seconds and peak gigabytes of this script with other arguments."""
     started = time.monotonic()
     done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
@@ -114,59 +156,100 @@ def measured(*arguments: str) -> dict[str, float]:
     return {"seconds": time.monotonic() - started, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def say_own_peak() -> None:
-    """What the kernel knows about this process."""
+def say_own_peak(found: dict[str, Any] | None) -> None:
+    """What was found, and what the kernel knows about this process."""
     import resource
 
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"peak_gb": int(peak.split()[1]) * 1024 / 1e9, "cpu_seconds": usage.ru_utime + usage.ru_stime}))
+    own = {"peak_gb": int(peak.split()[1]) * 1024 / 1e9, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+    print(json.dumps(own | (found or {})))
+
+
+def compared(folder: Path, *given: str) -> dict[str, Any]:
+    """Both tools on base/ and adapter/ of a folder, each in a process of its own, and what their models answer."""
+    place = ("--folder", str(folder), *given)
+    found = {name: measured("--only", name, *place) for name in ("surefit", "peft")}
+    return found | {"logits": measured("--only", "logits", *place)["off"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--shard-gb", type=float, default=2.0)
+    parser.add_argument("--model", type=Path, help="a model's directory instead of random weights")
+    parser.add_argument("--adapter", type=Path, help="its adapter")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--row-tokens", type=int, default=16)
     parser.add_argument("--peft", action="store_true", help="also the peer")
     parser.add_argument("--folder", type=Path, help="where the models are written; a temporary folder by default")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", choices=["make", "surefit", "peft"], help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=["make", "surefit", "peft", "logits"], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if (options.model is None) != (options.adapter is None):
+        parser.error("--model and --adapter go together")
     if options.only:
-        {
-            "make": lambda: make(options.folder, options.layers, options.shard_gb),
-            "surefit": lambda: surefit(options.folder, options.rows, options.row_tokens),
-            "peft": lambda: peft(options.folder),
-        }[options.only]()
-        say_own_peak()
+        child(options)
         return
     folder = Path(tempfile.mkdtemp(dir=options.folder))
-    given = ["--folder", str(folder), "--layers", str(options.layers), "--shard-gb", str(options.shard_gb),
+    given = ["--layers", str(options.layers), "--shard-gb", str(options.shard_gb),
              "--rows", str(options.rows), "--row-tokens", str(options.row_tokens)]  # fmt: skip
     try:
-        measured("--only", "make", *given)
+        if options.model:
+            (folder / "base").symlink_to(options.model.absolute())
+            (folder / "adapter").symlink_to(options.adapter.absolute())
+        else:
+            measured("--only", "make", "--folder", str(folder), *given)
         shard = max(file.stat().st_size for file in (folder / "base").glob("*.safetensors")) / 1e9
-        found = {"surefit": measured("--only", "surefit", *given)}
-        shutil.rmtree(folder / "merged")
-        if options.peft:
-            found["peft"] = measured("--only", "peft", *given)
+        if options.peft and options.model:
+            found = compared(folder, *given)
+        else:
+            found = {"surefit": measured("--only", "surefit", "--folder", str(folder), *given)}
+            shutil.rmtree(folder / "merged")
+            if options.peft:
+                found["peft"] = measured("--only", "peft", "--folder", str(folder), *given)
     finally:
         shutil.rmtree(folder)
     ok = found["surefit"]["peak_gb"] <= LIMIT_GB + shard
     if options.json:
         print(json.dumps({"shard_gb": shard, "limit_gb": LIMIT_GB + shard, "within": ok, **found}))
     else:
-        print(f"{options.layers} layers of Llama-3.1-8B's shape, largest shard {shard:.2f} GB")
-        for name, values in found.items():
-            print(f"{name:8} peak {values['peak_gb']:6.2f} GB   {values['seconds']:7.1f} s   "
-                  f"{values['cpu_seconds']:7.1f} s of processor")  # fmt: skip
+        what = f"{options.layers} layers of Llama-3.1-8B's shape" if options.model is None else options.model.name
+        print(f"{what}, largest shard {shard:.2f} GB\n{text(found)}")
         print(f"{'within' if ok else 'OVER'} the limit of {LIMIT_GB + shard:.2f} GB (3 GB and a shard)")
-        if options.peft:
-            ratio = found["surefit"]["cpu_seconds"] / found["peft"]["cpu_seconds"]
-            print(f"processor time, SureFit with its certificate over PEFT without one: {ratio:.2f}")
     sys.exit(not ok)
+
+
+def child(options: argparse.Namespace) -> None:
+    ids = [] if options.only == "make" else sequences(options.folder, options.rows, options.row_tokens)
+    found = {
+        "make": lambda: make(options.folder, options.layers, options.shard_gb),
+        "surefit": lambda: surefit(options.folder, ids),
+        "peft": lambda: peft(options.folder),
+        "logits": lambda: logits(options.folder, ids),
+    }[options.only]()
+    say_own_peak(found)
+
+
+def text(found: dict[str, Any]) -> str:
+    """A line per tool, the ratio of the processor times, a line per merge."""
+    tools = {name: values for name, values in found.items() if name != "logits"}
+    lines = [
+        f"{name:8} peak {values['peak_gb']:6.2f} GB   {values['seconds']:7.1f} s   {values['cpu_seconds']:7.1f} s of "
+        f"processor   merge {values['merge_seconds']:.1f} s"
+        + (f", written after {values['written_seconds']:.1f} s" if "written_seconds" in values else "")
+        for name, values in tools.items()
+    ]
+    if "peft" in tools:
+        ratio = tools["surefit"]["cpu_seconds"] / tools["peft"]["cpu_seconds"]
+        lines.append(f"processor time, SureFit with its certificate over PEFT without one: {ratio:.2f}")
+    for name, off in found.get("logits", {}).items():
+        lines.append(
+            f"{'surefit' if name == 'merged' else name:8} logits off the adapter's by {off['mean']:.2e} on average, "
+            f"{off['largest']:.2e} at most, of a deviation of {off['deviation']:.2f}; next tokens equal in "
+            f"{off['top1_agreement']:.2%} of {off['positions']:,}"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Workload:
     """What is trained.
 
     Attributes:
-        model: a name of the packaged catalogue, or "mini".
+        model: a name of the packaged catalogue, "mini", or the directory of a model.
         length: tokens of the longest example; batch: examples per optimizer step.
         micro: examples per forward pass of a peer that pads (SureFit packs as many tokens).
         goal: tokens per second that SureFit is meant to reach on one H200; None where there is no such goal.
@@ -60,6 +60,8 @@ class Workload:
     warmup: int
     steps: int
     goal: float | None = None
+    learning_rate: float = 1e-4
+    schedule: str = "constant"
 
 
 WORKLOADS = {
@@ -116,15 +118,16 @@ def peers(options: argparse.Namespace) -> list[str]:
 
 
 def write_tokens(folder: Path, workload: Workload, lengths: str) -> None:
-    """Every example of every step, in the order in which all stacks see them: ids.npy flat, lengths.npy."""
+    """Every example of every step, in the order in which all stacks see them: ids and labels flat, and the lengths."""
     draw = np.random.default_rng(0)
     count = workload.batch * (workload.warmup + workload.steps)
     if lengths == "full":
         tokens = np.full(count, workload.length)
     else:
         tokens = np.clip(draw.lognormal(np.log(workload.length / 6), 0.8, count), 16, workload.length).astype(int)
-    np.save(folder / "lengths.npy", tokens)
-    np.save(folder / "ids.npy", draw.integers(3, 500, tokens.sum()))
+    ids = draw.integers(3, 500, tokens.sum())
+    for name, values in (("lengths", tokens), ("ids", ids), ("labels", ids)):
+        np.save(folder / f"{name}.npy", values)
 
 
 def run_child(stack: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -162,6 +165,7 @@ def summary(
     peak = ceiling["datasheet_flops"]
     return {
         "stack": stack, "void": void, "tokens_per_second": speed, "lowest": min(speeds), "highest": max(speeds),
+        "tokens_per_cpu_second": statistics.median(sum(each["tokens"]) / each["cpu_seconds"] for each in results),
         "mfu": per_second / peak if peak else None, "of_gemm": per_second / ceiling["gemm_flops"],
         "peak_bytes": max(result["peak_bytes"] for result in results), "loss_off": off[0], "grad_norm_off": off[1],
         "how": results[0]["how"],

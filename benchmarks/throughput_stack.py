@@ -23,20 +23,27 @@ MINI = {
     "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 4096,
 }  # fmt: skip
+MASKED = -100
 LONG = 32_768
 """From so many tokens on the reference reads the loss only: its float32 logits and gradients would not fit."""
 
 
 class Job:
-    """What all stacks share: the workload, the token ids by optimizer step, the folder with the model."""
+    """What all stacks share: the workload, the token ids by optimizer step, the folder with the model.
+
+    Attributes:
+        rows, labels: of every example, in the order of training; labels are -100 where the loss does not count.
+        nudged: move every weight by about as much as rounding does, to see what that does to the losses.
+    """
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.folder, self.overrides = Path(job["folder"]), job["set"]
         for name, value in job["workload"].items():
             setattr(self, name, value)
-        lengths, flat = np.load(self.folder / "lengths.npy"), np.load(self.folder / "ids.npy")
-        self.rows = np.split(flat, np.cumsum(lengths)[:-1])
+        ends = np.cumsum(np.load(self.folder / "lengths.npy"))[:-1]
+        self.rows, self.labels = (np.split(np.load(self.folder / f"{name}.npy"), ends) for name in ("ids", "labels"))
         self.batches = [self.rows[at : at + self.batch] for at in range(0, len(self.rows), self.batch)]
+        self.nudged = job.get("nudged", False)
         self.torch_dtype = getattr(torch, self.dtype)
         self.base, self.adapter = self.folder / "model", self.folder / "adapter"
 
@@ -49,6 +56,8 @@ class Job:
     quantization: str
     warmup: int
     steps: int
+    learning_rate: float
+    schedule: str
 
     def tokens(self) -> list[int]:
         """Of each timed step."""
@@ -75,6 +84,32 @@ def peak_bytes() -> int:
 
 def reference(job: Job) -> dict[str, Any]:
     from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    if Path(job.model).is_dir():
+        job.base.unlink(missing_ok=True)
+        job.base.symlink_to(Path(job.model).absolute())
+        model = AutoModelForCausalLM.from_pretrained(job.base, dtype=job.torch_dtype, device_map={"": DEVICE})
+        starting = 0.0  # as PEFT starts: training runs long enough to see all gradients
+    else:
+        model = random_model(job)
+        starting = 0.01  # at zero, half of the gradients are
+    model = model.float()
+    torch.manual_seed(0)
+    lora = LoraConfig(r=job.r, lora_alpha=2 * job.r, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, starting)
+    model.to(job.torch_dtype).save_pretrained(str(job.adapter))
+    model.float()
+    loss, norm = first_step(job, model)
+    return {"loss": loss, "grad_norm": norm, "flops_per_token": flops_per_token(job)}
+
+
+def random_model(job: Job) -> Any:
+    """A model of the catalogue, or the miniature, with random weights, written with a tokenizer of 512 words."""
     from tokenizers import Tokenizer, models
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -94,32 +129,22 @@ def reference(job: Job) -> dict[str, Any]:
     model.save_pretrained(job.base)
     words = Tokenizer(models.WordLevel({str(number): number for number in range(512)}, unk_token="0"))
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1").save_pretrained(job.base)
-    model = model.float()
-    lora = LoraConfig(r=job.r, lora_alpha=2 * job.r, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(model, lora)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.01)  # at zero, half of the gradients are
-    model.to(job.torch_dtype).save_pretrained(str(job.adapter))
-    model.float()
-    loss, norm = first_step(job, model)
-    return {"loss": loss, "grad_norm": norm, "flops_per_token": flops_per_token(job)}
+    return model
 
 
 def first_step(job: Job, model: Any) -> tuple[float, float | None]:
     """Loss and gradient norm of the first batch, a row at a time."""
-    rows = job.batches[0]
-    count = sum(len(row) - 1 for row in rows)
+    rows = list(zip(job.batches[0], job.labels, strict=False))
+    count = sum(int((labels[1:] != MASKED).sum()) for _, labels in rows)
     if job.length > LONG:
-        return sum(summed_loss(model, row) for row in rows) / count, None
+        return sum(summed_loss(model, row, labels) for row, labels in rows) / count, None
     model.train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     total = 0.0
-    for row in rows:
-        ids = torch.as_tensor(row, device=DEVICE)[None]
-        logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:], reduction="sum") / count
+    for row, labels in rows:
+        ids, targets = (torch.as_tensor(each, device=DEVICE) for each in (row, labels))
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.float(), targets[1:], reduction="sum") / count
         loss.backward()
         total += float(loss)
     gradients = [parameter.grad.float() for parameter in model.parameters() if parameter.grad is not None]
@@ -127,13 +152,13 @@ def first_step(job: Job, model: Any) -> tuple[float, float | None]:
 
 
 @torch.no_grad()
-def summed_loss(model: Any, row: Any) -> float:
-    ids = torch.as_tensor(row, device=DEVICE)[None]
+def summed_loss(model: Any, row: Any, labels: Any) -> float:
+    ids, targets = (torch.as_tensor(each, device=DEVICE) for each in (row, labels))
     inner = model.get_base_model()
-    hidden = inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0, :-1]
+    hidden = inner.get_decoder()(input_ids=ids[None], use_cache=False).last_hidden_state[0, :-1]
     return sum(
         float(torch.nn.functional.cross_entropy(inner.lm_head(part).float(), target, reduction="sum"))
-        for part, target in zip(hidden.split(1024), ids[0, 1:].split(1024), strict=True)
+        for part, target in zip(hidden.split(1024), targets[1:].split(1024), strict=True)
     )
 
 
@@ -144,7 +169,8 @@ def flops_per_token(job: Job) -> float:
     work = work_of(model_facts(str(job.base)), surefit_config(job))
     assert work is not None
     lengths = [len(row) for row in job.rows]
-    return work.of(lengths, sum(lengths) - len(lengths)) / sum(lengths)
+    supervised = sum(int((labels[1:] != MASKED).sum()) for labels in job.labels)
+    return work.of(lengths, supervised) / sum(lengths)
 
 
 # The ceilings
@@ -196,7 +222,13 @@ def surefit_config(job: Job) -> Any:
         "model": {"name_or_path": str(job.base), "dtype": job.dtype, "quantization": job.quantization},
         "adapter": {"r": job.r, "alpha": 2 * job.r, "start_from": str(job.adapter)},
         "data": {"train": str(job.folder / "rows.jsonl"), "max_length": job.length},
-        "train": {"global_batch_size": job.batch, "learning_rate": 1e-4, "warmup": 0, "max_grad_norm": 1.0},
+        "train": {
+            "global_batch_size": job.batch,
+            "learning_rate": job.learning_rate,
+            "schedule": job.schedule,
+            "warmup": 0,
+            "max_grad_norm": 1.0,
+        },
         "hardware": {"gpu": "auto" if CUDA else "cpu"},
         "output_dir": str(job.folder / "run"),
     }
@@ -212,6 +244,7 @@ def surefit(job: Job) -> dict[str, Any]:
     from surefit.model.prepare import prepare_for_training
     from surefit.train.batches import Batches
     from surefit.train.optim import make_optimizer
+    from surefit.train.schedule import learning_rate
     from surefit.train.step import train_step
 
     config = surefit_config(job)
@@ -219,28 +252,44 @@ def surefit(job: Job) -> dict[str, Any]:
     model: Any = load_model(config.model, hardware)
     model, _ = prepare_for_training(model, config, hardware)
     model.train()
+    nudge(job, model)
     optimizer = make_optimizer(model, config.train)
-    optimizer.learning_rate = config.train.learning_rate
-    rows = [(row, np.concatenate([[-100], row[1:]])) for row in job.rows]
+    rows = [(row, np.concatenate([[MASKED], labels[1:]])) for row, labels in zip(job.rows, job.labels, strict=True)]
     batches = Batches(rows, np.array([len(row) for row in job.rows]), config, 0)
-    results, seconds = [], []
-    for step in range(job.warmup + job.steps):
+    results, seconds, worked = [], [], 0.0
+    total = job.warmup + job.steps
+    for step in range(total):
+        optimizer.learning_rate = learning_rate(step, total, job.learning_rate, job.schedule, 0)
         chosen = range(step * job.batch, (step + 1) * job.batch)
-        start = synchronised()
+        start, began = synchronised(), time.process_time()
         micro = [batches.make(each) for each in batches.cut(chosen)]
         results.append(
             train_step(model, micro, optimizer, config.train.max_grad_norm, chunked=config.speed.chunked_loss)
         )
         seconds.append(synchronised() - start)
+        worked += (time.process_time() - began) * (step >= job.warmup)
     assert all(result.applied for result in results)
     how = {
         "micro batch": config.train.per_device_train_batch_size, "packing": config.data.packing,
         "gradient_checkpointing": config.train.gradient_checkpointing, **config.speed.model_dump(),
     }  # fmt: skip
     return {
-        "loss": results[0].loss, "grad_norm": results[0].grad_norm, "seconds": seconds[job.warmup :],
-        "tokens": job.tokens(), "peak_bytes": peak_bytes(), "how": ", ".join(f"{k} {v}" for k, v in how.items()),
+        "loss": results[0].loss, "grad_norm": results[0].grad_norm, "losses": [result.loss for result in results],
+        "seconds": seconds[job.warmup :], "tokens": job.tokens(), "cpu_seconds": worked,
+        "peak_bytes": peak_bytes(), "how": ", ".join(f"{k} {v}" for k, v in how.items()),
     }  # fmt: skip
+
+
+def nudge(job: Job, model: Any) -> None:
+    """Move every weight, where the job says so, by about as much as rounding does (docs/merge.md)."""
+    if not job.nudged:
+        return
+    from surefit.merge.certify import nudge as share
+    from surefit.merge.certify import size_of
+    from surefit.model.streamed import nudged
+
+    for name, parameter in model.named_parameters():
+        nudged(parameter.data, share(job.torch_dtype, size_of(model)), name)
 
 
 # The peers
@@ -285,39 +334,44 @@ def sft(job: Job, model: Any, tuned: bool) -> dict[str, Any]:
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
-    rows = [{"input_ids": row.tolist(), "labels": row.tolist()} for row in job.rows]
+    rows = [
+        {"input_ids": row.tolist(), "labels": labels.tolist()} for row, labels in zip(job.rows, job.labels, strict=True)
+    ]
     liger = tuned and CUDA and importlib.util.find_spec("liger_kernel") is not None
     settings: dict[str, Any] = {
         "output_dir": str(job.folder / "peer"), "max_length": job.length, "max_steps": job.warmup + job.steps,
         "per_device_train_batch_size": job.micro, "gradient_accumulation_steps": job.batch // job.micro,
-        "learning_rate": 1e-4, "lr_scheduler_type": "constant", "max_grad_norm": 1.0, "logging_steps": 1,
+        "learning_rate": job.learning_rate, "lr_scheduler_type": job.schedule, "max_grad_norm": 1.0, "logging_steps": 1,
         "report_to": "none", "save_strategy": "no", "train_sampling_strategy": "sequential", "use_cpu": not CUDA,
         "bf16": job.dtype == "bfloat16", "disable_tqdm": True, "dataloader_pin_memory": CUDA,
     }  # fmt: skip
+    nudge(job, model)
     if tuned:
         settings |= {"gradient_checkpointing": False, "use_liger_kernel": liger}
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
     trainer = SFTTrainer(
         model, args=SFTConfig(**settings), train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(job.base), callbacks=[clock(times)],
     )  # fmt: skip
     trainer.train()
-    first = next(line for line in trainer.state.log_history if "loss" in line)
-    seconds = np.diff(times).tolist()[job.warmup - 1 :]
+    trainer.save_model(str(job.folder / "peer"))
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    seconds, worked = (np.diff(each)[job.warmup - 1 :] for each in zip(*times, strict=True))
     how = f"micro batch {job.micro}, gradient_checkpointing {not tuned}, liger {liger}"
     return {
-        "loss": first["loss"], "grad_norm": first["grad_norm"], "seconds": seconds, "tokens": job.tokens(),
+        "loss": lines[0]["loss"], "grad_norm": lines[0]["grad_norm"], "losses": [line["loss"] for line in lines],
+        "seconds": seconds.tolist(), "cpu_seconds": float(worked.sum()), "tokens": job.tokens(),
         "peak_bytes": peak_bytes(), "how": how,
     }  # fmt: skip
 
 
-def clock(times: list[float]) -> Any:
-    """Notes when each optimizer step is done, what the trainer does between two included."""
+def clock(times: list[tuple[float, float]]) -> Any:
+    """Notes when each optimizer step is done, what the trainer does between two included, and the processor's time."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            times.append(synchronised())
+            times.append((synchronised(), time.process_time()))
 
     return Clock()
 

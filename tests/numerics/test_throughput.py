@@ -1,4 +1,4 @@
-"""The throughput benchmark in miniature: SureFit and its peer compute what the float32 reference computes."""
+"""The throughput benchmarks in miniature: SureFit and its peer compute what the float32 reference computes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "throughput.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARK = BENCHMARKS / "throughput.py"
 
 
 @pytest.mark.slow
@@ -21,3 +23,27 @@ def test_no_stack_is_void() -> None:
     rows = {row["stack"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
     assert rows.keys() == {"surefit", "trl-default", "trl-tuned"}
     assert all(row["void"] is None and row["tokens_per_second"] > 0 for row in rows.values()), rows
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, theirs: list[float]) -> dict[str, Any]:
+    """A peer's losses beside ours, which part from themselves by 1e-4 in the second step when nudged."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import real_peer
+
+    ours = [{"losses": [2.0, 1.0, 0.5]}, {"losses": [2.0, 1.0001, 0.5]}]
+    found: dict[str, Any] = real_peer.curves(ours, [{"losses": theirs}, {"losses": theirs}])
+    return found
+
+
+def test_two_curves_may_part_by_four_times_what_rounding_has_done_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compared(monkeypatch, [2.0002, 1.0003, 0.5003])["agree"]
+    assert not compared(monkeypatch, [2.0003, 1.0, 0.5])["agree"], "before anything was nudged apart: a share of 1e-4"
+    assert not compared(monkeypatch, [2.0, 1.0005, 0.5])["agree"]
+    assert not compared(monkeypatch, [2.0, 1.0, 0.5005])["agree"]
+
+
+def test_a_stack_that_failed_has_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import real_peer
+
+    assert real_peer.curves([{"losses": [1.0]}] * 2, [{"error": "no memory"}] * 2) == {"agree": False, "steps": []}

@@ -9,6 +9,7 @@ weight moved by twice the format's own error. Whether what is left is good enoug
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,13 +35,15 @@ from surefit.model.quantize import finish_loading
 from surefit.model.streamed import FromFiles, nudged
 
 FORMATS = ("nf4", "int8", "fp8", "gguf")
-Outtype = Literal["f16", "bf16", "q8_0"]
-ERRORS = {"nf4": 0.092, "int8": 0.0079, "fp8": 0.0264, "q8_0": 0.0053, "bf16": 0.0017, "f16": 0.0002}
+Outtype = Literal["f16", "bf16", "q8_0", "q4_k_m"]
+ERRORS = {"nf4": 0.092, "int8": 0.0079, "fp8": 0.0264, "q4_k_m": 0.0713, "q8_0": 0.0053, "bf16": 0.0017, "f16": 0.0002}
 """The root mean square error of normally distributed weights, as a share of theirs (measured: docs/export.md)."""
 ALLOWED = 2.0
 """A conversion may differ as much as the merged model does when every weight is moved by so many of these errors."""
 CONVERTER = "convert_hf_to_gguf.py"
 GGUF_FILE = "model.gguf"
+LLAMA_FTYPES = {"q4_k_m": 15}
+"""What llama.cpp's converter does not write and its library makes of a converted file: its number of the type."""
 _PACKAGES = {"nf4": ("bitsandbytes",), "int8": ("torchao",), "fp8": ("torchao",), "gguf": ("gguf",)}
 _HOUR = 3600
 
@@ -77,7 +80,8 @@ class Conversion:
             "nf4": "bitsandbytes, NF4 with double quantisation; embeddings and head as they were",
             "int8": "torchao, int8 weights with a scale per row; embeddings and head as they were",
             "fp8": "torchao, float8 (e4m3) weights with a scale per row; embeddings and head as they were",
-            "gguf": f"llama.cpp's {CONVERTER}, {self.outtype}",
+            "gguf": f"llama.cpp's {CONVERTER}, "
+            + (f"f16, and its quantiser, {self.outtype}" if self.outtype in LLAMA_FTYPES else self.outtype),
         }[self.format]
 
 
@@ -94,6 +98,11 @@ def require_possible(conversion: Conversion) -> None:
         )
     if conversion.format == "gguf":
         find_converter(conversion.llama_cpp)
+        if conversion.outtype in LLAMA_FTYPES and find_spec("llama_cpp") is None:
+            raise MachineError(
+                f"{conversion.outtype} is made by llama.cpp's library, which is not installed",
+                help="pip install llama-cpp-python, which compiles it; or --outtype q8_0, which needs no library",
+            )
 
 
 def find_converter(named: Path | None) -> Path:
@@ -103,7 +112,10 @@ def find_converter(named: Path | None) -> Path:
         MachineError: no directory is named, or it is not in it.
     """
     directory = named or env.llama_cpp()
-    clone = "git clone https://github.com/ggml-org/llama.cpp, then --llama-cpp DIR or LLAMA_CPP=DIR"
+    clone = (
+        "git clone https://github.com/ggml-org/llama.cpp, or `pip download --no-deps --no-binary llama-cpp-python "
+        "llama-cpp-python`, which has it in vendor/llama.cpp; then --llama-cpp DIR or LLAMA_CPP=DIR"
+    )
     if directory is None:
         raise MachineError("GGUF is made by llama.cpp's own converter, and nothing says where it is", help=clone)
     converter = directory.expanduser() / CONVERTER
@@ -152,22 +164,48 @@ def _config_of(conversion: Conversion) -> Any:
 
 def _convert(conversion: Conversion, directory: Path) -> None:
     converter = find_converter(conversion.llama_cpp)
-    out = directory / GGUF_FILE
-    command = [str(converter), str(conversion.source), "--outfile", str(out), "--outtype", conversion.outtype]
+    out, number = directory / GGUF_FILE, LLAMA_FTYPES.get(conversion.outtype)
+    first, outtype = (out, conversion.outtype) if number is None else (directory / f"f16-{GGUF_FILE}", "f16")
+    _run(
+        CONVERTER, [str(converter), str(conversion.source), "--outfile", str(first), "--outtype", outtype], first,
+        "it needs the packages of its requirements.txt, and knows not every architecture",
+    )  # fmt: skip
+    if number is not None:
+        # In a process of its own: the library writes to stdout, and ends the process where a model is not to its taste.
+        advice = "use --outtype q8_0, which the converter writes by itself"
+        _run("llama.cpp's quantiser", ["-P", "-c", _QUANTISE, str(first), str(out), str(number)], out, advice)
+        first.unlink()
+
+
+_QUANTISE = """
+import ctypes, sys
+import llama_cpp
+settings = llama_cpp.llama_model_quantize_default_params()
+settings.ftype = int(sys.argv[3])
+sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ctypes.byref(settings)))
+"""
+
+
+def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
+    """A Python program of llama.cpp that writes a file.
+
+    Raises:
+        MachineError: it has not; what it said.
+    """
     try:
-        # Without -P: it imports what lies beside it, in the checkout that the user named.
+        # Without PYTHONSAFEPATH: the converter imports what lies beside it, in the checkout that the user named.
         done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, timeout=6 * _HOUR, env=env.of_another_tool()
+            [sys.executable, *arguments], capture_output=True, text=True, timeout=6 * _HOUR, env=env.of_another_tool()
         )
     except subprocess.TimeoutExpired:
-        raise MachineError(f"{CONVERTER} has not finished after 6 h", path=converter) from None
+        raise MachineError(f"{name} has not finished after 6 h", path=out) from None
     if done.returncode or not out.is_file():
-        said = shortened(" ".join((done.stderr or done.stdout).split())[-400:], 400) or "nothing"
-        raise MachineError(
-            f"{CONVERTER} ended with {done.returncode} and said: {said}",
-            path=converter,
-            help="it needs the packages of its requirements.txt, and knows not every architecture",
-        )
+        output = " ".join((done.stderr or done.stdout).split())
+        lacking = re.search(r"No module named '([\w.]+)'$", output)
+        if lacking:
+            raise MachineError(f"{name} needs {lacking[1]}, which is not installed", help=f"pip install {lacking[1]}")
+        said = shortened(output[-400:], 400) or "nothing"
+        raise MachineError(f"{name} ended with {done.returncode} and said: {said}", help=advice)
 
 
 def measure(

@@ -184,6 +184,23 @@ def test_a_converter_that_fails_is_quoted(ready, conversion, held_out, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_package_that_the_converter_lacks_is_named(ready, conversion, held_out, tmp_path, monkeypatch):
+    (tmp_path / "convert_hf_to_gguf.py").write_text("import sentencepieces_of_nobody")
+    monkeypatch.setattr(quantised, "find_spec", lambda name: True)
+    with pytest.raises(MachineError, match="needs sentencepieces_of_nobody, which is not installed") as found:
+        export_quantised(source_of(ready.run), conversion("gguf", llama_cpp=tmp_path), tmp_path / "out", held_out, card)
+    assert found.value.help == "pip install sentencepieces_of_nobody"
+
+
+def test_4_bits_need_the_library_of_llama_cpp(conversion, tmp_path, monkeypatch):
+    (tmp_path / "convert_hf_to_gguf.py").touch()
+    monkeypatch.setattr(quantised, "find_spec", lambda name: name != "llama_cpp")
+    require_possible(conversion("gguf", llama_cpp=tmp_path))
+    with pytest.raises(MachineError, match=r"llama\.cpp's library, which is not installed") as found:
+        require_possible(conversion("gguf", outtype="q4_k_m", llama_cpp=tmp_path))
+    assert "pip install llama-cpp-python" in str(found.value.help)
+
+
 WRITER = """
 import json, sys
 from pathlib import Path
@@ -232,6 +249,37 @@ def test_gguf_is_read_again_and_measured(ready, conversion, held_out, tmp_path):
     wrong.write_text(WRITER.replace(".swapaxes(1, 2)", ""))
     with pytest.raises(GateError, match="logit_error_mean"):
         export_quantised(source_of(ready.run), replace(job), tmp_path / "other", held_out, card)
+
+
+LIBRARY = """
+import ctypes
+from pathlib import Path
+class llama_model_quantize_default_params(ctypes.Structure):
+    _fields_ = [("ftype", ctypes.c_int)]
+def llama_model_quantize(source, out, settings):
+    if settings._obj.ftype != 15:
+        return 1
+    Path(out.decode()).write_bytes(Path(source.decode()).read_bytes())
+    return 0
+"""
+"""In the place of the library: copies the file, and refuses another type than Q4_K_M."""
+
+
+def test_what_the_quantiser_made_is_the_only_file(ready, conversion, held_out, tmp_path, monkeypatch):
+    """llama.cpp's own library makes it where it is installed: tests/numerics/test_real_model.py."""
+    pytest.importorskip("gguf", reason="llama.cpp's library gguf is not installed")
+    (tmp_path / "convert_hf_to_gguf.py").write_text(WRITER)
+    (tmp_path / "llama_cpp.py").write_text(LIBRARY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(quantised, "find_spec", lambda name: True)
+    job = conversion("gguf", outtype="q4_k_m", llama_cpp=tmp_path)
+    manifest = export_quantised(source_of(ready.run), job, tmp_path / "out", held_out, card)
+    assert [name for name in manifest["files"] if name.endswith(".gguf")] == ["model.gguf"]
+    assert "q4_k_m" in read_json(tmp_path / "out/certificate.json")["how"]
+    (tmp_path / "llama_cpp.py").write_text(LIBRARY.replace("!= 15", "== 15"))
+    with pytest.raises(MachineError, match="quantiser ended with 1"):
+        export_quantised(source_of(ready.run), job, tmp_path / "other", held_out, card)
+    assert not (tmp_path / "other").exists()
 
 
 def test_no_prompts_no_certificate(ready, conversion, tmp_path):
