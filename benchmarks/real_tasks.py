@@ -312,7 +312,7 @@ COMMON: dict[str, dict[str, Any]] = {
               "schedule": "cosine", "warmup": 0.1, "seed": 0},
     "hardware": {"gpu": "cpu"},
     "checkpoint": {"every": 1_000},
-    "evaluate": {"batch_size": 16},
+    "evaluate": {"batch_size": 32},
     "lint": {"ignore": {"SCH002": "a run of minutes: its checkpoint and held-out loss come at its end"}},
 }  # fmt: skip
 """What the configs of all tasks share. A checkpoint, and with it the held-out loss, comes at the end only."""
