@@ -37,7 +37,7 @@ from real_tasks import COMMON, Task, tasks, write_rows
 
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir, append_jsonl, read_json, read_jsonl, write_atomic
-from surefit.core.units import bytes_text, duration_text
+from surefit.core.units import duration_text
 from surefit.evaluate.answers import BASELINE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -267,7 +267,8 @@ def result(task: Task, sets: Mapping[str, Any], place: Place, arguments: argpars
         "tokens_per_second": round(tokens / trained, 1), "loss": [steps[0]["loss"], steps[-1]["loss"]],
         "held_out_loss": held_out[-1] if held_out else None,
         "certificate": read_json(place.run.certificate)["passed"], "against": against(done["against"]["result"]),
-        "memory_plan": memory_plan(place.run), "rss_bytes": {name: line["peak_rss_bytes"] for name, line in done.items()},
+        "memory_plan": memory_plan(place.run),
+        "rss_bytes": {name: line["peak_rss_bytes"] for name, line in done.items()},
         "stage_seconds": {name: line["seconds"] for name, line in done.items()},
         "stage_cpu_seconds": {name: line["cpu_seconds"] for name, line in done.items()},
         "machine": {"processor": processor(), "cores": os.cpu_count(), "threads": os.environ.get("OMP_NUM_THREADS")},
@@ -276,7 +277,7 @@ def result(task: Task, sets: Mapping[str, Any], place: Place, arguments: argpars
 
 
 def scored_sets(run: RunDir, baseline: str | None) -> dict[str, Any]:
-    """Per set base, merged and their paired difference on the primary metric; and against a baseline without a model."""
+    """Per set base, merged and their paired difference on the primary metric; and against a baseline of the recipe."""
     summary = read_json(run.eval_summary)
     metric = summary["primary_metric"]
     pairs = [("", "base")] + ([(f" against the {baseline}", BASELINE + baseline)] if baseline else [])

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,13 @@ from surefit.core.rundir import read_jsonl, write_atomic
 from surefit.core.sampling import evenly
 from surefit.evaluate.answers import PREDICTIONS
 from surefit.evaluate.stats import paired_bootstrap
-from surefit.metrics.bfcl_checker import check_calls
-from surefit.metrics.tool_calls import parse_calls
+from surefit.metrics.bfcl_files import as_row, read_category, verdict
 
 Row = dict[str, Any]
 Rows = Sequence[Row]
 SHORT = 1_000
 """Characters of tools and question that a function-calling row may have: about 270 tokens."""
 BFCL = ("simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance")
-TYPES = {
-    "string": "str", "integer": "int", "float": "float", "boolean": "bool", "array": "list", "dict": "dict",
-    "tuple": "tuple", "any": "Any",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,38 +110,6 @@ def category(row: Row) -> str:
                 if str(row["id"]).startswith(name))  # fmt: skip
 
 
-def as_xlam(row: Row, answer: Row | None) -> Row:
-    """One of the leaderboard's own rows in the layout that is trained on; of several acceptable values the first."""
-    calls = []
-    for call in answer["ground_truth"] if answer else ():
-        ((name, values),) = call.items()
-        arguments = {key: options[0] for key, options in values.items() if options and options[0] != ""}
-        calls.append({"name": name, "arguments": arguments})
-    query = "\n".join(turn["content"] for turn in row["question"][0])
-    tools = [{**tool, "parameters": _parameters(tool["parameters"])} for tool in row["function"]]
-    return {"id": row["id"], "query": query, "tools": json.dumps(tools), "answers": json.dumps(calls)}
-
-
-def _parameters(schema: Row) -> Row:
-    found = {}
-    for name, about in schema["properties"].items():
-        kind = TYPES[about["type"]]
-        if kind == "list" and "type" in about.get("items", {}):
-            kind = f"List[{TYPES[about['items']['type']]}]"
-        kind += "" if name in schema.get("required", ()) else ", optional"
-        kept = {key: about[key] for key in ("default", "enum", "properties") if key in about}
-        found[name] = {"description": about.get("description", ""), "type": kind, **kept}
-    return found
-
-
-def leaderboard(data: Path, name: str) -> list[Row]:
-    """A category's rows, each with its `ground_truth` where it has one."""
-    folder = data / "function_calling/bfcl"
-    answers = folder / f"possible_answer/BFCL_v4_{name}.json"
-    gold = {row["id"]: row for row in read(answers)} if answers.is_file() else {}
-    return [{**row, **gold.get(row["id"], {})} for row in read(folder / f"BFCL_v4_{name}.json")]
-
-
 def prepare_calls(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
     """xLAM-shaped rows, split; and users' own requests of the leaderboard's live categories, none of which is trained
     on."""
@@ -161,9 +124,9 @@ def prepare_calls(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
     ]
     live = []
     for name, count in (("live_simple", 1 if quick else 24), ("live_irrelevance", 0 if quick else 8)):
-        found = leaderboard(data, name)
+        found = read_category(data / "function_calling/bfcl", name).values()
         new = [row for row in found if not {tool["name"] for tool in row["function"]} & known]
-        rows = [as_xlam(row, row if "ground_truth" in row else None) for row in new if len(row["question"]) == 1]
+        rows = [as_row(row) for row in new if len(row["question"]) == 1]
         live += chosen(_short(rows), count, _id)
     return {"train": chosen(_short(train), 8 if quick else 200, _id), "eval": scored, "users": live}
 
@@ -181,7 +144,7 @@ def judged_by_leaderboard(data: Path) -> Callable[[Mapping[str, Rows], Path], di
 
     def rejudge(sets: Mapping[str, Rows], run: Path) -> dict[str, Any]:
         names = {category(row) for name in ("eval", "users") for row in sets[name]}
-        gold = {name: {row["id"]: row for row in leaderboard(data, name)} for name in names}
+        gold = {name: read_category(data / "function_calling/bfcl", name) for name in names}
         verdicts: dict[str, list[list[float]]] = defaultdict(lambda: [[], []])
         for name in ("eval", "users"):
             answered = [read_jsonl(run / "eval" / name / f"{variant}{PREDICTIONS}") for variant in ("base", "merged")]
@@ -194,14 +157,6 @@ def judged_by_leaderboard(data: Path) -> Callable[[Mapping[str, Rows], Path], di
         return {f"BFCL {name}": compared("AST", *pair) for name, pair in verdicts.items()}
 
     return rejudge
-
-
-def verdict(gold: Row, text: str, name: str) -> float:
-    """1 where the leaderboard takes an answer for right. Where no tool fits, any answer without a call is, as there."""
-    calls = parse_calls(text)
-    if "irrelevance" in name:
-        return float(not calls)
-    return float(calls is not None and check_calls(gold["function"], calls, gold["ground_truth"], name) is None)
 
 
 def compared(metric: str, base: Sequence[float], tuned: Sequence[float]) -> dict[str, Any]:
