@@ -18,6 +18,7 @@ from surefit.cli import stages
 from surefit.cli.prepare import prepare
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
+from surefit.core.sampling import evenly
 from surefit.core.units import duration_text
 from surefit.evaluate.answers import PREDICTIONS
 
@@ -109,7 +110,7 @@ def write_leaderboard(data: Path, place: Path) -> None:
     questions = read_category(data / "function_calling/bfcl", CATEGORY).values()
     rows = [as_row(question) for question in questions if len(question["question"]) == 1]
     short = [row for row in rows if len(row["query"]) + len(row["tools"]) <= SHORT]
-    taken = [short[place * len(short) // LEADERBOARD_ROWS] for place in range(min(LEADERBOARD_ROWS, len(short)))]
+    taken = [short[place] for place in evenly(len(short), LEADERBOARD_ROWS)]
     place.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(place, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in taken))
 
