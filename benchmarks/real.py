@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -264,7 +265,8 @@ def result(task: Task, sets: Mapping[str, Any], place: Place, arguments: argpars
         "task": task.name, "fingerprint": place.fingerprint, "model": arguments.model, "quick": arguments.quick,
         "sets": scored, "limits": task.limits, "text_loss": done["text"]["result"],
         "train_rows": len(sets["train"]), "steps": len(steps), "tokens": tokens, "train_seconds": round(trained, 1),
-        "tokens_per_second": round(tokens / trained, 1), "loss": [steps[0]["loss"], steps[-1]["loss"]],
+        "tokens_per_second": round(statistics.median(line["tokens"] / line["seconds"] for line in steps), 1),
+        "loss": [steps[0]["loss"], steps[-1]["loss"]],
         "held_out_loss": held_out[-1] if held_out else None,
         "certificate": read_json(place.run.certificate)["passed"], "against": against(done["against"]["result"]),
         "memory_plan": memory_plan(place.run),

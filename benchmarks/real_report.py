@@ -18,7 +18,7 @@ def report(lines: Sequence[Line]) -> str:
     newest = {line["task"]: line for line in lines}
     gained = [row for line in newest.values() for row in gains(line)]
     head = ["task", "rows", "metric", "base", "tuned", "difference (95 %)", "n", "won : lost", "text loss"]
-    took = ["task", "rows", "steps", "tokens", "tokens/s", "wall", "of it training", "peak RSS", "memory planned",
+    took = ["task", "rows", "steps", "tokens", "tokens/s", "wall", "processor", "training", "peak RSS", "memory planned",
             "held", "time", "disk", "certificate"]  # fmt: skip
     tables = [table(head, gained), table(took, [costs(line) for line in newest.values()])]
     return "\n\n".join(tables) + "\n"
@@ -49,6 +49,7 @@ def costs(line: Line) -> list[str]:
     return [
         line["task"], f"{line['train_rows']:,}", str(line["steps"]), f"{line['tokens']:,}",
         f"{line['tokens_per_second']:,.0f}", duration_text(sum(line["stage_seconds"].values())),
+        duration_text(sum(line["stage_cpu_seconds"].values())),
         duration_text(line["train_seconds"]), bytes_text(max(line["rss_bytes"].values())), planned,
         gib(plan["actual"]), time_text(against), error_text(*whole), "passed" if line["certificate"] else "FAILED",
     ]  # fmt: skip

@@ -164,6 +164,7 @@ LINE: dict[str, Any] = {
         "one checkpoint": {"planned": 330, "actual": 300, "error": 0.1},
     },
     "rss_bytes": {"train": 2**32, "merge": 2**30}, "stage_seconds": {"train": 500.0, "merge": 20.0},
+    "stage_cpu_seconds": {"train": 400.0, "merge": 20.0},
     "text_loss": {"base": 3.2, "tuned": 3.25, "tokens": 4000},
     "sets": {
         "eval": {
@@ -186,7 +187,7 @@ def test_the_tables_say_what_the_newest_lines_say(tmp_path: Path) -> None:
         in gained
     )
     assert "|  | BFCL simple python | AST | 5.0 % | 60.0 % | +55.0 (+30.0 to +70.0) | 20 | 11 : 0 |" in gained
-    assert "| function_calling | 200 | 25 | 43,210 | 100 | 8 min 40 s | 7 min 12 s | 4.00 GiB |" in took
+    assert "| function_calling | 200 | 25 | 43,210 | 100 | 8 min 40 s | 7 min 00 s | 7 min 12 s | 4.00 GiB |" in took
     assert "2.00 GiB to 6.00 GiB | 4.00 GiB | +10.0 % | +6.0 % | passed |" in took
     page = tmp_path / "real.md"
     page.write_text(f"before\n{real_report.MARKS[0]}\nold\n{real_report.MARKS[1]}\nafter\n")
