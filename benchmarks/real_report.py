@@ -18,8 +18,8 @@ def report(lines: Sequence[Line]) -> str:
     newest = {line["task"]: line for line in lines}
     gained = [row for line in newest.values() for row in gains(line)]
     head = ["task", "rows", "metric", "base", "tuned", "difference (95 %)", "n", "won : lost", "text loss"]
-    took = ["task", "rows", "steps", "tokens", "tokens/s", "wall", "processor", "training", "peak RSS", "memory planned",
-            "held", "time", "disk", "certificate"]  # fmt: skip
+    took = ["task", "rows", "steps", "tokens", "tokens/s", "wall", "processor", "training", "peak RSS",
+            "memory planned", "held", "time", "disk", "certificate"]  # fmt: skip
     tables = [table(head, gained), table(took, [costs(line) for line in newest.values()])]
     return "\n\n".join(tables) + "\n"
 
