@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +81,10 @@ def test_the_leaderboards_short_requests_are_asked_and_judged_by_its_checker(tmp
     assert (found["base"], found["tuned"], found["gain"], found["n"]) == (0.2, 0.2, 0.0, 5)
     with pytest.raises(DataError, match="is not there"):
         write_leaderboard(tmp_path / "nowhere", rows)
+
+
+def test_the_real_demo_checks_clean(surefit: Any, tmp_path: Path) -> None:
+    """With the built-in model in place of the real one, which need not be here: rows, schedule, lengths."""
+    changes = ["model.name_or_path=surefit/nano", f"output_dir={tmp_path / 'run'}"]
+    done = surefit("check", str(REAL.config), *(part for change in changes for part in ("--set", change)), "--json")
+    assert (done.code, done.json["findings"]) == (0, [])
