@@ -1,7 +1,7 @@
 # From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint format types contracts docs reference nano samples lock clean
+.PHONY: help demo demo-real real test test-all lint format types contracts docs reference nano samples lock clean
 
 # The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -9,6 +9,8 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 RUN := $(VENV)/bin
 QUIET := -qq
+# Real rows for `make real` and `make demo-real`, which may not be passed on.
+DATA ?= ../shared/data
 # The tested versions. What gets imported is compiled then: compiling everything doubles the wait.
 PIP := $(RUN)/python -m pip install $(QUIET) --no-compile --disable-pip-version-check --no-input -c constraints.txt
 # Kept back in constraints.txt so that every extra installs with it: mlflow 3.17 takes no newer pyarrow.
@@ -21,6 +23,12 @@ help: ## this list
 
 demo: $(VENV)/.core ## fine-tune the built-in model, merge, score, report
 	$(RUN)/surefit demo
+
+demo-real: $(VENV)/.real ## the same on a real pretrained model, from requests written by hand
+	$(RUN)/surefit demo --real $(if $(wildcard $(DATA)/function_calling/bfcl),--data $(DATA))
+
+real: $(VENV)/.real ## what a real model gains, task by task, on real rows (DATA=DIR); hours, resumable
+	$(RUN)/python benchmarks/real.py --data $(DATA)
 
 test: $(VENV)/.dev ## the default suite
 	$(PYTEST) -n 2 --dist worksteal

@@ -10,6 +10,7 @@ import amr_rows
 import corpus
 import math_code_rows
 import rec_rows
+import request_rows
 import summary_rows
 from surefit.core.rundir import write_atomic
 
@@ -27,7 +28,7 @@ def main() -> None:
 def write_samples(folder: Path) -> list[Path]:
     """Generates every sample set and writes it into `folder`."""
     paths = []
-    sets = [part.sample_sets() for part in (corpus, amr_rows, math_code_rows, rec_rows, summary_rows)]
+    sets = [part.sample_sets() for part in (corpus, request_rows, amr_rows, math_code_rows, rec_rows, summary_rows)]
     for name, rows in (item for part in sets for item in part.items()):
         path = folder / f"{name}.jsonl"
         write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

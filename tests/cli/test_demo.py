@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
-from surefit.cli.demo import CONFIG, summary
+import pytest
+
+from surefit import samples
+from surefit.cli.demo import CONFIG, REAL, judged, summary, write_leaderboard
 from surefit.config.load import load_config
 from surefit.config.resolve import leaves
-from surefit.core.rundir import RunDir, append_jsonl, write_json
+from surefit.core.errors import DataError
+from surefit.core.rundir import RunDir, append_jsonl, read_jsonl, write_json
 
 SHIPPED = Path(__file__).parents[2] / "configs/function-calling-nano.yaml"
 
@@ -35,3 +41,50 @@ def test_summary(tmp_path: Path) -> None:
     expected = {"base": 0.1, "tuned": 0.9, "gain": 0.8, "ci95": [0.75, 0.85], "n": 300, "steps": 3, "seconds": 12.3}
     assert {key: result[key] for key in expected} == expected
     assert result["certificate"] is True
+
+
+def test_the_real_demo_has_its_rows_with_the_package() -> None:
+    config = load_config(REAL.config).config
+    assert config.model.name_or_path == "surefit/smollm2-135m-instruct"
+    assert {config.data.train, config.data.eval} <= set(samples.available())
+    assert config.evaluate.gate is not None
+    assert config.evaluate.gate.not_worse_than == "base"
+
+
+def leaderboard(data: Path, count: int) -> None:
+    folder = data / "function_calling/bfcl"
+    (folder / "possible_answer").mkdir(parents=True)
+    tool = {"name": "f", "description": "", "parameters": {"type": "dict", "required": ["x"], "properties": {
+        "x": {"type": "string", "description": ""}}}}  # fmt: skip
+    questions, answers = [], []
+    for number in range(count):
+        turn = [{"role": "user", "content": f"Call f with x {number}" + " please" * (200 if number % 2 else 0)}]
+        questions.append({"id": f"live_simple_{number}", "question": [turn], "function": [tool]})
+        answers.append(
+            {"id": f"live_simple_{number}", "ground_truth": [{"f": {"x": [str(number), f"number {number}"]}}]}
+        )
+    for place, lines in ((folder, questions), (folder / "possible_answer", answers)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (place / "BFCL_v4_live_simple.json").write_text(text, encoding="utf-8")
+
+
+def test_the_leaderboards_short_requests_are_asked_and_judged_by_its_checker(tmp_path: Path) -> None:
+    leaderboard(tmp_path, 10)
+    rows, run = tmp_path / "rows.jsonl", RunDir(tmp_path / "run")
+    write_leaderboard(tmp_path, rows)
+    assert [row["id"] for row in read_jsonl(rows)] == [f"live_simple_{number}" for number in (0, 2, 4, 6, 8)]
+    for variant, value in (("base", "0"), ("merged", "number 2")):
+        for index in range(5):
+            text = json.dumps([{"name": "f", "arguments": {"x": value}}])
+            append_jsonl(run.eval / f"leaderboard/{variant}.predictions.jsonl", {"index": index, "text": text})
+    found = judged(tmp_path, rows, run)
+    assert (found["base"], found["tuned"], found["gain"], found["n"]) == (0.2, 0.2, 0.0, 5)
+    with pytest.raises(DataError, match="is not there"):
+        write_leaderboard(tmp_path / "nowhere", rows)
+
+
+def test_the_real_demo_checks_clean(surefit: Any, tmp_path: Path) -> None:
+    """With the built-in model in place of the real one, which need not be here: rows, schedule, lengths."""
+    changes = ["model.name_or_path=surefit/nano", f"output_dir={tmp_path / 'run'}"]
+    done = surefit("check", str(REAL.config), *(part for change in changes for part in ("--set", change)), "--json")
+    assert (done.code, done.json["findings"]) == (0, [])

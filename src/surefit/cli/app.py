@@ -391,11 +391,19 @@ def run(
 
 @app.command()
 def demo(
-    output_dir: Annotated[str, typer.Option(help="The run directory; an earlier demo is replaced.")] = "runs/demo",
+    output_dir: Annotated[
+        str | None, typer.Option(help="The run directory; an earlier demo is replaced. runs/demo, or runs/demo-real.")
+    ] = None,
+    real: Annotated[bool, typer.Option("--real", help="Teach SmolLM2-135M-Instruct, a pretrained model.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --real: score the leaderboard's requests in DIR, too.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Teach the built-in model six new tools: the whole pipeline, offline, in a few minutes on a CPU."""
-    finish(as_json, lambda out: _cli("demo").demo(out, output_dir))
+    """Teach a model new tools: the whole pipeline, offline, in minutes on a CPU."""
+    if data is not None and not real:
+        raise typer.BadParameter("--data goes with --real")
+    finish(as_json, lambda out: _cli("demo").demo(out, output_dir, real=real, data=data))
 
 
 @app.command()

@@ -1,8 +1,15 @@
-"""`surefit demo`: the whole pipeline on the built-in model, offline, with the figures that matter on one screen."""
+"""`surefit demo`: the whole pipeline, offline, with the figures that matter on one screen.
+
+On the built-in model, or with `--real` on a pretrained one; what is taught and scored is in the two configs of
+`surefit.samples`.
+"""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,38 +17,135 @@ from surefit import samples
 from surefit.cli import stages
 from surefit.cli.prepare import prepare
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
-from surefit.core.rundir import RunDir, read_json, read_jsonl
+from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
+from surefit.core.sampling import evenly
 from surefit.core.units import duration_text
+from surefit.evaluate.answers import PREDICTIONS
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
 
-CONFIG = Path(samples.__file__).parent / "demo.yaml"
-OLD = "old_tools"
+FOLDER = Path(samples.__file__).parent
+LEADERBOARD = "leaderboard"
+CATEGORY = "live_simple"
+LEADERBOARD_ROWS = 24
+"""Requests of the leaderboard's users that `--data` adds: two minutes of answering."""
+SHORT = 1_000
+"""Characters that such a request may have with its tool, so that it is no longer than what was trained on."""
 
 
-def demo(out: Output, output_dir: str) -> int:
-    """Run every stage of the packaged config and say what came of it."""
+@dataclass(frozen=True)
+class Demo:
+    """One of the two demos.
+
+    Attributes:
+        config: what it runs.
+        model: as a person calls it.
+        sets: scored set → what is said of it.
+        variants: which models answer.
+        about: what is taught and scored, in one line.
+    """
+
+    config: Path
+    model: str
+    sets: dict[str, str]
+    variants: tuple[str, ...]
+    about: str
+
+
+BUILT_IN = Demo(
+    FOLDER / "demo.yaml",
+    "the built-in model",
+    {"eval": "new tools: exact match", "old_tools": "old tools: exact match"},
+    ("base", "adapter", "merged"),
+    "six new tools from generated requests; scored on other calls of them, and on tools that the model knew before",
+)
+REAL = Demo(
+    FOLDER / "demo-real.yaml",
+    "SmolLM2-135M-Instruct",
+    {"eval": "tools never seen: exact match", LEADERBOARD: "leaderboard users: AST"},
+    ("base", "merged"),
+    "143 requests written by hand, eleven groups of tools; scored on 65 requests to five other groups of tools, none "
+    "of which is in a training row",
+)
+CONFIG = BUILT_IN.config
+
+
+def demo(out: Output, output_dir: str | None, *, real: bool = False, data: Path | None = None) -> int:
+    """Run every stage of the packaged config and say what came of it.
+
+    Args:
+        output_dir: the config's own if None.
+        real: on a pretrained model.
+        data: a directory with the leaderboard's files in function_calling/bfcl: its users' requests are scored too.
+    """
     start = time.monotonic()
-    out.note(f"config: {CONFIG}")
-    run = prepare(CONFIG, [f"output_dir={output_dir}"])
-    code = stages.run(out.without_result(), run, resume=False, overwrite=True)
+    chosen = REAL if real else BUILT_IN
+    out.note(f"config: {chosen.config}")
+    out.note(f"taught: {chosen.about}")
+    changes = [f"output_dir={output_dir}"] if output_dir else []
+    rows = Path(f"{output_dir or 'runs/demo-real'}-{LEADERBOARD}.jsonl")
+    if data is not None:
+        write_leaderboard(data, rows)
+        changes.append(f"evaluate.also={json.dumps({LEADERBOARD: str(rows)})}")
+        out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
+    run = prepare(chosen.config, changes)
+    code = stages.run(out.without_result(), run, resume=False, overwrite=True, variants=chosen.variants)
     result = summary(run.run, time.monotonic() - start)
-    new, old = result["sets"]["eval"], result["sets"][OLD]
-    rows = [
-        ["new tools: exact match", *_shares(new), f"{100 * new['gain']:+.1f} points"],
-        ["old tools: exact match", *_shares(old), f"{100 * old['gain']:+.1f} points"],
-    ]
-    out.table("What the built-in model learned", ["", "base", "fine-tuned", "difference"], rows)
-    low, high = result["ci95"]
-    out.say(
-        f"gain on the new tools: {100 * low:+.1f} to {100 * high:+.1f} points (95 % interval, {result['n']} prompts)"
-    )
-    out.say(f"certificate: {'passed' if result['certificate'] else 'FAILED'} · {result['steps']} optimizer steps · "
-            f"{duration_text(result['seconds'])}")  # fmt: skip
-    out.say(f"the page that explains it: {run.run.report}", "bold")
+    if data is not None:
+        result["sets"][LEADERBOARD] = judged(data, rows, run.run)
+    _say(out, chosen, result)
     out.result(result)
     return EXIT_OK if code == EXIT_OK and result["certificate"] else EXIT_FINDINGS
+
+
+def write_leaderboard(data: Path, place: Path) -> None:
+    """Short requests of the leaderboard's users in rows that recipe `function_calling` reads.
+
+    Raises:
+        DataError: `data` has no such files.
+    """
+    from surefit.metrics.bfcl_files import as_row, read_category
+
+    questions = read_category(data / "function_calling/bfcl", CATEGORY).values()
+    rows = [as_row(question) for question in questions if len(question["question"]) == 1]
+    short = [row for row in rows if len(row["query"]) + len(row["tools"]) <= SHORT]
+    taken = [short[place] for place in evenly(len(short), LEADERBOARD_ROWS)]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(place, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in taken))
+
+
+def judged(data: Path, place: Path, run: RunDir) -> dict[str, Any]:
+    """The leaderboard's verdicts on the answers to its requests, base against merged, as `summary` has a set."""
+    from surefit.evaluate.stats import paired_bootstrap
+    from surefit.metrics.bfcl_files import read_category, verdict
+
+    questions = read_category(data / "function_calling/bfcl", CATEGORY)
+    asked = [questions[row["id"]] for row in read_jsonl(place)]
+    values = []
+    for variant in ("base", "merged"):
+        lines = read_jsonl(run.eval / LEADERBOARD / f"{variant}{PREDICTIONS}")
+        values.append([verdict(asked[line["index"]], line["text"], CATEGORY) for line in lines])
+    pair = paired_bootstrap(*values)
+    base, tuned = (sum(found) / len(found) for found in values)
+    return {"base": base, "tuned": tuned, "gain": pair.difference, "ci95": [pair.low, pair.high], "n": len(values[0])}
+
+
+def _say(out: Output, chosen: Demo, result: dict[str, Any]) -> None:
+    sets: dict[str, Any] = result["sets"]
+    rows = [
+        [chosen.sets[name], *_shares(found), f"{100 * found['gain']:+.1f} points"]
+        for name, found in sets.items()
+        if name in chosen.sets
+    ]
+    out.table(f"What {chosen.model} learned", ["", "base", "fine-tuned", "difference"], rows)
+    for name, found in sets.items():
+        if name != "old_tools":
+            what = "gain on the new tools" if name == "eval" else f"gain on the {name}'s requests"
+            out.say(f"{what}: {_interval(found['ci95'])} points (95 % interval, {found['n']} prompts)")
+    out.say(f"certificate: {'passed' if result['certificate'] else 'FAILED'} · {result['steps']} optimizer steps · "
+            f"{duration_text(result['seconds'])}")  # fmt: skip
+    out.say(f"the page that explains it: {result['report']}", "bold")
 
 
 def summary(run: RunDir, seconds: float) -> dict[str, Any]:
@@ -72,3 +176,7 @@ def summary(run: RunDir, seconds: float) -> dict[str, Any]:
 
 def _shares(scored: dict[str, Any]) -> list[str]:
     return [f"{100 * scored[name]:.1f} %" for name in ("base", "tuned")]
+
+
+def _interval(bounds: Sequence[float]) -> str:
+    return " to ".join(f"{100 * bound:+.1f}" for bound in bounds)

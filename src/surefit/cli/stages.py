@@ -6,7 +6,7 @@ the rooms that these functions import when they run, never by `check`, `plan`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.checking import check
@@ -43,6 +43,7 @@ def run(
     overwrite: bool,
     adapt: bool = False,
     training: Callable[[bool, bool], int] | None = None,
+    variants: Sequence[str] | None = None,
 ) -> int:
     """All stages in order; the first that fails stops the rest, but a failed gate still gets its page.
 
@@ -51,6 +52,7 @@ def run(
     Args:
         training: what trains, given `resume` and `overwrite`; by default this process, which with `adapt` goes on with
             less where memory runs out.
+        variants: which models are scored; all of the run's kind by default.
     """
     each = out.without_result()
     planned: dict[str, Any] = {}
@@ -68,7 +70,7 @@ def run(
             else train(each, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned)
         ),
         "merge": lambda: merge_run(each, prepared),
-        "evaluate": lambda: evaluate(each, prepared, None),
+        "evaluate": lambda: evaluate(each, prepared, variants),
         "report": lambda: report(each, prepared.run),
     }
     worst = EXIT_OK

@@ -94,3 +94,25 @@ def test_no_evaluated_summary_line_is_trained_on():
     )
     assert len(scored) > 100
     assert not train & scored
+
+
+def test_no_tool_and_no_request_of_the_hand_written_evaluation_is_trained_on():
+    train, held = rows_of("requests-train"), rows_of("requests-eval")
+    assert len(train) >= 140
+    assert len(held) >= 60
+
+    def traits(rows):
+        return {tool["name"] for row in rows for tool in json.loads(row["tools"])}, {row["query"] for row in rows}
+
+    (tools, queries), (held_tools, held_queries) = traits(train), traits(held)
+    assert not tools & held_tools
+    assert queries & held_queries == {"Play Clocks by Coldplay."}  # a request to play, where nothing plays: no call
+
+
+def test_the_values_of_a_hand_written_request_stand_in_it():
+    """So that one answer is right: texts to the letter, but for case; numbers may be words."""
+    for row in rows_of("requests-train") + rows_of("requests-eval"):
+        for call in json.loads(row["answers"]):
+            for value in call["arguments"].values():
+                for text in value if isinstance(value, list) else [value]:
+                    assert not isinstance(text, str) or text.lower() in row["query"].lower(), (row["query"], text)
