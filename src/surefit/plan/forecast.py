@@ -116,7 +116,7 @@ class Planner:
         if self.too_long(resolved) and (closed := self.closed_form(resolved, hardware)):
             return closed
         memory = self.memory(resolved, hardware)
-        return need(held(memory, hardware.kind), hardware.kind, "simulation", sharing_of(resolved.config))
+        return need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
 
     def typical(self, resolved: Resolved) -> int:
         """Tokens of the rows that time is planned for: the mean, as if rows were padded to nothing longer."""
@@ -159,9 +159,14 @@ class Planner:
         )
 
 
-def held(memory: Memory, kind: str) -> int:
-    """Bytes that PyTorch holds of the device: on a CPU nothing is kept back, on a GPU the allocator's segments."""
-    return memory.allocated if kind == "cpu" else max(memory.allocated, memory.reserved)
+def held(memory: Memory) -> int:
+    """Bytes that PyTorch holds of the device: what malloc has of the system, or on a GPU the allocator's segments."""
+    return max(memory.allocated, memory.reserved)
+
+
+def training_alone(memory: Memory) -> int:
+    """The same of the process that trains; merging is one of its own."""
+    return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name != "merge")
 
 
 def planned(
@@ -210,8 +215,9 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
     if why is None:
         try:
             memory = planner.memory(resolved, hardware)
-            found = _simulated(memory, hardware.kind)
-            needed = need(held(memory, hardware.kind), hardware.kind, "simulation", sharing_of(resolved.config))
+            found = _simulated(memory)
+            needed = need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
+            training = need(training_alone(memory), hardware.kind, "simulation", sharing_of(resolved.config))
             found["disagreement"] = _disagreement(planner, resolved, hardware, memory)
         except Exception as error:  # a model's own code may do anything with tensors that hold no data
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
@@ -219,7 +225,7 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
         closed = planner.closed_form(resolved, hardware)
         if closed is None:
             return None
-        needed = closed
+        needed = training = closed
         found = {
             "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None
         }  # fmt: skip
@@ -234,6 +240,7 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
         **found,
         "low_bytes": needed.low,
         "high_bytes": needed.high,
+        "training": {"likely_bytes": training.likely, "low_bytes": training.low, "high_bytes": training.high},
         "margin": needed.margin,
         "margin_above": needed.above,
         "spread": needed.spread,
@@ -264,9 +271,9 @@ def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts,
     return disagreement(closed.bytes, training) if closed else None
 
 
-def _simulated(memory: Memory, kind: str) -> dict[str, Any]:
+def _simulated(memory: Memory) -> dict[str, Any]:
     return {
-        "peak_bytes": held(memory, kind),
+        "peak_bytes": held(memory),
         "phases": [
             {"name": name, "allocated_bytes": phase.allocated, "reserved_bytes": phase.reserved}
             for name, phase in zip(_names(memory), memory.phases, strict=True)

@@ -46,6 +46,7 @@ class Setting:
         cuda: the operators a GPU would run; else those of a CPU.
         attention: transformers' attn_implementation; None for its own choice, as in training.
         capability: the GPU's compute capability.
+        saves_between: whether there is a step after the first checkpoint.
         sharing: which of several processes is meant, and how they share the run; None for one.
     """
 
@@ -68,6 +69,7 @@ class Setting:
     cuda: bool = True
     attention: str | None = None
     capability: tuple[int, int] = AMPERE
+    saves_between: bool = False
     sharing: Sharing | None = None
 
     @property
@@ -148,10 +150,18 @@ def setting_of(
         # Every flash attention takes what torch's own does.
         attention="eager" if config.speed.attention == "eager" else None,
         capability=hardware.compute_capability or AMPERE,
+        saves_between=saves_between(resolved),
         sharing=sharing_of(config),
     )
     require_possible(setting)
     return setting
+
+
+def saves_between(resolved: Resolved) -> bool:
+    """Whether a checkpoint is made before the last step."""
+    every = resolved.config.checkpoint.every
+    assert every != "auto"
+    return resolved.total_steps is None or every < resolved.total_steps
 
 
 def pretrained_config(model: ModelFacts, revision: str | None = None) -> PretrainedConfig:
