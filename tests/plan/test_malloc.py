@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_what_is_held_is_resident_and_what_is_freed_goes_back(wanted: list[tuple
         live += size
         assert live <= malloc.resident <= malloc.peak
         in_heap = sorted(block for block, _ in blocks if block[0] >= 0)
-        assert all(a[0] + a[1] <= b[0] for a, b in zip(in_heap, in_heap[1:], strict=False))
+        assert all(a[0] + a[1] <= b[0] for a, b in pairwise(in_heap))
         if free:
             block, size = blocks.pop(len(blocks) // 2)
             malloc.release(block)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.memory import WORDS
 from surefit.config.resolve import Resolved
+from surefit.config.spread import processes
 from surefit.core.units import bytes_text, plural
 from surefit.facts.activations import TILE, covered
 from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, micro_batch_shape
@@ -164,6 +165,13 @@ def held(memory: Memory) -> int:
     return max(memory.allocated, memory.reserved)
 
 
+def share_of_memory(resolved: Resolved, hardware: HardwareFacts) -> int | None:
+    """What one process has: a GPU of its own, or its part of the RAM that all of a machine's share on a CPU."""
+    if hardware.memory_bytes is None or hardware.kind != "cpu":
+        return hardware.memory_bytes
+    return hardware.memory_bytes // max(1, processes(resolved.config) // resolved.config.hardware.nodes)
+
+
 def training_alone(memory: Memory) -> int:
     """The same of the process that trains; merging is one of its own."""
     return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name != "merge")
@@ -245,7 +253,8 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
         "margin_above": needed.above,
         "spread": needed.spread,
         "beside": needed.beside,
-        "verdict": verdict(needed, hardware.memory_bytes),
+        "capacity_bytes": share_of_memory(resolved, hardware),
+        "verdict": verdict(needed, share_of_memory(resolved, hardware)),
     }
 
 
@@ -332,7 +341,8 @@ def _does_not_fit(static: list[str], estimate: dict[str, Any], hardware: Hardwar
     text = (
         f"memory: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} are needed with "
         f"{plural(estimate['micro_batch'], 'row')} of {estimate['length']:,} tokens, and {hardware.name} has "
-        f"{bytes_text(hardware.memory_bytes)}"
+        f"{bytes_text(estimate['capacity_bytes'])}"
+        f"{' for each process' if estimate['capacity_bytes'] != hardware.memory_bytes else ''}"
     )
     return [text, *others]
 
