@@ -13,10 +13,10 @@ from transformers import AutoConfig, PretrainedConfig
 from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
-from surefit.facts.budget import micro_batch_shape
+from surefit.facts.budget import micro_batch_shape, target_modules
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
-from surefit.facts.model import ModelFacts, catalogue, read_config
+from surefit.facts.model import DTYPE_BYTES, ModelFacts, catalogue, read_config
 from surefit.facts.shares import Sharing, sharing_of
 
 FIELD = "model.name_or_path"
@@ -47,6 +47,7 @@ class Setting:
         attention: transformers' attn_implementation; None for its own choice, as in training.
         capability: the GPU's compute capability.
         saves_between: whether there is a step after the first checkpoint.
+        mapped: bytes of the weights' files that stay in memory on a CPU beside what was made of them.
         sharing: which of several processes is meant, and how they share the run; None for one.
     """
 
@@ -70,6 +71,7 @@ class Setting:
     attention: str | None = None
     capability: tuple[int, int] = AMPERE
     saves_between: bool = False
+    mapped: int = 0
     sharing: Sharing | None = None
 
     @property
@@ -151,10 +153,21 @@ def setting_of(
         attention="eager" if config.speed.attention == "eager" else None,
         capability=hardware.compute_capability or AMPERE,
         saves_between=saves_between(resolved),
+        mapped=mapped_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),
     )
     require_possible(setting)
     return setting
+
+
+def mapped_bytes(resolved: Resolved, model: ModelFacts) -> int:
+    """What was read of a file stays while one tensor is still the file's: of a base that is quantised, the matrices in
+    the type of the file, because embeddings and norms are taken as they are. In another type all are copies, and the
+    file goes."""
+    config = resolved.config.model
+    if config.quantization == "none" or model.dtype != config.dtype:
+        return 0
+    return DTYPE_BYTES[config.dtype] * sum(out * into for out, into in target_modules(model, AdapterSection()).values())
 
 
 def saves_between(resolved: Resolved) -> bool:

@@ -236,6 +236,8 @@ def run_training(
 ) -> None:
     """What `train.loop` does with a model on its device, real or fake; the caller records. `whole`: also the first step
     and a checkpoint."""
+    pages = torch.empty(setting.mapped, dtype=torch.uint8)
+    recorder.tag([pages], "weight files")
     model.train()
     switch(model, setting)
     model = wrapped(engine, model, recorder)
