@@ -33,7 +33,7 @@ from surefit.cli.options import (
     Target,
     TrainedOn,
 )
-from surefit.core import env, malloc
+from surefit.core import env
 
 EPILOG = (
     "Exit codes: 0 fine · 1 findings, or a gate not passed · 2 usage, config or data · 3 environment · "
@@ -63,7 +63,6 @@ def _main(
     ] = False,
 ) -> None:
     env.quiet_libraries()
-    malloc.give_back_freed()
 
 
 @app.command()

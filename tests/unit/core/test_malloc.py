@@ -1,4 +1,4 @@
-"""What a process frees, the system gets back; whoever chose otherwise is left alone; verbs set it before torch."""
+"""What a training process frees, the system gets back; whoever chose otherwise is left alone."""
 
 from __future__ import annotations
 
@@ -14,36 +14,43 @@ from surefit.core import env, malloc
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be set")
 FREED = """
 import sys
-from surefit.core.malloc import give_back_freed
+from contextlib import nullcontext
+from surefit.core.malloc import freed_given_back
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
-set_ = give_back_freed() if sys.argv[1] == "set" else None
-kept, blocks, before = [], [], resident()
-for _ in range(100):  # as a step does: what it frees lies between what is kept
-    blocks.append(bytes(1) * (2 << 20))
-    kept.append(bytes(1) * 2000)
-full = resident() - before
-del blocks
-print(set_, full, resident() - before)
+def step():  # what it frees lies between what is kept
+    kept, blocks = [], []
+    for _ in range(100):
+        blocks.append(bytes(1) * (2 << 20))
+        kept.append(bytes(1) * 2000)
+    return kept, resident()
+before = resident()
+with freed_given_back() as done:
+    kept, full = step()
+    left = resident()
+after, _ = step()
+print(done, full - before, left - before, resident() - before)
 """
 
 
-def freed(how: str, **variables: str) -> tuple[str, int, int]:
-    """(what setting it said, MiB of 100 blocks of 2 MiB, MiB when they were freed)."""
+def freed(**variables: str) -> tuple[str, int, int, int]:
+    """(whether it was set, MiB of 100 blocks of 2 MiB, MiB when they were freed, and freed once more afterwards)."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     done = subprocess.run(
-        [sys.executable, "-c", FREED, how], env=plain | variables, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FREED], env=plain | variables, capture_output=True, text=True, check=True
     )
-    said, full, left = done.stdout.split()
-    return said, int(full), int(left)
+    said, *sizes = done.stdout.split()
+    full, left, after = map(int, sizes)
+    return said, full, left, after
 
 
 @GLIBC
-def test_what_is_freed_goes_back_to_the_system() -> None:
-    said, full, left = freed("set")
+def test_what_is_freed_goes_back_to_the_system_until_it_is_over() -> None:
+    said, full, left, after = freed()
     assert said == "True"
     assert full >= 199
     assert left <= 4
+    assert after >= 150, "then glibc keeps it again, which is faster"
 
 
 @GLIBC
@@ -52,7 +59,7 @@ def test_what_is_freed_goes_back_to_the_system() -> None:
     [{"MALLOC_MMAP_THRESHOLD_": str(32 << 20)}, {"GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={32 << 20}"}],
 )
 def test_what_the_user_has_set_counts(variables: dict[str, str]) -> None:
-    said, full, left = freed("set", **variables)
+    said, full, left, _ = freed(**variables)
     assert said == "False"
     assert full >= 199
     assert left >= 100, "with their threshold all of it comes from the heap, whose end is kept"
@@ -80,18 +87,23 @@ def test_whether_the_user_has_chosen(variables: dict[str, str], chosen: bool, mo
 
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert malloc.give_back_freed() is False
+    with malloc.freed_given_back() as done:
+        assert done is False
 
 
-def test_a_verb_sets_it_before_torch_is_imported() -> None:
-    """Also in the processes that `--gpus` starts: they are the same command."""
+def test_the_verb_that_trains_sets_it_before_torch_works() -> None:
+    """Also in the processes that `--gpus` starts, and in a dry run: they are the same verb."""
     script = (
         "import sys\n"
-        "from surefit.core import malloc\n"
-        "malloc.give_back_freed = lambda: print('set', 'torch' in sys.modules)\n"
-        "from surefit.cli.app import main\n"
-        "sys.argv = ['surefit', 'explain', 'MEM001', '--json']\n"
-        "main()\n"
+        "from contextlib import contextmanager\n"
+        "from surefit.cli import training\n"
+        "@contextmanager\n"
+        "def watched():\n"
+        "    print('set', 'torch' in sys.modules)\n"
+        "    yield True\n"
+        "training.freed_given_back = watched\n"
+        "training._checked_and_trained = lambda *args: print('trained') or 0\n"
+        "training.train(None, None, resume=False, overwrite=False)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[0] == "set False", done.stderr
+    assert done.stdout.split() == ["set", "False", "trained"], done.stderr
