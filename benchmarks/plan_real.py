@@ -70,12 +70,15 @@ CASES = (
 
 def single_tokens(model: str) -> list[str]:
     """Words, each with the blank before it, that are one token of the model's tokenizer."""
-    from surefit.config.schema import ModelSection
-    from surefit.model.load import load_tokenizer
+    from tokenizers import Tokenizer
 
-    tokenizer = load_tokenizer(ModelSection(name_or_path=model))
+    from surefit.facts.model import model_facts
+
+    directory = model_facts(model).path
+    assert directory is not None, f"{model} is not on this machine"
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     words = [f" {word}" for word in WORDS.split()]
-    found = [word for word in words if len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1]
+    found = [word for word in words if len(tokenizer.encode(word, add_special_tokens=False)) == 1]
     assert found, "no common word is one token"
     return found
 

@@ -19,6 +19,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.ranks import peak_bytes
 from surefit.facts.shares import Sharing, sharing_of
+from surefit.plan.cpu import beside_bytes
 
 How = Literal["simulation", "closed form"]
 Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
@@ -115,7 +116,8 @@ def calculated(
     if budget is None:
         return None
     pieces = _pieces(budget, resolved, micro_batch_shape(resolved, length).tokens)
-    return need(budget.allocated, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
+    beside = beside_bytes(resolved, model, budget) if hardware.kind == "cpu" else 0
+    return need(budget.allocated + beside, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
 
 
 def _pieces(budget: Budget, resolved: Resolved, tokens: int) -> float:

@@ -13,11 +13,12 @@ from transformers import AutoConfig, PretrainedConfig
 from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
-from surefit.facts.budget import micro_batch_shape, target_modules
+from surefit.facts.budget import micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
-from surefit.facts.model import DTYPE_BYTES, ModelFacts, catalogue, read_config
+from surefit.facts.model import ModelFacts, catalogue, read_config
 from surefit.facts.shares import Sharing, sharing_of
+from surefit.plan.cpu import mapped_bytes, saves_between
 
 FIELD = "model.name_or_path"
 AMPERE = (8, 0)
@@ -158,23 +159,6 @@ def setting_of(
     )
     require_possible(setting)
     return setting
-
-
-def mapped_bytes(resolved: Resolved, model: ModelFacts) -> int:
-    """What was read of a file stays while one tensor is still the file's: of a base that is quantised, the matrices in
-    the type of the file, because embeddings and norms are taken as they are. In another type all are copies, and the
-    file goes."""
-    config = resolved.config.model
-    if config.quantization == "none" or model.dtype != config.dtype:
-        return 0
-    return DTYPE_BYTES[config.dtype] * sum(out * into for out, into in target_modules(model, AdapterSection()).values())
-
-
-def saves_between(resolved: Resolved) -> bool:
-    """Whether a checkpoint is made before the last step."""
-    every = resolved.config.checkpoint.every
-    assert every != "auto"
-    return resolved.total_steps is None or every < resolved.total_steps
 
 
 def pretrained_config(model: ModelFacts, revision: str | None = None) -> PretrainedConfig:
