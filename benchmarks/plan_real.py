@@ -68,8 +68,8 @@ CASES = (
 )
 
 
-def single_tokens(model: str) -> list[str]:
-    """Words, each with the blank before it, that are one token of the model's tokenizer."""
+def like_words(model: str) -> tuple[list[str], int]:
+    """Words, each with the blank before it, of as few tokens of the model's tokenizer as there are; and how many."""
     from tokenizers import Tokenizer
 
     from surefit.facts.model import model_facts
@@ -77,15 +77,14 @@ def single_tokens(model: str) -> list[str]:
     directory = model_facts(model).path
     assert directory is not None, f"{model} is not on this machine"
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    words = [f" {word}" for word in WORDS.split()]
-    found = [word for word in words if len(tokenizer.encode(word, add_special_tokens=False)) == 1]
-    assert found, "no common word is one token"
-    return found
+    lengths = {f" {word}": len(tokenizer.encode(f" {word}", add_special_tokens=False)) for word in WORDS.split()}
+    fewest = min(lengths.values())
+    return [word for word, tokens in lengths.items() if tokens == fewest], fewest
 
 
 def config(case: Case, model: str, folder: Path) -> Path:
     """The case's rows and its config file."""
-    rows, words, drawn = case.rows * case.micro, single_tokens(model), random.Random(0)
+    rows, (words, each), drawn = case.rows * case.micro, like_words(model), random.Random(0)
     # Packed rows fill a micro batch; of padded ones the longest counts, and the second longest for the targets.
     lengths = {"train": [1.0] * (STEPS * rows), "eval": [0.5, 0.4]}
     if not case.packed and case.rows > 1:
@@ -94,7 +93,7 @@ def config(case: Case, model: str, folder: Path) -> Path:
         with (folder / f"{part}.jsonl").open("w", encoding="utf-8") as file:
             for share in shares:
                 # The end of a text is a token of its own.
-                text = "".join(drawn.choices(words, k=int(case.length * share) - 1))
+                text = "".join(drawn.choices(words, k=(int(case.length * share) - 1) // each))
                 file.write(json.dumps({"text": text}) + "\n")
     tree: dict[str, Any] = {
         "recipe": "sft",
