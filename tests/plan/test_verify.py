@@ -78,6 +78,16 @@ def test_on_a_cpu_memory_is_information_only(run: RunDir, place) -> None:
         assert part in notes
 
 
+def test_on_a_cpu_the_whole_process_is_compared(run: RunDir, place) -> None:
+    phases = {"dry step": {"resident": 330}, "step": {"resident": 350}}
+    append_jsonl(run.events, {"stage": "train", "event": "memory", "phases": phases})
+    alone = {"likely_bytes": 343, "low_bytes": 320, "high_bytes": 366}
+    found = against({**PLAN, "estimate": {"phases": [], "training": alone}}, place()[0].resolved, run)
+    (row,) = [row for row in found.rows if row.what == "the process's RAM"]
+    assert (row.planned, row.actual) == (343, 350)
+    assert "planned 320 to 366" in " ".join(found.notes)
+
+
 def test_a_run_without_a_step_has_nothing_to_compare(tmp_path: Path, place) -> None:
     with pytest.raises(ConfigError, match="no step was trained"):
         against(PLAN, place()[0].resolved, RunDir(tmp_path / "nowhere"))

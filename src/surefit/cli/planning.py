@@ -85,10 +85,9 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
     memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
     out.paragraph(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
     out.paragraph(_steps(planned["steps"], estimate))
-    _say_ranks(out, planned["ranks"])
+    _say_ranks(out, planned["ranks"], device["kind"])
     if estimate and estimate["phases"]:
-        ranks = planned["ranks"]
-        _say_memory(out, estimate, device["memory_bytes"], ranks["processes"] if ranks else 1)
+        _say_memory(out, estimate, device, planned["ranks"]["processes"] if planned["ranks"] else 1)
     elif planned["memory"]:
         _say_terms(out, planned, device["memory_bytes"])
     if estimate:
@@ -105,13 +104,14 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
     return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
 
 
-def _say_ranks(out: Output, ranks: dict[str, Any] | None) -> None:
+def _say_ranks(out: Output, ranks: dict[str, Any] | None, kind: str) -> None:
     """Whose numbers follow, and what the processes exchange."""
     if ranks is None:
         return
-    many = plural(ranks["processes"], "GPU")
+    one = "process" if kind == "cpu" else "GPU"
+    many = plural(ranks["processes"], one)
     out.paragraph(
-        f"Per GPU of {many}, {ranks['mode']} ({ranks['share']}): memory is that of {ranks['which']}", "bold", indent=2
+        f"Per {one} of {many}, {ranks['mode']} ({ranks['share']}): memory is that of {ranks['which']}", "bold", indent=2
     )
     if ranks["exchanged"] is None:
         return
@@ -132,18 +132,25 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
     return f"{text}; {estimate['setting']}; the longest row has {estimate['length']:,} tokens" if estimate else text
 
 
-def _say_memory(out: Output, estimate: dict[str, Any], capacity: int | None, gpus: int) -> None:
-    """Every phase, and what the fullest moment is made of; of one GPU, where there are several."""
+def _say_memory(out: Output, estimate: dict[str, Any], device: dict[str, Any], count: int) -> None:
+    """Every phase, and what the fullest moment is made of; of one of `count` processes, each on a device of its own or
+    all on one CPU."""
+    cpu, capacity = device["kind"] == "cpu", device["memory_bytes"]
     rows = [
         [phase["name"], bytes_text(phase["allocated_bytes"]), bytes_text(phase["reserved_bytes"])]
         for phase in estimate["phases"]
     ]
-    title = "Memory by phase, at its fullest" if gpus == 1 else f"Memory of one of {gpus} GPUs, by phase"
-    out.table(title, ["phase", "in tensors", "held from the driver"], rows)
+    many = f"{count} {'processes' if cpu else 'GPUs'}"
+    title = "Memory by phase, at its fullest" if count == 1 else f"Memory of one of {many}, by phase"
+    out.table(title, ["phase", "in tensors", f"held from the {'system' if cpu else 'driver'}"], rows)
     peak = estimate["peak"]
     terms = [(term["term"], term["bytes"]) for term in peak["terms"]]
     total, whole = sum(size for _, size in terms), _whole(terms, capacity)
-    bar = f"; the bar is {f'one of the {gpus} GPUs' if gpus > 1 else 'the whole device'}" if whole == capacity else ""
+    bar = (
+        f"; the bar is {f'one of the {many}' if count > 1 and not cpu else 'the whole device'}"
+        if whole == capacity
+        else ""
+    )
     out.say(f"The fullest moment of a step: {bytes_text(total)} in tensors{bar}", "bold")
     out.stacked(terms, whole, bytes_text)
     out.paragraph(
@@ -171,7 +178,9 @@ def _whole(parts: Sequence[tuple[str, float]], capacity: int | None) -> float:
 
 def _say_verdict(out: Output, estimate: dict[str, Any], device: dict[str, Any]) -> None:
     """The interval beside what the device has, and what can be said of it."""
-    have = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "an unknown amount"
+    capacity = estimate["capacity_bytes"]
+    have = bytes_text(capacity) if capacity else "an unknown amount"
+    have += " for each process" if capacity != device["memory_bytes"] else ""
     verdict = estimate["verdict"]
     out.paragraph(
         f"{verdict.capitalize()}: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} needed "

@@ -23,6 +23,7 @@ from surefit.core.errors import (
     GateError,
     ShortOfMemory,
 )
+from surefit.core.malloc import freed_given_back
 from surefit.core.rundir import RunDir, write_json
 from surefit.core.units import count_text, duration_text, plural, quoted
 
@@ -51,6 +52,20 @@ def train(
         planned: the plan, where it was made before.
         world: the processes of the run, joined; the first alone checks and writes.
     """
+    with freed_given_back():
+        return _checked_and_trained(out, run, resume, overwrite, dry_run, adapt, planned, world)
+
+
+def _checked_and_trained(
+    out: Output,
+    run: Prepared,
+    resume: bool,
+    overwrite: bool,
+    dry_run: bool,
+    adapt: bool,
+    planned: dict[str, Any] | None,
+    world: World | None,
+) -> int:
     if world is not None and not world.is_first:
         _train(out, run, resume, dry_run, adapt, planned, world)
         return EXIT_OK

@@ -55,7 +55,8 @@ STEERING = (
     "PYTORCH_ENABLE_MPS_FALLBACK", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCH_DISTRIBUTED_DEBUG",
     "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT", "NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE",
     "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR",
-    "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "WANDB_MODE",
+    "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "WANDB_MODE", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD",
 )  # fmt: skip
 """Variables that change how training runs. None of them holds a secret; one that may must not come here."""
 
@@ -267,6 +268,13 @@ def adapted() -> dict[str, Any]:
     started before this one."""
     changes: dict[str, Any] = json.loads(os.environ.get(ADAPTED, "{}"))
     return changes
+
+
+def malloc_chosen() -> bool:
+    """Whether the user has set how memory is allocated: a variable of glibc's malloc, or another malloc before it."""
+    own = any(name.startswith("MALLOC_") for name, value in os.environ.items() if value)
+    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    return own or tuned or "malloc" in os.environ.get("LD_PRELOAD", "")
 
 
 def quiet_libraries() -> None:

@@ -52,10 +52,11 @@ def count_text(count: float) -> str:
 def plural(count: int, noun: str) -> str:
     """A count with its noun.
 
-    >>> plural(1, "error"), plural(3, "error"), plural(2_000, "row")
-    ('1 error', '3 errors', '2,000 rows')
+    >>> plural(1, "error"), plural(3, "error"), plural(2_000, "row"), plural(2, "process")
+    ('1 error', '3 errors', '2,000 rows', '2 processes')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def shortened(text: str, limit: int = 60) -> str:

@@ -264,6 +264,11 @@ def _zero(run: _Run, whole: Budget) -> Budget:
     tuned = DEEPSPEED | _tuning(resolved.config.parallel.deepspeed_config)
     host = 0 if sharing.offload else 1
     bucket = int(number * tuned["reduce_bucket_size"])
+    if run.capability is None:
+        # On a CPU an empty tensor takes the pages that are written to: those of the gradients that come to lie in it.
+        part_of_all = budget.trained(run.model, resolved.config.adapter, resolved.config.model.dtype)
+        assert part_of_all is not None, "the whole model was covered"
+        bucket = min(bucket, number * part_of_all.parameters)
     mine = held(resolved, run.model, sharing)
     part = f"of {plural(sharing.processes, 'process')} one's share"
     state: dict[str, Term | None] = {

@@ -19,6 +19,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.ranks import peak_bytes
 from surefit.facts.shares import Sharing, sharing_of
+from surefit.plan.cpu import beside_bytes
 
 How = Literal["simulation", "closed form"]
 Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
@@ -38,17 +39,16 @@ LEAST_PIECES = 0.10
 WHOLE_LOGITS = 0.40
 """The same for a loss that is not computed in chunks, of everything: 13 % and 32 % in two runs of
 benchmarks/plan_closed_form.py."""
-CPU_MARGIN = 0.10
-"""The same for a CPU, whose allocator is the C library's: what it keeps is not simulated."""
+CPU_MARGIN: dict[How, float] = {"simulation": 0.05, "closed form": 0.10}
+"""The same on a CPU, of what malloc holds: `benchmarks/plan_real.py` is where it comes from (docs/plan.md)."""
 CONTEXT = (256 * MIB, 768 * MIB)
 """What the CUDA context and the libraries' kernels take on the card, beside PyTorch's own memory: about 300 MiB with
 the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/107667), 200 to over 700 MiB by GPU
 (issues/28113)."""
-PROCESS = (350 * MIB, 1200 * MIB)
-"""What the process takes of a machine's RAM beside the tensors: 352 MiB with torch and transformers imported, on Linux;
-the tokenised rows, which are mapped from the disk, and the threads make up the rest."""
-
-
+PROCESS = (500 * MIB, 700 * MIB)
+"""What the process takes of a machine's RAM beside the tensors: 597 MiB before the
+weights are read, with torch, transformers and PEFT imported (their libraries' pages, 186 MiB, among it), the plan made
+and a tokenizer of 49,152 entries; tokenised rows are mapped from the disk."""
 COMMUNICATOR = (256 * MIB, 1126 * MIB)
 """What NCCL takes on the card for the communicator of all processes, its first connection included: 544 MB between two
 and 688 MB among four A100 over NVLink (github.com/NVIDIA/nccl/issues/964), 1.06 GB on eight H100 (issues/1685), less
@@ -64,13 +64,14 @@ class Need:
 
     Attributes:
         bytes: PyTorch's own memory, as estimated.
-        low, high: with everything else on the device, at least and at most.
+        likely, low, high: with everything else on the device: in between, at least and at most.
         how: what the estimate is by.
         margin, above: how far it may be off, as a share: too high, and too low.
         beside: what else is on the device, in words.
     """
 
     bytes: int
+    likely: int
     low: int
     high: int
     how: How
@@ -90,7 +91,7 @@ def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None, pie
     """The interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them. `pieces`
     is what fragmentation may add that the estimate does not know."""
     cpu = kind == "cpu"
-    margin, (least, most) = (CPU_MARGIN, PROCESS) if cpu else (MARGIN[how], CONTEXT)
+    margin, (least, most) = (CPU_MARGIN[how], PROCESS) if cpu else (MARGIN[how], CONTEXT)
     what = "the process itself" if cpu else "the CUDA context"
     if sharing is not None and sharing.processes > 1 and not cpu:
         further = int(sharing.mode in ("cp", "pp") or sharing.tokens > 1)
@@ -99,7 +100,8 @@ def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None, pie
         what += " and NCCL"
     above = max(margin, 0.0 if cpu else pieces)
     low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + above)) + most
-    return Need(estimate, low, high, how, margin, above, f"{least // MIB} to {most // MIB} MiB for {what}")
+    beside = f"{least // MIB} to {most // MIB} MiB for {what}"
+    return Need(estimate, estimate + (least + most) // 2, low, high, how, margin, above, beside)
 
 
 def calculated(
@@ -114,7 +116,8 @@ def calculated(
     if budget is None:
         return None
     pieces = _pieces(budget, resolved, micro_batch_shape(resolved, length).tokens)
-    return need(budget.allocated, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
+    beside = beside_bytes(resolved, model, budget) if hardware.kind == "cpu" else 0
+    return need(budget.allocated + beside, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
 
 
 def _pieces(budget: Budget, resolved: Resolved, tokens: int) -> float:

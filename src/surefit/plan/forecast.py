@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.memory import WORDS
 from surefit.config.resolve import Resolved
+from surefit.config.spread import processes
 from surefit.core.units import bytes_text, plural
 from surefit.facts.activations import TILE, covered
 from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, micro_batch_shape
@@ -116,7 +117,7 @@ class Planner:
         if self.too_long(resolved) and (closed := self.closed_form(resolved, hardware)):
             return closed
         memory = self.memory(resolved, hardware)
-        return need(held(memory, hardware.kind), hardware.kind, "simulation", sharing_of(resolved.config))
+        return need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
 
     def typical(self, resolved: Resolved) -> int:
         """Tokens of the rows that time is planned for: the mean, as if rows were padded to nothing longer."""
@@ -159,9 +160,21 @@ class Planner:
         )
 
 
-def held(memory: Memory, kind: str) -> int:
-    """Bytes that PyTorch holds of the device: on a CPU nothing is kept back, on a GPU the allocator's segments."""
-    return memory.allocated if kind == "cpu" else max(memory.allocated, memory.reserved)
+def held(memory: Memory) -> int:
+    """Bytes that PyTorch holds of the device: what malloc has of the system, or on a GPU the allocator's segments."""
+    return max(memory.allocated, memory.reserved)
+
+
+def share_of_memory(resolved: Resolved, hardware: HardwareFacts) -> int | None:
+    """What one process has: a GPU of its own, or its part of the RAM that all of a machine's share on a CPU."""
+    if hardware.memory_bytes is None or hardware.kind != "cpu":
+        return hardware.memory_bytes
+    return hardware.memory_bytes // max(1, processes(resolved.config) // resolved.config.hardware.nodes)
+
+
+def training_alone(memory: Memory) -> int:
+    """The same of the process that trains; merging is one of its own."""
+    return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name != "merge")
 
 
 def planned(
@@ -210,8 +223,9 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
     if why is None:
         try:
             memory = planner.memory(resolved, hardware)
-            found = _simulated(memory, hardware.kind)
-            needed = need(held(memory, hardware.kind), hardware.kind, "simulation", sharing_of(resolved.config))
+            found = _simulated(memory)
+            needed = need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
+            training = need(training_alone(memory), hardware.kind, "simulation", sharing_of(resolved.config))
             found["disagreement"] = _disagreement(planner, resolved, hardware, memory)
         except Exception as error:  # a model's own code may do anything with tensors that hold no data
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
@@ -219,7 +233,7 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
         closed = planner.closed_form(resolved, hardware)
         if closed is None:
             return None
-        needed = closed
+        needed = training = closed
         found = {
             "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None
         }  # fmt: skip
@@ -234,11 +248,13 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
         **found,
         "low_bytes": needed.low,
         "high_bytes": needed.high,
+        "training": {"likely_bytes": training.likely, "low_bytes": training.low, "high_bytes": training.high},
         "margin": needed.margin,
         "margin_above": needed.above,
         "spread": needed.spread,
         "beside": needed.beside,
-        "verdict": verdict(needed, hardware.memory_bytes),
+        "capacity_bytes": share_of_memory(resolved, hardware),
+        "verdict": verdict(needed, share_of_memory(resolved, hardware)),
     }
 
 
@@ -264,9 +280,9 @@ def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts,
     return disagreement(closed.bytes, training) if closed else None
 
 
-def _simulated(memory: Memory, kind: str) -> dict[str, Any]:
+def _simulated(memory: Memory) -> dict[str, Any]:
     return {
-        "peak_bytes": held(memory, kind),
+        "peak_bytes": held(memory),
         "phases": [
             {"name": name, "allocated_bytes": phase.allocated, "reserved_bytes": phase.reserved}
             for name, phase in zip(_names(memory), memory.phases, strict=True)
@@ -325,7 +341,8 @@ def _does_not_fit(static: list[str], estimate: dict[str, Any], hardware: Hardwar
     text = (
         f"memory: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} are needed with "
         f"{plural(estimate['micro_batch'], 'row')} of {estimate['length']:,} tokens, and {hardware.name} has "
-        f"{bytes_text(hardware.memory_bytes)}"
+        f"{bytes_text(estimate['capacity_bytes'])}"
+        f"{' for each process' if estimate['capacity_bytes'] != hardware.memory_bytes else ''}"
     )
     return [text, *others]
 

@@ -18,6 +18,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
 from surefit.facts.model import ModelFacts, catalogue, read_config
 from surefit.facts.shares import Sharing, sharing_of
+from surefit.plan.cpu import mapped_bytes, saves_between
 
 FIELD = "model.name_or_path"
 AMPERE = (8, 0)
@@ -46,6 +47,8 @@ class Setting:
         cuda: the operators a GPU would run; else those of a CPU.
         attention: transformers' attn_implementation; None for its own choice, as in training.
         capability: the GPU's compute capability.
+        saves_between: whether there is a step after the first checkpoint.
+        mapped: bytes of the weights' files that stay in memory on a CPU beside what was made of them.
         sharing: which of several processes is meant, and how they share the run; None for one.
     """
 
@@ -68,6 +71,8 @@ class Setting:
     cuda: bool = True
     attention: str | None = None
     capability: tuple[int, int] = AMPERE
+    saves_between: bool = False
+    mapped: int = 0
     sharing: Sharing | None = None
 
     @property
@@ -148,6 +153,8 @@ def setting_of(
         # Every flash attention takes what torch's own does.
         attention="eager" if config.speed.attention == "eager" else None,
         capability=hardware.compute_capability or AMPERE,
+        saves_between=saves_between(resolved),
+        mapped=mapped_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),
     )
     require_possible(setting)

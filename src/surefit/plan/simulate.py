@@ -26,6 +26,7 @@ from surefit.plan.building import build, materialise, micro_batch, switch
 from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, page_states, workspace_bytes
 from surefit.plan.deepen import SHALLOW, deepen
 from surefit.plan.fake import FakeMode
+from surefit.plan.malloc import Malloc
 from surefit.plan.merging import from_files, run_merge
 from surefit.plan.ranks import RankRecorder, among_others, pretended, wrapped
 from surefit.plan.setting import Setting, require_possible
@@ -36,13 +37,16 @@ from surefit.train.scaling import LossScale
 from surefit.train.step import mean_loss, train_step
 
 OnModel = Callable[[torch.nn.Module, Recorder], None]
+TRAINED = ("first step", "step", "save")
+"""What comes after loading, in this order."""
 DEEP = 8
 """A model of more layers than this is not run whole."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The fullest moment of a phase: bytes in tensors, and bytes the allocator holds from the driver."""
+    """The fullest moment of a phase: bytes in tensors, and bytes the allocator holds from the driver, or on a CPU from
+    the system."""
 
     name: str
     allocated: int
@@ -106,12 +110,13 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     """
     require_possible(setting)
     training, layers = _trace(setting, record, extrapolate)
-    phases = [phase for phase in _replay(training, expandable) if phase.name != "end"]
+    replay = partial(_replay, expandable=expandable) if setting.cuda else _replay_on_cpu
+    phases = [phase for phase in replay(training) if phase.name != "end"]
     if merge:
         merging, _ = _trace(setting, record_merge, extrapolate)
-        phases += [phase for phase in _replay(merging, expandable) if phase.name == "merge"]
+        phases += [phase for phase in replay(merging) if phase.name == "merge"]
     starts = dict(training.phases)
-    tensors, at = training.peak(starts["first step"], starts["save"])
+    tensors, at = training.peak(starts["first step"], starts["save" if setting.cuda else "eval"])
     terms = dict(training.by_term(at, _term))
     if unsplit := max(phase.allocated for phase in phases if phase.name in ("first step", "step")) - tensors:
         terms["unsplit"] = unsplit
@@ -134,7 +139,8 @@ def _trace(setting: Setting, run: Callable[[Setting], Trace], extrapolate: bool)
 
 
 def record(setting: Setting, watch: Watch | None = None) -> Trace:
-    """The allocations of loading, two steps, a checkpoint and one held-out batch.
+    """The allocations of loading, two steps, a checkpoint and one held-out batch; on a CPU the checkpoint comes between
+    the steps if `setting.saves_between`, because its copy stays.
 
     `watch` is told of every operator. For it the first step is an update alone, from gradients of zero: the operators
     of the second are the same.
@@ -230,6 +236,8 @@ def run_training(
 ) -> None:
     """What `train.loop` does with a model on its device, real or fake; the caller records. `whole`: also the first step
     and a checkpoint."""
+    pages = torch.empty(setting.mapped, dtype=torch.uint8)
+    recorder.tag([pages], "weight files")
     model.train()
     switch(model, setting)
     model = wrapped(engine, model, recorder)
@@ -248,19 +256,30 @@ def run_training(
     with recorder.naming(model):
         if not whole:
             _first_update(trained, optimizer)
-        for phase in ("first step", "step") if whole else ("step",):
+        copies: list[torch.Tensor] = []
+        between = not setting.cuda and setting.saves_between
+        for phase in (("first step", "save", "step") if between else TRAINED) if whole else ("step",):
             recorder.start(phase)
+            if phase == "save":
+                copies = _saved(setting, [*trained, *optimizer.tensors().values()], recorder)
+                continue
             batches = [micro_batch(setting, recorder) for _ in range(setting.micro_batches)]
             train_step(model, batches, optimizer, 1.0, chunked=setting.chunked, scaling=scaling, engine=engine)
             recorder.tag(optimizer.tensors().values(), "optimizer")
             del batches
-        if whole:
-            recorder.start("save")
-            # As checkpoint.manager.save takes them, before it copies each to the host.
-            held = [tensor.detach().contiguous() for tensor in (*trained, *optimizer.tensors().values())]
-            del held
         recorder.start("eval")
         mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked, engine=engine)
+        del copies
+
+
+def _saved(setting: Setting, tensors: list[torch.Tensor], recorder: Recorder) -> list[torch.Tensor]:
+    """What a checkpoint takes of the device: on a GPU it is copied to the host, on a CPU `checkpoint.snapshot` keeps
+    its copy for the next."""
+    copies = [tensor.detach().contiguous() if setting.cuda else tensor.detach().clone() for tensor in tensors]
+    if setting.cuda:
+        return []
+    recorder.tag(copies, "checkpoint's copy")
+    return copies
 
 
 def _first_update(trained: list[torch.nn.Parameter], optimizer: MasterOptimizer) -> None:
@@ -299,6 +318,23 @@ def _replay(trace: Trace, expandable: bool) -> list[Phase]:
             else:
                 allocator.release(blocks.pop(-event))
         phases.append(Phase(name, allocator.totals.peak_allocated, allocator.totals.reserved))
+    return phases
+
+
+def _replay_on_cpu(trace: Trace) -> list[Phase]:
+    """The same on a CPU, where what is freed goes back: `reserved` is the most of the phase, not of all before it."""
+    malloc, blocks, live, phases = Malloc(), dict[int, Any](), 0, []
+    for (name, start), (_, end) in pairwise([*trace.phases, ("", len(trace.events))]):
+        malloc.peak, highest = malloc.resident, live
+        for event in trace.events[start:end]:
+            size = trace.allocations[abs(event) - 1].bytes
+            live += size if event > 0 else -size
+            highest = max(highest, live)
+            if event > 0:
+                blocks[event] = malloc.allocate(size)
+            else:
+                malloc.release(blocks.pop(-event))
+        phases.append(Phase(name, highest, malloc.peak))
     return phases
 
 

@@ -95,6 +95,9 @@ def _memory(planned: dict[str, Any], phases: dict[str, dict[str, int]]) -> Itera
         for key in ("allocated", "reserved"):
             if key in actual:
                 yield Compared(f"{phase['name']}: {key}", phase[f"{key}_bytes"], actual[key], "bytes")
+    resident = max((figures.get("resident", 0) for figures in phases.values()), default=0)
+    if resident and "training" in estimate:
+        yield Compared("the process's RAM", estimate["training"]["likely_bytes"], resident, "bytes")
     kept = next((phases[name]["held"] for name in ("step", "first step") if "held" in phases.get(name, {})), None)
     if kept is not None and estimate.get("peak"):
         terms = {term["term"]: term["bytes"] for term in estimate["peak"]["terms"]}
@@ -138,9 +141,10 @@ def _notes(planned: dict[str, Any], run: RunDir, phases: dict[str, dict[str, int
         yield "memory: the run did not record it"
     elif not any("allocated" in figures for figures in phases.values()):
         most = max(figures.get("resident", 0) for figures in phases.values())
+        alone = estimate.get("training", estimate)
         yield (
             f"memory by phase: measured on CUDA only; the process had {most:,} bytes of RAM at most, planned "
-            f"{estimate.get('low_bytes', 0):,} to {estimate.get('high_bytes', 0):,}"
+            f"{alone.get('low_bytes', 0):,} to {alone.get('high_bytes', 0):,}"
         )
     if not estimate.get("phases"):
         yield f"memory by phase: the plan was not simulated: {estimate.get('not_simulated', 'nothing is known')}"

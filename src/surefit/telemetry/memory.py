@@ -14,6 +14,7 @@ import torch
 
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir
+from surefit.core.units import KIB
 
 
 class PhaseMemory:
@@ -75,5 +76,10 @@ def _on_gpu() -> dict[str, int]:
 
 
 def _resident() -> int:
-    """The most RAM this process ever had; Linux counts it in KiB, macOS in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """The most RAM this process ever had. Linux's `ru_maxrss` begins with what the process had that started this one,
+    so there it is read elsewhere; macOS counts it in bytes."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * KIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else KIB)

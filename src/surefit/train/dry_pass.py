@@ -88,7 +88,8 @@ class DryPass:
             steps = [p["allocated_bytes"] for p in estimate.get("phases", ()) if p["name"] in ("first step", "step")]
             said = f" of {bytes_text(max(steps))} planned" if steps else ""
             return f"{bytes_text(measured['allocated'])}{said}"
-        low, high = estimate.get("low_bytes"), estimate.get("high_bytes")
+        alone = estimate.get("training", estimate)
+        low, high = alone.get("low_bytes"), alone.get("high_bytes")
         said = f" ({bytes_text(low)} to {bytes_text(high)} planned)" if low and high else ""
         return f"{bytes_text(measured['resident'])} of RAM{said}"
 

@@ -1,0 +1,60 @@
+"""Freed memory goes back to the system while a model is trained: glibc's malloc, set in the process. Torch-free.
+
+glibc keeps what is freed for the next `malloc`: a block below its threshold is cut out of the heap, and the threshold
+grows with every large block that is freed, to 32 MiB. What a step frees then lies in pieces between what is still held,
+and the process grows far beyond its tensors. With a low threshold a block from there on is a mapping of its own, and is
+gone when it is freed. That has a price, the pages of every new one, so it is for training alone: decoding holds as much
+either way, and takes a third longer (docs/plan.md has the figures).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from surefit.core import env
+from surefit.core.units import MIB
+
+THRESHOLD = MIB
+"""Bytes from which on a block is a mapping of its own."""
+TRIM = MIB
+"""Free bytes at the end of the heap from which on they are given back."""
+_OWN_THRESHOLD, _OWN_TRIM = 32 * MIB, 64 * MIB
+"""Where glibc's own, which cannot be switched on again, end up (DEFAULT_MMAP_THRESHOLD_MAX and twice that)."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+@contextmanager
+def freed_given_back() -> Iterator[bool]:
+    """Inside, what is freed goes back to the system; afterwards all that is free does once, and then as glibc has it.
+
+    Whether that was done: not where the C library is not glibc (musl, macOS, Windows), nor where the user has chosen
+    how memory is allocated (`MALLOC_…`, `GLIBC_TUNABLES`, `LD_PRELOAD` of another malloc).
+    """
+    library = _glibc()
+    if library is None or not _set(library, THRESHOLD, TRIM):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        _set(library, _OWN_THRESHOLD, _OWN_TRIM)
+        library.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    """The C library; None where its malloc is not to be set."""
+    if sys.platform != "linux" or env.malloc_chosen():
+        return None
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.gnu_get_libc_version  # noqa: B018  only glibc has it
+        return library
+    return None
+
+
+def _set(library: Any, threshold: int, trim: int) -> bool:
+    return bool(library.mallopt(_M_MMAP_THRESHOLD, threshold) and library.mallopt(_M_TRIM_THRESHOLD, trim))
