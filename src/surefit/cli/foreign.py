@@ -15,7 +15,7 @@ from surefit.config.resolve import Resolved, resolve
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, shortened
 from surefit.foreign import Foreign, Lost, read, tool_of
-from surefit.lint.rule import LintContext, Rule
+from surefit.lint.rule import Finding, LintContext, Rule
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -74,6 +74,14 @@ def check_foreign(
         finding["fix"] = None  # there is no editing of other tools' files
     notes += without_facts(report["skipped"])
     return say_report(out, report, target, [*_not_looked_at(found.lost), *notes], style)
+
+
+def findings_of(found: Foreign) -> list[Finding]:
+    """What all rules find in another tool's config."""
+    from surefit.lint.engine import all_rules, run_rules
+
+    context, _ = context_of(found)
+    return run_rules(context, [rule for rule in all_rules() if _fair(rule, context)]).findings
 
 
 def _document(found: Foreign) -> dict[str, Any]:

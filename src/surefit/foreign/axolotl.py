@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
-from surefit.foreign import hf
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import AXOLOTL, AXOLOTL_PLUGINS
 
@@ -43,7 +43,8 @@ def _device_map(value: Any) -> Any:
 
 
 def _template(value: Any) -> Any:
-    return c.UNSAID if str(value).startswith("tokenizer_default") else c.text(value)
+    # tokenizer_default_fallback_chatml is chatml where the tokenizer has no template.
+    return c.UNSAID if value == "tokenizer_default" else c.text(value)
 
 
 KEYS: dict[str, To] = {
@@ -58,7 +59,7 @@ KEYS: dict[str, To] = {
     "lora_r": To(c.whole, "adapter.r", "lora_r"),
     "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
-    "lora_target_modules": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
+    "lora_target_modules": To(hf.linear_or_pattern, "adapter.target_modules", "target_modules", hf.modules),
     "lora_target_linear": To(c.when_true(("all-linear",)), "adapter.target_modules", "target_modules", hf.modules),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
     "peft_use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
@@ -114,11 +115,6 @@ KEYS: dict[str, To] = {
 GONE = {
     "max_packed_sequence_len": "write sequence_len, with sample_packing: true",
     "rope_scaling": "write overrides_of_model_config: {rope_scaling: …}",
-    "noisy_embedding_alpha": "write neftune_noise_alpha",
-    "dpo_beta": "write rl_beta",
-    "evaluation_strategy": "write eval_strategy",
-    "eval_table_size": "write generate_samples: true and num_generation_samples",
-    "eval_max_new_tokens": "write generation_max_new_tokens",
     "dpo_use_logits_to_keep": "take it out",
     "dpo_generate_during_eval": "take it out",
     "dpo_norm_loss": "take it out",
@@ -131,9 +127,17 @@ GONE = {
     "unsloth_lora_o": "write lora_o_kernel",
     "unsloth_rms_norm": "write liger_rms_norm, with its plugin",
     "unsloth_rope": "write liger_rope, with its plugin",
-    "torch_dtype": "write bf16, fp16 or bfloat16",
 }
-ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"]}
+"""Axolotl 0.19.0 stops at these where they are set (schemas/deprecated.py, schemas/validation.py)."""
+DEPRECATED = {
+    "noisy_embedding_alpha": "write neftune_noise_alpha",
+    "dpo_beta": "write rl_beta",
+    "evaluation_strategy": "write eval_strategy",
+    "eval_table_size": "write generate_samples: true and num_generation_samples",
+    "eval_max_new_tokens": "write generation_max_new_tokens",
+}
+"""And only warns about these."""
+ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
 DEFAULTS = {
     "adapter.kind": ("adapter", "full"),
     "train.epochs": ("num_epochs", 1.0),
@@ -342,4 +346,8 @@ TOOL = Tool(
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=frozenset({"special_tokens", "bnb_config_kwargs"}) | hf.OPEN_SECTIONS,
+    deprecated=DEPRECATED,
+    passes_over=lambda key: True,
+    off_is_unset=True,
+    conflicts=conflicts.axolotl,
 )

@@ -21,6 +21,15 @@ from surefit.facts.setup import Place, Setup
 from surefit.foreign.convert import UNSAID, Convert, Misfit, NoPlace
 from surefit.foreign.reasons import why_lost
 from surefit.foreign.result import Foreign, Lost
+from surefit.foreign.values import is_placeholder, kind_of, misfit
+
+
+COMMENT = ("_", "//", "#")
+"""What keys begin with that say nothing to the tool."""
+SLIP = 0.87
+"""How alike two keys are of which one is the other misspelt: adam_eps and adam_epsilon (0.8) are two."""
+SLIPS = 2
+"""Letters too many or too few in it: hub_model_revision is not model_revision."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,10 @@ class Tool:
         defaults: dotted SureFit key → (the tool's key, the value it has where the file does not say).
         finish: adds what no single key says.
         open_sections: mappings whose keys are not all known; what is not in `keys` is lost, not unknown.
+        deprecated: keys it still takes, with a warning → what to write instead.
+        passes_over: whether the tool says nothing about this key if it does not know it.
+        off_is_unset: a key that is gone says nothing where its value is false or 0.
+        conflicts: adds what values are wrong together.
     """
 
     name: str
@@ -63,6 +76,10 @@ class Tool:
     defaults: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     finish: Callable[[Draft], None] = lambda draft: None
     open_sections: frozenset[str] = frozenset()
+    deprecated: Mapping[str, str] = field(default_factory=dict)
+    passes_over: Callable[[str], bool] = lambda key: False
+    off_is_unset: bool = False
+    conflicts: Callable[[Draft], None] = lambda draft: None
 
     def knows(self, key: str) -> bool:
         """Whether the tool takes this key."""
@@ -74,6 +91,14 @@ class Tool:
         known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
         within = [name for name in known if leaf in name.split("_")]
         close = difflib.get_close_matches(leaf, known, n=1, cutoff=0.75) or (within if len(within) == 1 else [])
+        return f"{parent}{dot}{close[0]}" if close else None
+
+    def misspelt(self, key: str) -> str | None:
+        """The known key that a key is but for a slip of the fingers."""
+        parent, dot, leaf = key.rpartition(".")
+        known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
+        alike = [name for name in known if abs(len(name) - len(leaf)) <= SLIPS]
+        close = difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP)
         return f"{parent}{dot}{close[0]}" if close else None
 
     def is_section(self, key: str) -> bool:
@@ -97,6 +122,9 @@ class Draft:
     names: dict[str, str] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+    deprecated: dict[str, str] = field(default_factory=dict)
+    parts: list[Lost] = field(default_factory=list)
     meant: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     mapped: set[str] = field(default_factory=set)
@@ -141,6 +169,10 @@ class Draft:
             kept = self.judged if key in self.mapped else self.lost
             kept[key] = Lost(key, self.line(key), hidden(key, self.flat[key]), why)
 
+    def lose_part(self, key: str, part: str, value: Any, why: str) -> None:
+        """Something inside the value of a key has no place in a SureFit config; the key itself may have reached it."""
+        self.parts.append(Lost(f"{key}{part}", self.line(key), hidden(part, value), why))
+
     def reach(self, key: str) -> None:
         """The key that the table lost reached the config after all."""
         self.judge(key)
@@ -184,23 +216,64 @@ class Draft:
         """Every key to where it goes."""
         self.flat = dict(_flatten(self.tree, self.tool))
         for key, value in self.flat.items():
-            if key in self.tool.gone and key not in self.tool.keys:
-                self.gone[key] = self.tool.gone[key]
-                self.places[key] = self.place(key)
-            elif not self.tool.knows(key) and key.partition(".")[0] not in self.tool.open_sections:
-                self.unknown.append(key)
-                self.places[key] = self.place(key)
-                if nearest := self.tool.nearest(key):
-                    self.meant[key] = nearest
-            elif value is None:
+            if value is None:
                 self.mapped.add(key)
-            elif key in self.tool.keys:
-                self.read_key(key, self.tool.keys[key])
-            else:
-                self.lose(key, why_lost(key))
+            elif key in self.tool.gone and key not in self.tool.keys:
+                self._read_gone(key, value)
+            elif key in self.tool.deprecated and key not in self.tool.keys:
+                self._read_deprecated(key)
+            elif not self.tool.knows(key) and key.partition(".")[0] not in self.tool.open_sections:
+                self._read_unknown(key)
+            elif not self._misfits(key, value):
+                if key in self.tool.keys:
+                    self.read_key(key, self.tool.keys[key])
+                else:
+                    self.lose(key, why_lost(key))
         for key in filter(self.tool.once.__contains__, self.gone):
             self.read_old_key(key, self.tool.once[key])
         self.tool.finish(self)
+        self.tool.conflicts(self)
+
+    def _read_gone(self, key: str, value: Any) -> None:
+        if self.tool.off_is_unset and not value:
+            self.mapped.add(key)
+            return
+        self.gone[key] = self.tool.gone[key]
+        self.places[key] = self.place(key)
+
+    def _read_deprecated(self, key: str) -> None:
+        self.deprecated[key] = self.tool.deprecated[key]
+        self.places[key] = self.place(key)
+        if key in self.tool.once:
+            self.read_key(key, self.tool.once[key])
+        else:
+            self.lose(key, self.tool.deprecated[key])
+
+    def _read_unknown(self, key: str) -> None:
+        if key.rpartition(".")[2].startswith(COMMENT):
+            self.lose(key, "a comment")
+            return
+        self.places[key] = self.place(key)
+        meant = self.tool.misspelt(key)
+        if meant is None and self.tool.passes_over(key):
+            self.passed_over.append(key)
+            self.lose(key, f"{self.tool.name} does not know it")
+            return
+        self.unknown.append(key)
+        if nearest := meant or self.tool.nearest(key):
+            self.meant[key] = nearest
+
+    def _misfits(self, key: str, value: Any) -> bool:
+        """Whether the tool cannot use this value, by its schema; a placeholder is left out too."""
+        kind = kind_of(self.tool.name, key)
+        expected = kind and misfit(key, kind, value)
+        if not expected or kind is None:
+            return False
+        if is_placeholder(value, kind):
+            self.lose(key, "a placeholder, which something else fills in")
+        else:
+            self.refuse(key, expected)
+        return True
 
     def read_key(self, key: str, to: To) -> None:
         """One key that the table has."""
@@ -210,7 +283,7 @@ class Draft:
             self.refuse(key, str(misfit))
             return
         except NoPlace as reason:
-            self.lose(key, str(reason))
+            self.lose(key, f"{reason}; {to.config} stays SureFit's default" if to.config else str(reason))
             return
         self.mapped.add(key)
         if to.setup:
@@ -223,7 +296,7 @@ class Draft:
         except NoPlace as reason:
             if not to.setup:
                 self.mapped.discard(key)
-            self.lose(key, str(reason))
+            self.lose(key, f"{reason}; {to.config} stays SureFit's default")
 
     def read_old_key(self, key: str, to: To) -> None:
         """A key under a name that is gone: what it meant, unless the file says that under the new name too."""
@@ -242,7 +315,7 @@ class Draft:
         loaded = self._loaded() if self.whole_run else None
         setup = Setup(
             tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
-            ignored=self.ignored, **self.setup,
+            ignored=self.ignored, deprecated=self.deprecated, passed_over=tuple(self.passed_over), **self.setup,
         )  # fmt: skip
         return Foreign(
             tool=self.tool.name,
@@ -256,12 +329,15 @@ class Draft:
             mapped=frozenset(self.mapped),
             judged=tuple(self.judged.values()),
             rows_known=self.rows_known,
+            values=self.flat,
+            parts=tuple(self.parts),
         )
 
     def _loaded(self) -> Loaded | None:
         """The SureFit config, without the values that it refuses; None where its model or data are missing."""
         for dotted, (key, value) in self.tool.defaults.items():
-            if dotted not in self.config:
+            # What the file says and SureFit cannot do is not the tool's default either.
+            if dotted not in self.config and not (self.says(key) and key in {*self.lost, *self.judged, *self.refused}):
                 self.config[dotted] = value
                 self.names[dotted] = key
         while True:

@@ -55,6 +55,55 @@ TRL = _keys("""
 """)
 """TRL 1.16.0: SFTConfig, ModelConfig, ScriptArguments and DatasetMixtureConfig; `env` is its command line's."""
 
+TRL_STAGES = _keys("""
+    add_tail_bucket beta beta1 beta2 cache_implementation cast_lm_head_to_fp32 center_rewards_coefficient
+    chat_template_kwargs cpo_alpha data_parallel_size delta desirable_weight diagnostics_flat_tolerance
+    diagnostics_warning_interval disable_dropout discopop_tau distillation_add_tail distillation_alpha
+    distillation_is_clip distillation_mode distillation_objective distillation_topk distillation_weight
+    distributed_executor_backend dont_reprompt_on_self_success ds3_gather_for_generation
+    enable_prefix_caching enforce_eager entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min
+    entropy_target environment_feedback_only_without_solution epsilon epsilon_high f_alpha_divergence_coef
+    f_divergence_type feedback_template filter_all_incorrect fork_threshold_tokens generate_during_eval
+    generate_from_teacher generation_batch_size generation_kwargs gpu_memory_utilization
+    heartbeat_stale_after_s host importance_sampling_level include_environment_feedback is_encoder_decoder
+    iw_opd_epsilon iw_opd_gamma kv_cache_dtype label_smoothing ld_alpha lmbda log_completions
+    log_completions_hub_repo log_completions_steps log_multimodal log_unique_prompts loss_add_tail
+    loss_top_k loss_weights mask_truncated_completions max_completion_length max_inflight_tasks
+    max_model_len max_new_tokens max_prompt_length max_reprompt_len max_staleness
+    max_tool_calling_iterations min_p missing_eos_penalty multi_objective_aggregation normalize_advantages
+    num_completions_to_print num_generations num_generations_eval num_iterations num_loss_tokens_to_skip
+    num_value_samples off_policy_mask_threshold padding_value port precompute_ref_batch_size
+    precompute_ref_log_probs queue_maxsize ref_model_mixup_alpha ref_model_sync_steps
+    remove_thinking_from_demonstration repetition_penalty reprompt_template request_timeout
+    reverse_kl_top_1_mode revision reward_clip_range reward_funcs reward_model_name_or_path
+    reward_model_path reward_weights sapo_temperature_neg sapo_temperature_pos scale_rewards seq_kd
+    simpo_gamma solution_template speculative_config steps_per_generation success_reward_threshold
+    sync_ref_model teacher_model_init_kwargs teacher_model_kind teacher_model_name_or_path
+    teacher_model_revision teacher_model_server_url teacher_prompt_template teacher_server_urls
+    teacher_sync_steps teacher_temperature teacher_tokenizer_name_or_path teacher_top_k teacher_update_rate
+    temperature tensor_parallel_size token_budget top_entropy_quantile top_k top_p tpo_alpha tpo_l_gamma
+    transformers_continuous_batching_config uld_crossentropy_weight uld_distillation_weight
+    uld_hybrid_matched_weight uld_hybrid_unmatched_weight uld_skip_student_eos uld_skip_teacher_eos
+    uld_student_temperature uld_teacher_temperature uld_token_merge_strategy uld_use_hybrid_loss
+    undesirable_weight use_adaptive_entropy use_bias_correction_kl use_extended_uld
+    use_successful_as_teacher use_teacher_server use_transformers_continuous_batching use_transformers_paged
+    use_uld_loss use_vllm use_weighting vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
+    vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_importance_sampling_cap
+    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+    vllm_importance_sampling_mode vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
+    vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex vllm_sync_frequency
+    vllm_tensor_parallel_size wandb_log_unique_prompts weight_sync_steps weight_sync_timeout
+""")
+"""TRL 1.16.0: what the configs of its other trainers (DPO, KTO, ORPO, GRPO, RLOO, reward, distillation…) take beyond
+SFTConfig's; some of them belonged to SFTConfig once."""
+
+TRL_LAUNCHER = _keys("""
+    accelerate_config cpu config_file deepspeed_config_file fsdp_config_file gpu_ids machine_rank main_process_ip
+    main_process_port mixed_precision multi_gpu num_cpu_threads_per_process num_machines num_processes rdzv_backend
+    same_network use_deepspeed use_fsdp zero_stage dynamo_backend debug_launcher
+""")
+"""TRL 1.16.0 hands them to `accelerate launch` (cli/accelerate_config.py)."""
+
 LORA_CONFIG = _keys("""
     alora_invocation_tokens alpha_pattern arrow_config auto_mapping base_model_name_or_path bias corda_config
     ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights kasa_config
@@ -82,7 +131,7 @@ LLAMAFACTORY = _keys("""
     galore_update_interval generation_config generation_max_length generation_num_beams hf_hub_token
     hyper_parallel_args ignore_pad_token_for_loss image_do_pan_and_scan image_max_pixels image_min_pixels
     include_effective_tokens_per_second infer_backend infer_dtype init_special_tokens interleave_probs
-    kt_expert_checkpoint_path kt_lora_expert_intermediate_size kt_lora_expert_num kt_use_lora_experts
+    kt_config kt_cpu_activation kt_expert_checkpoint_path kt_lora_expert_intermediate_size kt_lora_expert_num kt_use_lora_experts
     kt_weight_path kto_chosen_weight kto_rejected_weight ld_alpha length_penalty lora_alpha lora_dropout
     lora_rank lora_target loraplus_lr_embedding loraplus_lr_ratio low_cpu_mem_usage mask_history master_addr
     master_port max_length max_new_tokens max_samples media_dir mix_strategy mixture_of_depths
@@ -107,7 +156,7 @@ LLAMAFACTORY = _keys("""
     video_min_pixels vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen
 """)
 """LLaMA-Factory 0.9.5, all argument classes but for what they derive themselves (compute_dtype, device_map…), and
-Seq2SeqTrainingArguments' own."""
+Seq2SeqTrainingArguments' own; kt_config and kt_cpu_activation are those of KTransformers' own release of it."""
 
 AXOLOTL = _keys("""
     accelerator_config activation_offloading adam_beta1 adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 adapter
@@ -219,7 +268,7 @@ DEEPSPEED = _keys("""
     elasticity expert_parallel flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op
     gradient_clipping gradient_predivide_factor graph_harvesting hybrid_engine log_level
     managed_gradient_accumulation memory_breakdown nebula optimizer pipeline prescale_gradients
-    progressive_layer_drop scheduler seq_parallel_comm_data_type sequence_parallel_size sparse_attention
+    progressive_layer_drop scheduler seq_parallel_comm_data_type seq_parallel_communication_data_type sequence_parallel_size sparse_attention
     sparse_gradients steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size
     train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb
     weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization

@@ -8,8 +8,8 @@ from typing import Any
 
 from surefit.config.load import parse_yaml, read_text
 from surefit.core.errors import ConfigError
+from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
-from surefit.foreign import hf
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4
 
@@ -260,4 +260,5 @@ TOOL = Tool(
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
+    conflicts=conflicts.llamafactory,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class Foreign:
         problems: values that the tool itself cannot use, with file and line.
         rows_known: `loaded.config.data.train` is all that the tool would train on, row by row, laid out as SureFit
             reads it; otherwise nothing may be concluded from its rows.
+        values: every key of the file, nested ones with dots → its value.
+        parts: what is lost inside values that reached the config.
     """
 
     tool: str
@@ -56,3 +59,5 @@ class Foreign:
     mapped: frozenset[str] = frozenset()
     judged: tuple[Lost, ...] = ()
     rows_known: bool = True
+    values: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Lost, ...] = ()

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.facts.setup import Setup
+from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
-from surefit.foreign import hf
 from surefit.foreign.draft import Draft, To, Tool
-from surefit.foreign.known import TRAINING_ARGUMENTS, TRL
+from surefit.foreign.known import TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
 
 LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
@@ -26,13 +26,18 @@ def _truncation(value: Any) -> str:
     return sides[value]
 
 
+def _targets(value: Any) -> Any:
+    """ModelConfig hands a list of one to PEFT as the text in it."""
+    return hf.linear_or_pattern(value[0] if isinstance(value, list) and len(value) == 1 else value)
+
+
 KEYS = hf.KEYS | {
     "dtype": To(hf.dtype, "model.dtype", "weights_dtype"),
     "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
     "lora_r": To(c.whole, "adapter.r", "lora_r"),
     "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
-    "lora_target_modules": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
+    "lora_target_modules": To(_targets, "adapter.target_modules", "target_modules", hf.modules),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
     "use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
     "use_dora": To(c.switch, "adapter.use_dora"),
@@ -76,12 +81,30 @@ DEFAULTS = {
 
 def _finish(draft: Draft) -> None:
     hf.finish(draft)
-    _adapter(draft)
     _data(draft)
+    _adapter(draft)
+    _stage(draft)
     _loss(draft)
     hf.held_out(draft, "test_split_size")
     if not draft.setup.get("packing"):
         draft.without_effect(["packing_strategy"], "packing is not true")
+
+
+def _stage(draft: Draft) -> None:
+    """Keys of another trainer than SFTTrainer; and those of `accelerate launch`, to which TRL hands them."""
+    stages = [key for key in draft.flat if key in TRL_STAGES and draft.says(key)]
+    if stages:
+        draft.whole_run = False
+        for key in stages:
+            draft.lose(key, "it belongs to TRL's trainers for preferences or rewards, and SureFit learns from answers")
+    for key in filter(draft.says, sorted(TRL_LAUNCHER)):
+        draft.lose(key, "TRL hands it to `accelerate launch`; in SureFit see the sections hardware and parallel")
+    if draft.passed_over:
+        # A script with arguments of its own comes with a release of TRL of its own.
+        for key, instead in draft.gone.items():
+            draft.deprecated[key] = instead
+            draft.mapped.add(key)
+        draft.gone.clear()
 
 
 def _adapter(draft: Draft) -> None:
@@ -92,7 +115,7 @@ def _adapter(draft: Draft) -> None:
         draft.say("adapter", kind, "use_peft")
         draft.carry("adapter.kind", "lora" if lora else "full", "use_peft")
         draft.reach("use_peft")
-    elif draft.says("dataset_name"):
+    elif draft.says("dataset_name") or draft.whole_run:
         draft.say("adapter", "full", "use_peft")
         draft.config["adapter.kind"] = "full"
         draft.names["adapter.kind"] = "use_peft"
@@ -184,10 +207,12 @@ def with_rows(setup: Setup, columns: Collection[str]) -> Setup:
 TOOL = Tool(
     name="trl",
     keys=KEYS,
-    known=TRAINING_ARGUMENTS | TRL,
+    known=TRAINING_ARGUMENTS | TRL | TRL_STAGES | TRL_LAUNCHER,
     gone=GONE,
     once=ONCE,
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
+    passes_over=lambda key: True,
+    conflicts=conflicts.trl,
 )
