@@ -77,7 +77,9 @@ def judged(root: Path, entry: dict[str, str]) -> Judged:
 def unnamed(found: Foreign) -> list[str]:
     """Keys that are set in the file and stand nowhere in what `import` writes."""
     text = config_text(found)
-    return [key for key in leaves(found.values) if not re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", text)]
+    wrong = tuple(f"{problem.field}." for problem in found.problems)
+    named = set(re.findall(r"\w+", text))
+    return [key for key in leaves(found.values) if key.rpartition(".")[2] not in named and not key.startswith(wrong)]
 
 
 def leaves(tree: Any, prefix: str = "") -> Iterator[str]:

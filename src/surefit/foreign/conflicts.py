@@ -390,19 +390,9 @@ DEEPSPEED: tuple[Rule, ...] = (
 )
 ACCELERATE: tuple[Rule, ...] = (
     (
-        lambda flat: _upper(flat, "distributed_type") == "FSDP" and not any(key.startswith("fsdp_config") for key in flat),
-        "distributed_type",
-        "fsdp_config beside distributed_type: FSDP",
-    ),
-    (
         lambda flat: _whole(flat.get("machine_rank"), 0) and _whole(flat.get("num_machines")) and flat["machine_rank"] >= flat["num_machines"],
         "machine_rank",
         "a machine_rank below num_machines",
-    ),
-    (
-        lambda flat: _whole(flat.get("num_processes")) and _whole(flat.get("num_machines")) and flat["num_processes"] % flat["num_machines"],
-        "num_processes",
-        "a multiple of num_machines: num_processes counts those of all machines",
     ),
     (
         lambda flat: _upper(flat, "distributed_type") == "NO" and _whole(flat.get("num_processes")) and flat["num_processes"] > 1,

@@ -89,16 +89,16 @@ class Tool:
         """The key that a misspelt one probably stands for."""
         parent, dot, leaf = key.rpartition(".")
         known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
-        within = [name for name in known if leaf in name.split("_")]
-        close = difflib.get_close_matches(leaf, known, n=1, cutoff=0.75) or (within if len(within) == 1 else [])
+        close = difflib.get_close_matches(leaf, known, n=1, cutoff=0.75)
         return f"{parent}{dot}{close[0]}" if close else None
 
     def misspelt(self, key: str) -> str | None:
-        """The known key that a key is but for a slip of the fingers."""
+        """The known key that a key is but for a slip of the fingers, or without its prefix (dropout for lora_dropout)."""
         parent, dot, leaf = key.rpartition(".")
         known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
         alike = [name for name in known if abs(len(name) - len(leaf)) <= SLIPS]
-        close = difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP)
+        within = [name for name in known if leaf in name.split("_")]
+        close = difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP) or (within if len(within) == 1 else [])
         return f"{parent}{dot}{close[0]}" if close else None
 
     def is_section(self, key: str) -> bool:
@@ -138,7 +138,7 @@ class Draft:
     def line(self, key: str) -> int | None:
         """The line of a key, or of the nearest key above it."""
         while key and key not in self.lines:
-            key = key.rpartition(".")[0]
+            key = re.sub(r"(\.[^.\[]*|\[\d+\]|^[^.\[]*)$", "", key)
         return self.lines.get(key)
 
     def place(self, key: str) -> Place:
@@ -171,7 +171,7 @@ class Draft:
 
     def lose_part(self, key: str, part: str, value: Any, why: str) -> None:
         """Something inside the value of a key has no place in a SureFit config; the key itself may have reached it."""
-        self.parts.append(Lost(f"{key}{part}", self.line(key), hidden(part, value), why))
+        self.parts.append(Lost(f"{key}{part}", self.line(f"{key}{part}"), hidden(part, value), why))
 
     def reach(self, key: str) -> None:
         """The key that the table lost reached the config after all."""
@@ -188,6 +188,19 @@ class Draft:
     def _is_open(self, key: str) -> bool:
         """Whether the file has the key, and it has not yet ended among those that are gone or wrong."""
         return key in self.flat and key not in self.refused and key not in self.gone
+
+    def refuse_part(self, key: str, part: str, value: Any, expected: str) -> None:
+        """The tool cannot use something inside the value of a key."""
+        name = f"{key}{part}"
+        self.problems.append(
+            ConfigError(
+                f"expected {expected}, got {shown(value)}",
+                path=self.path,
+                line=self.line(name),
+                field=name,
+                help=_value_help(value, expected),
+            )
+        )
 
     def without_effect(self, keys: Iterable[str], why: str) -> None:
         """These keys, where the file has them, change nothing."""
@@ -351,13 +364,13 @@ class Draft:
                     self._refused_by_schema(dotted)
                 continue
             keys = {dotted: self.names[dotted] for dotted in self.config}
-            lines = {dotted: self.lines.get(key.partition(" ")[0]) for dotted, key in keys.items()}
+            lines = {dotted: self.line(root(key)) for dotted, key in keys.items() if root(key) in self.flat}
             return Loaded(config, self.path, {dotted: at for dotted, at in lines.items() if at}, frozenset())
 
     def _refused_by_schema(self, dotted: str) -> None:
         """A value that the tool takes and SureFit does not: the key is lost, and nothing is wrong with the file."""
         del self.config[dotted]
-        key = self.names.pop(dotted).partition(" ")[0]
+        key = root(self.names.pop(dotted))
         if key in self.flat:
             if key not in {place.name for place in self.places.values()}:
                 self.mapped.discard(key)
@@ -374,6 +387,15 @@ def _flatten(tree: Mapping[str, Any], tool: Tool, prefix: str = "") -> list[tupl
         else:
             found.append((key, value))
     return found
+
+
+def root(name: str) -> str:
+    """The key of the file in the name of where a value came from.
+
+    >>> root("micro_batch_size × gradient_accumulation_steps"), root("datasets[0].path")
+    ('micro_batch_size', 'datasets')
+    """
+    return re.split(r"[ \[]", name, maxsplit=1)[0]
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -407,7 +429,8 @@ def shown(value: Any) -> str:
 
 def hidden(key: str, value: Any) -> Any:
     """The value of a key, unless it can be a secret."""
-    if re.search(r"token$|api_key|secret|password|credential", key):
+    special = re.search(r"(pad|eos|bos|unk|sep|cls|mask|image|audio|video|eot|end|start)_token$", key)
+    if not special and re.search(r"token$|api_key|secret|password|credential", key):
         return "(not shown)"
     return redact(value) if isinstance(value, str) else value
 

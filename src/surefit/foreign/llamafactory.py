@@ -209,6 +209,11 @@ def _data(draft: Draft) -> None:
     if layout:
         draft.carry("data.format", layout, "dataset")
     draft.rows_known = draft.rows_known and layout is not None
+    for i, name in enumerate(names):
+        if not info:
+            draft.lose_part("dataset", f"[{i}]", name, f"its entry in {folder}/dataset_info.json is not here: name its rows")
+        elif _source(name, folder, info)[1] is None:
+            draft.lose_part("dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts")
     if len(names) > 1:
         draft.rows_known = False
         _mix(draft, [_source(name, folder, info) for name in names], str(draft.flat.get("mix_strategy") or "concat"))

@@ -9,6 +9,7 @@ from typing import Any
 from surefit.facts.setup import Setup
 from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
+from surefit.foreign.axolotl_data import is_plain_split
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
 
@@ -24,6 +25,12 @@ def _truncation(value: Any) -> str:
     if not isinstance(value, str) or value not in sides:
         raise c.Misfit("keep_start or keep_end")
     return sides[value]
+
+
+def _whole_split(value: str) -> str:
+    if not is_plain_split(value):
+        raise c.NoPlace("a part of a split: all its rows would be used")
+    return value
 
 
 def _targets(value: Any) -> Any:
@@ -43,7 +50,7 @@ KEYS = hf.KEYS | {
     "use_dora": To(c.switch, "adapter.use_dora"),
     "bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
     "dataset_name": To(c.text, "data.train"),
-    "dataset_train_split": To(c.text, "data.split"),
+    "dataset_train_split": To(c.text, "data.split", None, _whole_split),
     "test_split_size": To(c.number, "data.eval"),
     "max_length": To(c.whole, "data.max_length", "max_length"),
     "truncation_mode": To(_truncation, None, "truncation_side"),
@@ -156,19 +163,30 @@ def _data(draft: Draft) -> None:
     """The rows: `dataset_name`, or a mixture under `datasets`."""
     mixture = draft.flat.get("datasets")
     if not draft.says("dataset_name") and isinstance(mixture, list) and mixture and isinstance(mixture[0], dict):
-        source = mixture[0].get("path")
-        if isinstance(source, str):
-            draft.carry("data.train", source, "datasets")
-            draft.reach("datasets")
-        plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
-        more = [_named(entry) for entry in mixture[1:]] if plain else []
-        draft.rows_known = len(mixture) == 1 and plain
-        if not plain or None in more or not hf.mix(draft, [name for name in more if name], "datasets"):
-            draft.lose("datasets", "data.mix takes rows by path or id: what else is said of them is left out")
+        _mixture(draft, mixture)
     draft.whole_run = "data.train" in draft.config and "model.name_or_path" in draft.config
     layout = ("dataset_config", "dataset_streaming", "streaming", "dataset_kwargs")
     if any(draft.says(key) for key in layout) or draft.flat.get("dataset_text_field", "text") != "text":
         draft.rows_known = False
+
+
+def _mixture(draft: Draft, mixture: list[Any]) -> None:
+    source = mixture[0].get("path")
+    if isinstance(source, str):
+        draft.carry("data.train", source, "datasets[0].path")
+        draft.reach("datasets")
+        if is_plain_split(mixture[0].get("split")):
+            draft.carry("data.split", mixture[0]["split"], "datasets[0].split")
+    plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
+    whole = plain and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
+    more = [_named(entry) for entry in mixture[1:]] if whole else []
+    draft.rows_known = len(mixture) == 1 and whole
+    mixed = whole and None not in more and hf.mix(draft, [name for name in more if name], "datasets")
+    for i, entry in enumerate(mixture):
+        for key, value in entry.items() if isinstance(entry, dict) else ():
+            said = (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or mixed) else False
+            if not said and value is not None:
+                draft.lose_part("datasets", f"[{i}].{key}", value, "data.mix takes whole splits, by path or id")
 
 
 def _named(entry: dict[str, Any]) -> str | None:

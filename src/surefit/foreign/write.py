@@ -102,7 +102,7 @@ def _block(title: str, keys: Iterable[Lost]) -> list[str]:
 
 
 def _quoted(value: Any) -> str:
-    return shortened(_one_line(one_line_yaml(value)), WIDTH)
+    return shortened(_one_line(one_line_yaml(value)), WIDTH * (4 if isinstance(value, dict | list) else 1))
 
 
 def _one_line(text: str) -> str:
