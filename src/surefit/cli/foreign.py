@@ -43,7 +43,11 @@ class Unsized:
 
 
 def is_foreign(target: Path) -> bool:
-    """Whether this is a config of another tool."""
+    """Whether this is a config of another tool.
+
+    Raises:
+        ConfigError: it can be read, and is no config of a tool that SureFit knows.
+    """
     return target.is_file() and tool_of(target) not in (None, "surefit")
 
 
@@ -179,13 +183,14 @@ def _attempt(look: Callable[[], T], notes: list[str]) -> T | None:
 
 
 def _model(found: Foreign, notes: list[str]) -> ModelFacts | None:
+    from surefit.facts.hub import PATIENCE_S
     from surefit.facts.model import model_facts
 
     name = found.setup.base_model or (found.loaded.config.model.name_or_path if found.loaded else None)
     if name is None:
         return None
     revision = found.setup.base_revision
-    return _attempt(lambda: model_facts(name, None if revision == "main" else revision), notes)
+    return _attempt(lambda: model_facts(name, None if revision == "main" else revision, PATIENCE_S), notes)
 
 
 def _tokenizer(setup: Setup, model: ModelFacts | None, notes: list[str]) -> TokenizerFacts | None:

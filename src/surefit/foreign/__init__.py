@@ -27,6 +27,10 @@ MODULES = {
     "llamafactory": "llamafactory", "trl": "trl",
 }  # fmt: skip
 """Tool → the module with its table."""
+KNOWN = (
+    "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and deepspeed, "
+    "PEFT's adapter_config.json, and SLURM batch scripts"
+)
 UNKNOWN = "not a file of a tool that SureFit knows"
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
 _TEMPLATE = re.compile(
@@ -36,10 +40,16 @@ _TEMPLATE = re.compile(
 
 
 def tool_of(path: Path) -> str | None:
-    """Whose config this is, as `detect` says; None where it is none, or cannot be read."""
+    """Whose config this is, as `detect` says; None where it cannot be read, or is empty.
+
+    Raises:
+        ConfigError: it is a mapping, and no config of a tool that SureFit knows.
+    """
     try:
         return detect(path)
-    except ConfigError:
+    except ConfigError as error:
+        if error.message.startswith((UNKNOWN, "not valid JSON")):
+            raise
         return None
 
 
@@ -57,12 +67,13 @@ def detect(path: Path) -> str:
     tree = _parse(text, path)[0]
     other = other_schema(tree) if isinstance(tree, dict) else None
     found = recognise(tree, _takes) if isinstance(tree, dict) and other is None else None
+    if not isinstance(tree, dict):
+        raise ConfigError("holds no keys", path=path, help=KNOWN)
     if found is None:
         raise ConfigError(
             UNKNOWN + (f": {other}" if other else ""),
             path=path,
-            help="known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate "
-            "and deepspeed, PEFT's adapter_config.json, and SLURM batch scripts",
+            help=KNOWN,
         )
     return found
 

@@ -95,6 +95,8 @@ def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
         # Its keys are transformers' but for a few: a file that has others beside them also has some of the Trainer's.
         everything = count == len(tree) and count > 1
         return everything or (count >= SHARE * len(tree) and len(TRAINING_ARGUMENTS & tree.keys()) > 1)
+    if tool == "peft" and "peft_type" in tree:
+        return True  # every kind of adapter has keys of its own
     marks = OWN[tool] & tree.keys()
     if not marks or count < SHARE * len(tree):
         return False
