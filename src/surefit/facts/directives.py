@@ -100,6 +100,8 @@ def _directive(number: int, text: str) -> Iterator[Slip]:
             yield Slip(number, f"{word[:40]} has one dash", f"write -{word}")
         elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            if equals and value and i + 1 < len(words) and not words[i + 1].startswith("-"):
+                yield Slip(number, f"{words[i + 1][:40]} stands behind the value of --{name}", "write it without spaces")
             following = words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("-") else ""
             yield from _option(number, name, value if equals else following, spaced=bool(equals) and not value)
         elif word[1:2] in LETTERS and i == 0:

@@ -113,7 +113,7 @@ def _judge(draft: Draft, key: str, at: str, entry: dict[str, Any]) -> None:
         if expected and not is_placeholder(value, kind):
             draft.refuse_part(key, f"{at}.{name}", value, expected)
     kind = entry.get("type")
-    if isinstance(kind, str) and not _is_type(kind) and not draft.says("plugins"):
+    if isinstance(kind, str) and not _is_type(kind):
         draft.refuse_part(key, f"{at}.type", kind, f"a type of rows that Axolotl has ({_types_like(kind)})")
 
 

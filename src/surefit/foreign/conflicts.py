@@ -6,12 +6,15 @@ They are facts of the releases that the files in schemas/ name, written down fro
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 from surefit.foreign.draft import Draft
 
 Rule = tuple[Callable[[dict[str, Any]], Any], str, str]
-"""(what holds where it is wrong, the keys of which the last that is set is named, what the tool expects)."""
+"""(what holds where it is wrong, the keys of which the last in the file is named, what the tool expects)."""
+FIRST = "! "
+"""Before keys of which the first in this order is named."""
 
 
 def _off(value: Any) -> bool:
@@ -21,10 +24,10 @@ def _off(value: Any) -> bool:
 def _apply(draft: Draft, rules: tuple[Rule, ...]) -> None:
     flat = {key: value for key, value in draft.flat.items() if key not in draft.refused}
     for wrong, keys, expected in rules:
-        named = [key for key in keys.split() if key in flat and flat[key] is not None]
+        first = keys.startswith(FIRST)
+        named = [key for key in keys.lstrip(FIRST).split() if key in flat and (first or flat[key] is not None)]
         if named and wrong(flat):
-            last = max(named, key=lambda key: draft.line(key) or 0)
-            draft.refuse(last, expected)
+            draft.refuse(named[0] if first else max(named, key=lambda key: draft.line(key) or 0), expected)
 
 
 def both(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
@@ -63,6 +66,12 @@ def _is_version_2(flat: dict[str, Any]) -> bool:
 
 def _fsdp(flat: dict[str, Any], name: str) -> Any:
     return flat.get(f"fsdp_config.{name}", flat.get(f"fsdp_config.fsdp_{name}"))
+
+
+def _no_adapter(kind: str, plugins: bool) -> bool:
+    """Whether this is no adapter of Axolotl's; with plugins, only where it is one of its own misspelt."""
+    known = ("lora", "qlora", "llama-adapter")
+    return kind not in known and (not plugins or bool(get_close_matches(kind, known, cutoff=0.8)))
 
 
 KERNELS = "lora_mlp_kernel lora_qkv_kernel lora_o_kernel"
@@ -109,10 +118,10 @@ AXOLOTL: tuple[Rule, ...] = (
         "early_stopping_patience save_steps eval_steps",
         "save_steps that eval_steps divides, for early_stopping_patience",
     ),
-    (_quantised_full, "load_in_4bit load_in_8bit", "an adapter beside it: quantised weights are not trained"),
+    (_quantised_full, "! adapter load_in_4bit load_in_8bit", "an adapter beside it: quantised weights are not trained"),
     (
         lambda flat: flat.get("adapter") == "qlora" and _off(flat.get("load_in_4bit")) and _off(flat.get("merge_lora")),
-        "adapter load_in_4bit",
+        "! load_in_4bit adapter",
         "load_in_4bit: true for adapter: qlora",
     ),
     (
@@ -121,7 +130,7 @@ AXOLOTL: tuple[Rule, ...] = (
         "load_in_8bit: false for adapter: qlora",
     ),
     (
-        lambda flat: flat.get("adapter") not in (None, "", "lora", "qlora", "llama-adapter") and not flat.get("plugins"),
+        lambda flat: _no_adapter(str(flat.get("adapter") or "lora"), bool(flat.get("plugins"))),
         "adapter",
         "lora, qlora or llama-adapter, or the plugin that brings it",
     ),

@@ -22,7 +22,8 @@ NOUNS = {
     "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text", "list": "a list",
     "dict": "a mapping",
 }  # fmt: skip
-PLACEHOLDER = re.compile(r"\$\{?\w+\}?|\{\{.*\}\}|<[\w -]+>|[A-Z]+(_[A-Z0-9]+)+")
+PLACEHOLDER = re.compile(r"\$\{?\w+\}?|\{\{.*\}\}|<[\w -]+>")
+NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 """What a program fills in before the tool reads the file."""
 SHOWN = 12
 """Words that a message lists."""
@@ -71,8 +72,11 @@ def kind_of(tool: str, key: str) -> str | None:
 
 def is_placeholder(value: Any, kind: str) -> bool:
     """Whether a text where none belongs is one that a program replaces."""
-    parts = set(kind.split("|"))
-    return isinstance(value, str) and "str" not in parts and bool(PLACEHOLDER.fullmatch(value.strip()))
+    parts = kind.split("|")
+    if not isinstance(value, str) or {"str", "dict", "list"} & set(parts):
+        return False
+    words = any(part.startswith("=") and part[1:].isupper() for part in parts)
+    return bool(PLACEHOLDER.fullmatch(value.strip()) or (not words and NAME.fullmatch(value.strip())))
 
 
 def misfit(key: str, kind: str, value: Any) -> str | None:
