@@ -148,7 +148,7 @@ def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
         environment=environment_facts(),
         stack=stack_facts(),
         job=found.job,
-        problems=(*found.problems, *_row_problems(found, rows)),
+        problems=(*found.problems, *_row_problems(found, rows), *_column_problems(found)),
     )
     return context, notes
 
@@ -239,6 +239,32 @@ def _row_problems(found: Foreign, rows: Rows | None) -> list[SureFitError]:
     except SureFitError as error:
         return [error]
     return []
+
+
+def _column_problems(found: Foreign) -> list[SureFitError]:
+    """Columns that the file names and that the rows on this machine do not have."""
+    from surefit.core.errors import did_you_mean
+    from surefit.data.load import load_rows
+    from surefit.foreign.columns import named_columns
+
+    problems: list[SureFitError] = []
+    columns: dict[str, list[str]] = {}
+    for named in named_columns(found):
+        if named.source not in columns:
+            rows = _attempt(lambda source=named.source: load_rows(source), []) if os.path.isfile(named.source) else None
+            columns[named.source] = sorted(rows.columns) if rows else []
+        known = columns[named.source]
+        if known and named.column not in known:
+            problems.append(
+                ConfigError(
+                    f"the rows of {named.source} have no column {named.column!r}{did_you_mean(named.column, known)}",
+                    path=found.path,
+                    line=found.line(named.key),
+                    field=named.key,
+                    help=f"their columns are {', '.join(known)}",
+                )
+            )
+    return problems
 
 
 def import_config(out: Output, source: Path, output: Path | None) -> int:

@@ -232,6 +232,11 @@ def _ranks(commands: Sequence[Command]) -> Iterator[tuple[str, int]]:
             outside = re.match(r"(?:export\s+)?\w+=", command.text)
             if outside and not re.search(r"\s(srun|torchrun|python|accelerate)\b", command.text):
                 yield found[1], command.line
+        launch = re.match(r"(srun|mpirun)\b", command.text)
+        quoted = re.sub(r"'[^']*'", "", command.text)
+        for found in re.finditer(r"--(\w+_rank)[ =]\"?(?<!\\)\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID)\b", quoted):
+            if launch:
+                yield f"--{found[1]} ${found[2]}", command.line_of(found[1])
 
 
 def _bf16_line(command: Command) -> int | None:

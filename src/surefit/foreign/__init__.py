@@ -67,7 +67,7 @@ def detect(path: Path) -> str:
     tree = _parse(text, path)[0]
     other = other_schema(tree) if isinstance(tree, dict) else None
     found = recognise(tree, _takes) if isinstance(tree, dict) and other is None else None
-    if not isinstance(tree, dict):
+    if not isinstance(tree, dict | list):
         raise ConfigError("holds no keys", path=path, help=KNOWN)
     if found is None:
         raise ConfigError(

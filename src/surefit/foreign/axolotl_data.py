@@ -58,7 +58,7 @@ def read_datasets(draft: Draft) -> None:
         draft.refuse("datasets", "a list of data sets, each with a path")
         return
     first = sets[0]
-    source = _source(first)
+    source = source_of(first)
     if source is None:
         draft.refuse("datasets", "a path in every data set")
         return
@@ -89,9 +89,9 @@ def _name_lost(draft: Draft, sets: Sequence[dict[str, Any]], layouts: set[str | 
     for i, entry in enumerate(sets):
         said = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
         said |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or mixed) else set()
-        said |= {"data_files"} if entry.get("path") in LOADERS and _source(entry) != entry.get("path") else set()
+        said |= {"data_files"} if entry.get("path") in LOADERS and source_of(entry) != entry.get("path") else set()
         if i and not mixed:
-            draft.lose_part("datasets", f"[{i}].path", _source(entry) or entry.get("path"), OTHERS)
+            draft.lose_part("datasets", f"[{i}].path", source_of(entry) or entry.get("path"), OTHERS)
         for key, value in entry.items():
             if key not in said and value not in (None, False, "", [], {}):
                 draft.lose_part("datasets", f"[{i}].{key}", value, WHY.get(key, COLUMNS))
@@ -137,9 +137,9 @@ def _held_out_set(draft: Draft) -> None:
     for i, entry in enumerate(held_out):
         if not isinstance(entry, dict):
             continue
-        taken = i == 0 and len(held_out) == 1 and _source(entry) is not None
+        taken = i == 0 and len(held_out) == 1 and source_of(entry) is not None
         if taken:
-            draft.carry("data.eval", _source(entry), "test_datasets[0].path")
+            draft.carry("data.eval", source_of(entry), "test_datasets[0].path")
             draft.reach("test_datasets")
         for key, value in entry.items():
             if value not in (None, False, "") and not (taken and key == "path"):
@@ -148,11 +148,11 @@ def _held_out_set(draft: Draft) -> None:
 
 def _named(entry: dict[str, Any]) -> str:
     """A further data set as `data.mix` names it; its layout is known, so it has a source."""
-    source, split = _source(entry) or "", entry.get("split", "train")
+    source, split = source_of(entry) or "", entry.get("split", "train")
     return source if split == "train" or entry.get("path") in LOADERS else f"{source}@{split}"
 
 
-def _source(entry: dict[str, Any]) -> str | None:
+def source_of(entry: dict[str, Any]) -> str | None:
     """Where the rows of one data set are."""
     path, files = entry.get("path"), entry.get("data_files")
     if path in LOADERS and isinstance(files, list) and len(files) == 1:

@@ -19,6 +19,7 @@ from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import shortened
 from surefit.facts.setup import Place, Setup
 from surefit.foreign.convert import UNSAID, Convert, Misfit, NoPlace
+from surefit.foreign.paths import missing
 from surefit.foreign.reasons import why_lost
 from surefit.foreign.result import Foreign, Lost
 from surefit.foreign.values import is_placeholder, kind_of, misfit
@@ -326,9 +327,12 @@ class Draft:
         """What was read, as a value."""
         self.read_all()
         loaded = self._loaded() if self.whole_run else None
+        gone_files = {key: file for key, file in missing(self.flat, self.path) if key not in self.refused}
+        self.places |= {key: self.place(key) for key in gone_files}
         setup = Setup(
             tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
-            ignored=self.ignored, deprecated=self.deprecated, passed_over=tuple(self.passed_over), **self.setup,
+            ignored=self.ignored, deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
+            **self.setup,
         )  # fmt: skip
         return Foreign(
             tool=self.tool.name,
@@ -344,6 +348,7 @@ class Draft:
             rows_known=self.rows_known,
             values=self.flat,
             parts=tuple(self.parts),
+            lines=self.lines,
         )
 
     def _loaded(self) -> Loaded | None:

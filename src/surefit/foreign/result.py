@@ -45,6 +45,7 @@ class Foreign:
         rows_known: `loaded.config.data.train` is all that the tool would train on, row by row, laid out as SureFit
             reads it; otherwise nothing may be concluded from its rows.
         values: every key of the file, nested ones with dots → its value.
+        lines: every key of the file, those in lists as `datasets[0].path` → its line.
         parts: what is lost inside values that reached the config.
     """
 
@@ -61,3 +62,10 @@ class Foreign:
     rows_known: bool = True
     values: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[Lost, ...] = ()
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def line(self, key: str) -> int | None:
+        """The line of a key of the file, or of the nearest one above it."""
+        while key and key not in self.lines:
+            key = key.rpartition(".")[0]
+        return self.lines.get(key)

@@ -150,6 +150,32 @@ def argument_deprecated(context: LintContext, setup: Setup) -> Iterator[Finding]
         yield Finding(field=key, message=f"{setup.name(key)} is deprecated in {_tool(setup)}", help=instead)
 
 
+@rule("ARG006", "file-not-there", severity="warning", needs=(Setup,))
+def file_not_there(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Another tool's config names a file that is not there.
+
+    ## What it does
+    Looks for the files that the config names, from the working directory, from the config's own folder and from those
+    above it. Nothing is said where their folder is not there either: then the config is meant for another place.
+
+    ## Why it is bad
+    The run stops at the file, some tools after they have loaded the model.
+
+    ## Example
+    `deepspeed: configs/zero4.json` beside `configs/zero3.json`.
+
+    ## Fix
+    Correct the path.
+
+    ## Evidence
+    FileNotFoundError for a DeepSpeed config is a standing question in the issue threads of axolotl and LLaMA-Factory.
+    """
+    for key, file in setup.missing.items():
+        yield Finding(
+            field=key, message=f"there is no file {file}", help="correct the path, or put the file there"
+        )
+
+
 def _tool(setup: Setup) -> str:
     names = {"axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "accelerate"}
     return (names | {"deepspeed": "DeepSpeed", "peft": "PEFT"}).get(setup.tool, setup.tool)

@@ -16,6 +16,7 @@ WHOLE_NODE = 8
 """GPUs of a usual node: a job that takes them all shares it with nobody."""
 OLD_GPUS = r"(?<![a-z])(v100s?|p100|t4|k80|p40|p4|m60|rtx_?20[678]0(_?ti)?|gtx_?10[678]0(_?ti)?|2080_?ti|titan_?v)(?![0-9a-z])"
 """Names of NVIDIA's GPUs before Ampere, as clusters write them."""
+LOWEST_PORT, HIGHEST_PORT = 1024, 65535
 CPUS_PER_PROCESS = 2
 """One for the training loop, one for all that loads data, copies and communicates beside it."""
 
@@ -519,3 +520,34 @@ def no_bf16_on_the_node(context: LintContext, job: JobScript) -> Iterator[Findin
                 help="write fp16, or ask for GPUs from Ampere on (A100, L4, H100)",
             )
             return
+
+
+@rule("SLM016", "port-not-usable", severity="error", needs=(JobScript,))
+def port_not_usable(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The processes are to meet at a port that nobody may open.
+
+    ## What it does
+    Looks for MASTER_PORT, `--master_port`, `--main_process_port` or the port of `--rdzv_endpoint` below 1,024 or above
+    65,535.
+
+    ## Why it is bad
+    Ports go up to 65,535, and those below 1,024 belong to the system: the first process stops at once, and the others
+    wait for it until the time-out.
+
+    ## Example
+    `export MASTER_PORT=295000`.
+
+    ## Fix
+    A port from 1,024 to 65,535, as 20,000 + the job's number modulo 20,000.
+
+    ## Evidence
+    ip(7): "The port numbers below 1024 are called privileged ports".
+    """
+    for name, port, line in _ports(job):
+        if port.isdecimal() and int(port) and not LOWEST_PORT <= int(port) <= HIGHEST_PORT:
+            yield Finding(
+                path=job.path,
+                line=line,
+                message=f"{name} is {port}, and a job can open ports from {LOWEST_PORT:,} to {HIGHEST_PORT:,}",
+                help="write MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+            )
