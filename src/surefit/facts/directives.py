@@ -7,36 +7,40 @@ of file names (%j, %x…).
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from surefit.core.errors import did_you_mean
 
-OPTIONS = frozenset(
-    """
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OPTIONS = _set("""
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
-    container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
-    distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus
-    gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input job-name kill-on-invalid-dep
-    licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue
-    nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output
-    overcommit oversubscribe parsable partition power prefer priority profile propagate qos quiet reboot requeue
-    reservation resv-ports segment signal sockets-per-node spread-job stepmgr switches test-only thread-spec
-    threads-per-core time time-min tmp tres-bind tres-per-task uid use-min-nodes verbose wait wait-all-nodes wckey wrap
-    """.split()
-)
-COUNTS = frozenset(
-    """
+    container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot
+    dependency distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid
+    gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs
+    input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu
+    mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu
+    ntasks-per-node ntasks-per-socket open-mode output overcommit oversubscribe parsable partition power prefer
+    priority profile propagate qos quiet reboot requeue reservation resv-ports segment signal sockets-per-node
+    spread-job stepmgr switches test-only thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
+    use-min-nodes verbose wait wait-all-nodes wckey wrap
+""")
+COUNTS = _set("""
     cpus-per-task ntasks ntasks-per-node ntasks-per-core ntasks-per-gpu ntasks-per-socket cpus-per-gpu mincpus
-    """.split()
-)
+""")
 """Options whose value is a whole number above 0."""
 LETTERS = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "o": "output", "e": "error",
     "J": "job-name", "p": "partition", "A": "account", "a": "array", "q": "qos", "C": "constraint", "D": "chdir",
     "d": "dependency", "w": "nodelist", "x": "exclude", "L": "licenses", "M": "clusters", "m": "distribution",
     "i": "input", "b": "begin", "B": "extra-node-info", "S": "core-spec", "k": "no-kill", "s": "oversubscribe",
-    "H": "hold", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help", "V": "version", "F": "nodefile",
+    "H": "hold", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help", "V": "version",
+    "F": "nodefile",
 }  # fmt: skip
 TIME = re.compile(r"\d+(:\d{1,2}(:\d{1,2})?)?|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 MEMORY = re.compile(r"\d+(\.\d+)?([KMGT]B?)?", re.IGNORECASE)
@@ -92,21 +96,32 @@ def _directive(number: int, text: str) -> Iterator[Slip]:
     if not text.startswith("-"):
         word = text.split()[0]
         name = word.partition("=")[0]
-        yield Slip(number, f"{word[:40]} is no option of sbatch", f"write --{name}" if name in OPTIONS else "begin it with --")
+        yield Slip(
+            number, f"{word[:40]} is no option of sbatch", f"write --{name}" if name in OPTIONS else "begin it with --"
+        )
         return
-    words = text.replace('"', "").replace("'", "").split()
+    words = _words(text)
     for i, word in enumerate(words):
         if re.match(r"-\w{2,}=?", word) and not word.startswith("--") and word[1:].partition("=")[0] in OPTIONS:
             yield Slip(number, f"{word[:40]} has one dash", f"write -{word}")
         elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             if equals and value and i + 1 < len(words) and not words[i + 1].startswith("-"):
-                yield Slip(number, f"{words[i + 1][:40]} stands behind the value of --{name}", "write it without spaces")
+                yield Slip(
+                    number, f"{words[i + 1][:40]} stands behind the value of --{name}", "write it without spaces"
+                )
             following = words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("-") else ""
             yield from _option(number, name, value if equals else following, spaced=bool(equals) and not value)
         elif word[1:2] in LETTERS and i == 0:
             value = word[2:].removeprefix("=") or (words[1] if len(words) > 1 else "")
             yield from _option(number, LETTERS[word[1]], value)
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.replace('"', "").replace("'", "").split()
 
 
 def _option(number: int, name: str, value: str, spaced: bool = False) -> Iterator[Slip]:

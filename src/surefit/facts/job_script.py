@@ -27,7 +27,16 @@ _MODULES = {
     "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "torchrun": "torchrun",
     "accelerate.commands.launch": "accelerate", "deepspeed": "deepspeed",
 }  # fmt: skip
-RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "MACHINE_RANK",
+    "GROUP_RANK",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+)
 _TALKS = {"echo", "printf", "which", "type", "pip", "pip3", "conda", "mamba", "module", "sbatch"}
 _STARTERS = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "clush", "deepspeed", "ray"}
 

@@ -28,14 +28,12 @@ MODULES = {
 }  # fmt: skip
 """Tool → the module with its table."""
 KNOWN = (
-    "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and deepspeed, "
-    "PEFT's adapter_config.json, and SLURM batch scripts"
+    "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and "
+    "deepspeed, PEFT's adapter_config.json, and SLURM batch scripts"
 )
 UNKNOWN = "not a file of a tool that SureFit knows"
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
-_TEMPLATE = re.compile(
-    r":\s*(\$\{?\w+\}?|\{\{.*?\}\}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s*,?\s*$", re.MULTILINE
-)
+_TEMPLATE = re.compile(r":\s*(\$\{?\w+\}?|\{\{.*?\}\}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s*,?\s*$", re.MULTILINE)
 """A value that is no JSON and stands for one."""
 
 
@@ -138,7 +136,10 @@ def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
     elif error.msg.startswith("Illegal trailing comma"):
         problem = "a comma behind the last entry"
     return ConfigError(
-        f"not valid JSON: {problem}", path=path, line=line, help="check quotes, commas and brackets at and above this line"
+        f"not valid JSON: {problem}",
+        path=path,
+        line=line,
+        help="check quotes, commas and brackets at and above this line",
     )
 
 

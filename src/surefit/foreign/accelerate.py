@@ -26,7 +26,8 @@ DEEPSPEED_KEYS = frozenset(
     for name in (
         "deepspeed_config_file", "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter",
         "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher", "gradient_clipping",
-        "seq_parallel_communication_data_type", "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_init_flag", "zero3_save_16bit_model",
+        "seq_parallel_communication_data_type",
+        "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_init_flag", "zero3_save_16bit_model",
     )
 )  # fmt: skip
 

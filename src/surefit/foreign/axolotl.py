@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
+from surefit.foreign import hf
+from surefit.foreign.axolotl_conflicts import axolotl
 from surefit.foreign.axolotl_data import read_datasets
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import AXOLOTL, AXOLOTL_PLUGINS
@@ -280,5 +281,5 @@ TOOL = Tool(
     deprecated=DEPRECATED,
     passes_over=lambda key: True,
     off_is_unset=True,
-    conflicts=conflicts.axolotl,
+    conflicts=axolotl,
 )

@@ -8,20 +8,19 @@ from typing import Any
 
 from surefit.foreign import hf
 from surefit.foreign.draft import Draft
+from surefit.foreign.known import keys
 from surefit.foreign.values import is_placeholder, kinds, misfit
 
 LOADERS = ("json", "csv", "parquet", "text", "arrow")
 ROW_KEYS = {"path", "type", "split", "data_files", "ds_type", "name", "chat_template", "train_on_eos", "roles_to_train"}
 """Keys of one data set that leave its rows laid out as they are."""
-TYPES = frozenset(
-    """
+TYPES = keys("""
     _synthetic alpaca alpaca_chat alpaca_instruct alpaca_w_system bradley_terry chat_template chatml completion
     concisechoice context_qa creative_acr ebft_chat_multiturn ebft_opencode ebft_pretrain ebft_reasoning
-    ebft_strided_chat ebft_strided_structured explainchoice gpteacher input_output jeopardy llama2_chat llama3 messages
-    metharme oasst orcamini passthrough pretrain pygmalion reflection stepwise_supervised summarizetldr user_defined
-    zephyr
-    """.split()
-)
+    ebft_strided_chat ebft_strided_structured explainchoice gpteacher input_output jeopardy llama2_chat llama3
+    messages metharme oasst orcamini passthrough pretrain pygmalion reflection stepwise_supervised summarizetldr
+    user_defined zephyr
+""")
 """Axolotl 0.19.0: the modules of prompt_strategies/ and the handlers of utils/data/wrappers.py."""
 WHY = {
     "split": "data.split names a whole split: of a part of one, all rows would be used",
@@ -127,7 +126,9 @@ def _types_like(kind: str) -> str:
 
     if kind.startswith("sharegpt"):
         return "chat_template in its place"
-    return ", ".join(get_close_matches(kind, sorted(TYPES), n=3, cutoff=0.5) or ["alpaca", "chat_template", "completion"])
+    return ", ".join(
+        get_close_matches(kind, sorted(TYPES), n=3, cutoff=0.5) or ["alpaca", "chat_template", "completion"]
+    )
 
 
 def _held_out_set(draft: Draft) -> None:

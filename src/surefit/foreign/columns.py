@@ -1,4 +1,4 @@
-"""Columns that another tool's config names: `field_output` in Axolotl, `columns` in LLaMA-Factory's dataset_info.json."""
+"""Columns that another tool's config names: `field_output` in Axolotl, `columns` in a dataset_info.json."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ from surefit.foreign.reasons import why_lost
 from surefit.foreign.result import Foreign, Lost
 from surefit.foreign.values import is_placeholder, kind_of, misfit
 
-
 COMMENT = ("_", "//", "#")
 """What keys begin with that say nothing to the tool."""
 SLIP = 0.87
@@ -94,7 +93,7 @@ class Tool:
         return f"{parent}{dot}{close[0]}" if close else None
 
     def misspelt(self, key: str) -> str | None:
-        """The known key that a key is but for a slip of the fingers, or without its prefix (dropout for lora_dropout)."""
+        """The key that a key is but for a slip of the fingers, or without its prefix (dropout for lora_dropout)."""
         parent, dot, leaf = key.rpartition(".")
         known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
         alike = [name for name in known if abs(len(name) - len(leaf)) <= SLIPS]

@@ -211,9 +211,13 @@ def _data(draft: Draft) -> None:
     draft.rows_known = draft.rows_known and layout is not None
     for i, name in enumerate(names):
         if not info:
-            draft.lose_part("dataset", f"[{i}]", name, f"its entry in {folder}/dataset_info.json is not here: name its rows")
+            draft.lose_part(
+                "dataset", f"[{i}]", name, f"its entry in {folder}/dataset_info.json is not here: name its rows"
+            )
         elif source_in(name, folder, info)[1] is None:
-            draft.lose_part("dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts")
+            draft.lose_part(
+                "dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts"
+            )
     if len(names) > 1:
         draft.rows_known = False
         _mix(draft, [source_in(name, folder, info) for name in names], str(draft.flat.get("mix_strategy") or "concat"))

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-KEYS = frozenset(
-    """
+from surefit.foreign.known import keys
+
+KEYS = keys("""
     deepspeed deepspeed_config.deepspeed_config_file deepspeed_config_file fsdp_config config_file dataset_info
     chat_template_path chat_template_jinja new_special_tokens_config accelerate_config hatchery
-    """.split()
-)
+""")
 ENDINGS = (".json", ".jsonl", ".yaml", ".yml", ".parquet", ".csv", ".tsv", ".txt", ".jinja", ".arrow")
 LEVELS = 6
 """Folders above the file's own from which a path may be meant: examples are started from their repository's root."""

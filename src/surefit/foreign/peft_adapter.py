@@ -43,6 +43,12 @@ def _finish(draft: Draft) -> None:
         draft.passed_over.clear()
 
 
-TOOL = Tool(name="peft", keys=KEYS, known=LORA_CONFIG, gone=GONE, finish=_finish,
-    passes_over=lambda key: True, conflicts=conflicts.peft,
+TOOL = Tool(
+    name="peft",
+    keys=KEYS,
+    known=LORA_CONFIG,
+    gone=GONE,
+    finish=_finish,
+    passes_over=lambda key: True,
+    conflicts=conflicts.peft,
 )

@@ -8,34 +8,30 @@ from typing import Any
 from pydantic import BaseModel
 
 from surefit.config.schema import Config
-from surefit.foreign.known import TRAINING_ARGUMENTS
+from surefit.foreign.known import TRAINING_ARGUMENTS, keys
 
 OWN: dict[str, frozenset[str]] = {
-    "axolotl": frozenset(
-        """
-        base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size lora_target_linear
-        pad_to_sequence_len dataset_prepared_path train_on_inputs evals_per_epoch saves_per_epoch wandb_watch
-        flash_attention lora_model_dir type_of_model tokenizer_type model_type special_tokens load_in_8bit optimizer
-        lr_scheduler strict xformers_attention is_llama_derived_model
-        """.split()
-    ),
-    "llamafactory": frozenset(
-        """
-        finetuning_type cutoff_len lora_rank lora_target template stage dataset_dir export_dir overwrite_cache
-        plot_loss preprocessing_num_workers val_size quantization_bit infer_backend pref_beta pref_loss
-        adapter_name_or_path freeze_vision_tower
-        """.split()
-    ),
-    "accelerate": frozenset(
-        "compute_environment distributed_type machine_rank main_training_function num_machines downcast_bf16".split()
-    ),
-    "deepspeed": frozenset(
-        """
-        zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer
-        wall_clock_breakdown steps_per_print
-        """.split()
-    ),
-    "peft": frozenset("peft_type base_model_name_or_path lora_alpha target_modules init_lora_weights".split()),
+    "axolotl": keys("""
+    base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size lora_target_linear
+    pad_to_sequence_len dataset_prepared_path train_on_inputs evals_per_epoch saves_per_epoch wandb_watch
+    flash_attention lora_model_dir type_of_model tokenizer_type model_type special_tokens load_in_8bit optimizer
+    lr_scheduler strict xformers_attention is_llama_derived_model
+"""),
+    "llamafactory": keys("""
+    finetuning_type cutoff_len lora_rank lora_target template stage dataset_dir export_dir overwrite_cache plot_loss
+    preprocessing_num_workers val_size quantization_bit infer_backend pref_beta pref_loss adapter_name_or_path
+    freeze_vision_tower
+"""),
+    "accelerate": keys("""
+    compute_environment distributed_type machine_rank main_training_function num_machines downcast_bf16
+"""),
+    "deepspeed": keys("""
+    zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer
+    wall_clock_breakdown steps_per_print
+"""),
+    "peft": keys("""
+    peft_type base_model_name_or_path lora_alpha target_modules init_lora_weights
+"""),
 }
 """Tool → keys that mark its files."""
 NEEDED = {"axolotl": "base_model", "llamafactory": "model_name_or_path", "peft": "peft_type"}
@@ -48,17 +44,20 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     (
         "this is LLaMA-Factory's v1 schema, and SureFit reads that of `llamafactory-cli train`",
         lambda tree: (
-            "model" in tree
-            and bool(tree.keys() & {"model_class", "dist_config", "kernel_config", "quant_config", "init_config"})
-        )
-        or ("model" in tree and isinstance(tree.get("peft_config"), dict)),
+            (
+                "model" in tree
+                and bool(tree.keys() & {"model_class", "dist_config", "kernel_config", "quant_config", "init_config"})
+            )
+            or ("model" in tree and isinstance(tree.get("peft_config"), dict))
+        ),
     ),
     (
         "this is LLaMA-Factory's schema for Megatron, and SureFit reads that of `llamafactory-cli train`",
         lambda tree: (
             "finetuning_type" in tree
             and bool(
-                tree.keys() & {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_distributed_optimizer"}
+                tree.keys()
+                & {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_distributed_optimizer"}
             )
         ),
     ),

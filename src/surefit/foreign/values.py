@@ -1,7 +1,7 @@
 """Which values the keys of other tools take: their kinds and words, from the releases that the files in schemas/ name.
 
-A kind is `bool`, `int`, `float`, `str`, `list`, `dict` or a word behind `=`, in which `*` stands for anything; kinds are
-joined by `|`. Words are compared without case, for some of the tools do. A key that is not there may be anything.
+A kind is `bool`, `int`, `float`, `str`, `list`, `dict` or a word behind `=`, in which `*` stands for anything; kinds
+are joined by `|`. Words are compared without case, for some of the tools do. A key that is not there may be anything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from surefit.core.errors import did_you_mean
 from surefit.foreign import convert as c
+from surefit.foreign.known import keys
 
 SCHEMAS = Path(__file__).parent / "schemas"
 NOUNS = {
@@ -27,27 +28,22 @@ NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 """What a program fills in before the tool reads the file."""
 SHOWN = 12
 """Words that a message lists."""
-ABOVE_ZERO = frozenset(
-    """
-    micro_batch_size gradient_accumulation_steps batch_size eval_batch_size sequence_len cutoff_len lora_r lora_rank r
-    lora_alpha per_device_train_batch_size per_device_eval_batch_size train_batch_size num_machines num_epochs
+ABOVE_ZERO = keys("""
+    micro_batch_size gradient_accumulation_steps batch_size eval_batch_size sequence_len cutoff_len lora_r lora_rank
+    r lora_alpha per_device_train_batch_size per_device_eval_batch_size train_batch_size num_machines num_epochs
     train_micro_batch_size_per_gpu tensor_parallel_size context_parallel_size dataset_processes fsdp_min_num_params
     preprocessing_num_workers num_generations max_completion_length
-    """.split()
-)
-NOT_NEGATIVE = frozenset(
-    """
-    learning_rate weight_decay max_grad_norm warmup_steps adam_epsilon num_train_epochs machine_rank gradient_clipping
-    temperature dataloader_num_workers early_stopping_patience val_set_size val_size test_split_size logging_steps
-    save_steps eval_steps saves_per_epoch evals_per_epoch
-    """.split()
-)
-SHARES = frozenset(
-    """
-    lora_dropout warmup_ratio adam_beta1 adam_beta2 label_smoothing_factor cosine_min_lr_ratio cosine_constant_lr_ratio
-    gpu_memory_limit_share vllm_gpu_memory_utilization vllm_gpu_util test_split_size top_p relora_prune_ratio
-    """.split()
-)
+""")
+NOT_NEGATIVE = keys("""
+    learning_rate weight_decay max_grad_norm warmup_steps adam_epsilon num_train_epochs machine_rank
+    gradient_clipping temperature dataloader_num_workers early_stopping_patience val_set_size val_size
+    test_split_size logging_steps save_steps eval_steps saves_per_epoch evals_per_epoch
+""")
+SHARES = keys("""
+    lora_dropout warmup_ratio adam_beta1 adam_beta2 label_smoothing_factor cosine_min_lr_ratio
+    cosine_constant_lr_ratio gpu_memory_limit_share vllm_gpu_memory_utilization vllm_gpu_util test_split_size top_p
+    relora_prune_ratio
+""")
 PORTS = frozenset({"main_process_port", "master_port"})
 
 
@@ -83,7 +79,9 @@ def misfit(key: str, kind: str, value: Any) -> str | None:
     """What the tool expects of a key in place of this value, or None where it takes it."""
     parts = kind.split("|")
     if not any(_fits(part, value) for part in parts):
-        return "one of " + _listed(parts, value) if parts[0].startswith("=") or _is_word(value, parts) else _nouns(parts)
+        return (
+            "one of " + _listed(parts, value) if parts[0].startswith("=") or _is_word(value, parts) else _nouns(parts)
+        )
     return out_of_range(key.rpartition(".")[2], value)
 
 
@@ -142,4 +140,6 @@ def _listed(parts: list[str], value: Any) -> str:
 
 
 def _nouns(parts: list[str]) -> str:
-    return " or ".join(dict.fromkeys(NOUNS[part] for part in parts if part in NOUNS)) or "one of " + _listed(parts, None)
+    return " or ".join(dict.fromkeys(NOUNS[part] for part in parts if part in NOUNS)) or "one of " + _listed(
+        parts, None
+    )

@@ -218,7 +218,9 @@ def caught(tool: str, folder: Path) -> tuple[int, list[str]]:
     return count, missed
 
 
-@pytest.mark.skipif(not COLLECTION.is_dir(), reason="the collection of other tools' configs is not beside the repository")
+@pytest.mark.skipif(
+    not COLLECTION.is_dir(), reason="the collection of other tools' configs is not beside the repository"
+)
 @pytest.mark.parametrize("tool", BREAKS)
 def test_a_broken_line_of_a_maintained_config_is_named(
     tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

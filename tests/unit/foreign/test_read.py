@@ -432,7 +432,11 @@ FACTORY = "model_name_or_path: a\nstage: sft\ndataset: b\noutput_dir: c\n"
         (TRL + "neftune_noise_alpha: 5\n", "train.neftune_noise_alpha", 5.0),
         (TRL + "neftune_noise_alpha: 0\n", "train.neftune_noise_alpha", None),
         (TRL + "eval_strategy: steps\nload_best_model_at_end: true\n", "checkpoint.keep_best", "eval_loss"),
-        (TRL + "eval_strategy: steps\nload_best_model_at_end: true\nmetric_for_best_model: rouge\n", "checkpoint.keep_best", None),
+        (
+            TRL + "eval_strategy: steps\nload_best_model_at_end: true\nmetric_for_best_model: rouge\n",
+            "checkpoint.keep_best",
+            None,
+        ),
         (TRL + "torch_compile: true\n", "speed.compile", True),
         (TRL + "fp16: true\n", "model.dtype", "float16"),
         (TRL + "datasets: []\n", "data.mix", {}),

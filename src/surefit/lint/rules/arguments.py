@@ -171,9 +171,7 @@ def file_not_there(context: LintContext, setup: Setup) -> Iterator[Finding]:
     FileNotFoundError for a DeepSpeed config is a standing question in the issue threads of axolotl and LLaMA-Factory.
     """
     for key, file in setup.missing.items():
-        yield Finding(
-            field=key, message=f"there is no file {file}", help="correct the path, or put the file there"
-        )
+        yield Finding(field=key, message=f"there is no file {file}", help="correct the path, or put the file there")
 
 
 def _tool(setup: Setup) -> str:

@@ -14,7 +14,9 @@ LONG_MINUTES = 60
 """A time limit whose loss hurts."""
 WHOLE_NODE = 8
 """GPUs of a usual node: a job that takes them all shares it with nobody."""
-OLD_GPUS = r"(?<![a-z])(v100s?|p100|t4|k80|p40|p4|m60|rtx_?20[678]0(_?ti)?|gtx_?10[678]0(_?ti)?|2080_?ti|titan_?v)(?![0-9a-z])"
+OLD_GPUS = (
+    r"(?<![a-z])(v100s?|p100|t4|k80|p40|p4|m60|rtx_?20[678]0(_?ti)?|gtx_?10[678]0(_?ti)?|2080_?ti|titan_?v)(?![0-9a-z])"
+)
 """Names of NVIDIA's GPUs before Ampere, as clusters write them."""
 LOWEST_PORT, HIGHEST_PORT = 1024, 65535
 CPUS_PER_PROCESS = 2
@@ -347,7 +349,7 @@ def port_is_fixed(context: LintContext, job: JobScript) -> Iterator[Finding]:
     if alone or not job.launch or job.launch.tool == "python":
         return
     for name, port, line in _ports(job):
-        if port.isdecimal() and port != "0":
+        if port.isdecimal() and LOWEST_PORT <= int(port) <= HIGHEST_PORT:
             yield Finding(
                 path=job.path,
                 line=line,
