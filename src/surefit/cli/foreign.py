@@ -6,6 +6,7 @@ import os.path
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -251,7 +252,7 @@ def _column_problems(found: Foreign) -> list[SureFitError]:
     columns: dict[str, list[str]] = {}
     for named in named_columns(found):
         if named.source not in columns:
-            rows = _attempt(lambda source=named.source: load_rows(source), []) if os.path.isfile(named.source) else None
+            rows = _attempt(partial(load_rows, named.source), []) if os.path.isfile(named.source) else None
             columns[named.source] = sorted(rows.columns) if rows else []
         known = columns[named.source]
         if known and named.column not in known:

@@ -180,7 +180,7 @@ def read_job_script(path: Path | str) -> JobScript:
         slips=tuple(slips_in(text)) if "#SBATCH" in text else (),
         variables_in_options=tuple(variables_in(text)),
         ranks=tuple(_ranks(commands)),
-        stray=tuple(_stray(each) for each in expanded if _stray(each)),
+        stray=tuple(word for each in expanded if (word := _stray(each))),
         bf16_line=next((line for each in expanded if (line := _bf16_line(each))), None),
         reaches_nodes=any(_STARTERS & set(each.words) for each in expanded),
     )

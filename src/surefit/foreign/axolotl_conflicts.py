@@ -166,11 +166,6 @@ AXOLOTL: tuple[Rule, ...] = (
         "no fused modules beside LoRA",
     ),
     (
-        lambda flat: flat.get("bf16") is True and flat.get("fp16") is True,
-        "bf16 fp16",
-        "only one of bf16 and fp16",
-    ),
-    (
         lambda flat: (
             flat.get("tokenizer_use_mistral_common") is True
             and any(flat.get(key) for key in ("special_tokens", "tokens", "chat_template", "added_tokens_overrides"))

@@ -52,7 +52,6 @@ def needs(key: str, *needed: str) -> Rule:
 
 
 TRAINER: tuple[Rule, ...] = (
-    (lambda flat: flat.get("bf16") is True and flat.get("fp16") is True, "bf16 fp16", "only one of bf16 and fp16"),
     (
         lambda flat: (
             flat.get("load_best_model_at_end") is True
@@ -203,13 +202,6 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     ),
 )
 DEEPSPEED: tuple[Rule, ...] = (
-    (
-        lambda flat: (
-            flat.get("fp16.enabled") is True and True in (flat.get("bf16.enabled"), flat.get("bfloat16.enabled"))
-        ),
-        "fp16.enabled bf16.enabled bfloat16.enabled",
-        "only one of bf16 and fp16 enabled",
-    ),
     (
         lambda flat: (
             flat.get("zero_optimization.offload_param.device") in ("cpu", "nvme")

@@ -209,7 +209,9 @@ class Draft:
             self.places[key] = self.place(key)
 
     def refuse(self, key: str, expected: str) -> None:
-        """The tool cannot use this value."""
+        """The tool cannot use this value; what is wrong with it is said once."""
+        if key in self.refused:
+            return
         value = self.flat.get(key)
         self.refused.add(key)
         self.mapped.discard(key)
@@ -368,7 +370,7 @@ class Draft:
                     self._refused_by_schema(dotted)
                 continue
             keys = {dotted: self.names[dotted] for dotted in self.config}
-            lines = {dotted: self.line(root(key)) for dotted, key in keys.items() if root(key) in self.flat}
+            lines = {dotted: self.line(key.partition(" ")[0]) for dotted, key in keys.items() if root(key) in self.flat}
             return Loaded(config, self.path, {dotted: at for dotted, at in lines.items() if at}, frozenset())
 
     def _refused_by_schema(self, dotted: str) -> None:

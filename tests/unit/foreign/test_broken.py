@@ -17,6 +17,8 @@ from surefit.foreign import read
 COLLECTION = Path(__file__).parents[4] / "shared/data/foreign_configs"
 EACH = 2
 """Files that each kind of breakage is tried in."""
+QUICK = ("trl", "peft", "slurm")
+"""Tools whose files are few or small: the default suite tries these."""
 BREAKS: dict[str, list[tuple[str, str]]] = {
     "axolotl": [
         # words
@@ -221,7 +223,9 @@ def caught(tool: str, folder: Path) -> tuple[int, list[str]]:
 @pytest.mark.skipif(
     not COLLECTION.is_dir(), reason="the collection of other tools' configs is not beside the repository"
 )
-@pytest.mark.parametrize("tool", BREAKS)
+@pytest.mark.parametrize(
+    "tool", [tool if tool in QUICK else pytest.param(tool, marks=pytest.mark.slow) for tool in BREAKS]
+)
 def test_a_broken_line_of_a_maintained_config_is_named(
     tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

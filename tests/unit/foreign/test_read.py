@@ -307,7 +307,11 @@ def test_what_is_no_config_is_refused_with_what_was_looked_for(tmp_path: Path, t
         detect(path)
     assert "axolotl" in str(caught.value.help)
     assert "deepspeed" in str(caught.value.help)
-    assert tool_of(path) is None
+    if text in ("", "hello"):
+        assert tool_of(path) is None, "SureFit's own reader says what is wrong with it"
+    else:
+        with pytest.raises(ConfigError, match="not a file of a tool that SureFit knows"):
+            tool_of(path)
 
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
