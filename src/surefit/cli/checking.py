@@ -47,6 +47,7 @@ def check_file(
     """The verb: a file, the rules that were chosen, what can be fixed, in the format that was asked for."""
     from surefit.cli.annotations import DOCUMENTS, error_report
     from surefit.cli.foreign import check_foreign, is_foreign
+    from surefit.facts.hub import PATIENCE_S
     from surefit.lint.engine import choose_rules
 
     rules = choose_rules(select, ignore)
@@ -54,14 +55,14 @@ def check_file(
         if is_foreign(target):
             unusable = [name for name, given in (("--set", overrides), ("--fix", fix), ("--show", show)) if given]
             return check_foreign(out, target, rules, style, unusable)
-        found = gather(target, overrides)
+        found = gather(target, overrides, patience=PATIENCE_S)
         report = checked(found, rules)
         if fix:
             from surefit.cli.fixing import fix_config
 
             changes = fix_config(out, found.loaded, report["findings"], dry_run)
             if changes["written"]:
-                found = gather(target, overrides)
+                found = gather(target, overrides, patience=PATIENCE_S)
                 report = checked(found, rules)
             report |= changes
         return _say_check(out, found, report, show, style)

@@ -6,6 +6,7 @@ import os.path
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from surefit.config.resolve import Resolved, resolve
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, quoted, shortened
 from surefit.foreign import Foreign, Lost, read, tool_of
-from surefit.lint.rule import LintContext, Rule
+from surefit.lint.rule import Finding, LintContext, Rule
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -43,7 +44,11 @@ class Unsized:
 
 
 def is_foreign(target: Path) -> bool:
-    """Whether this is a config of another tool."""
+    """Whether this is a config of another tool.
+
+    Raises:
+        ConfigError: it can be read, and is no config of a tool that SureFit knows.
+    """
     return target.is_file() and tool_of(target) not in (None, "surefit")
 
 
@@ -74,6 +79,14 @@ def check_foreign(
         finding["fix"] = None  # there is no editing of other tools' files
     notes += without_facts(report["skipped"])
     return say_report(out, report, target, [*_not_looked_at(found.lost), *notes], style)
+
+
+def findings_of(found: Foreign) -> list[Finding]:
+    """What all rules find in another tool's config."""
+    from surefit.lint.engine import all_rules, run_rules
+
+    context, _ = context_of(found)
+    return run_rules(context, [rule for rule in all_rules() if _fair(rule, context)]).findings
 
 
 def _document(found: Foreign) -> dict[str, Any]:
@@ -136,7 +149,7 @@ def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
         environment=environment_facts(),
         stack=stack_facts(),
         job=found.job,
-        problems=(*found.problems, *_row_problems(found, rows)),
+        problems=(*found.problems, *_row_problems(found, rows), *_column_problems(found)),
     )
     return context, notes
 
@@ -171,13 +184,14 @@ def _attempt(look: Callable[[], T], notes: list[str]) -> T | None:
 
 
 def _model(found: Foreign, notes: list[str]) -> ModelFacts | None:
+    from surefit.facts.hub import PATIENCE_S
     from surefit.facts.model import model_facts
 
     name = found.setup.base_model or (found.loaded.config.model.name_or_path if found.loaded else None)
     if name is None:
         return None
     revision = found.setup.base_revision
-    return _attempt(lambda: model_facts(name, None if revision == "main" else revision), notes)
+    return _attempt(lambda: model_facts(name, None if revision == "main" else revision, PATIENCE_S), notes)
 
 
 def _tokenizer(setup: Setup, model: ModelFacts | None, notes: list[str]) -> TokenizerFacts | None:
@@ -226,6 +240,32 @@ def _row_problems(found: Foreign, rows: Rows | None) -> list[SureFitError]:
     except SureFitError as error:
         return [error]
     return []
+
+
+def _column_problems(found: Foreign) -> list[SureFitError]:
+    """Columns that the file names and that the rows on this machine do not have."""
+    from surefit.core.errors import did_you_mean
+    from surefit.data.load import load_rows
+    from surefit.foreign.columns import named_columns
+
+    problems: list[SureFitError] = []
+    columns: dict[str, list[str]] = {}
+    for named in named_columns(found):
+        if named.source not in columns:
+            rows = _attempt(partial(load_rows, named.source), []) if os.path.isfile(named.source) else None
+            columns[named.source] = sorted(rows.columns) if rows else []
+        known = columns[named.source]
+        if known and named.column not in known:
+            problems.append(
+                ConfigError(
+                    f"the rows of {named.source} have no column {named.column!r}{did_you_mean(named.column, known)}",
+                    path=found.path,
+                    line=found.line(named.key),
+                    field=named.key,
+                    help=f"their columns are {', '.join(known)}",
+                )
+            )
+    return problems
 
 
 def import_config(out: Output, source: Path, output: Path | None) -> int:

@@ -64,11 +64,14 @@ class Prepared:
     gathered: Gathered
 
 
-def gather(target: Path, overrides: Sequence[str] | None = None, *, training: bool = True) -> Gathered:
+def gather(
+    target: Path, overrides: Sequence[str] | None = None, *, training: bool = True, patience: float | None = None
+) -> Gathered:
     """Read a config file, or the resolved config of a run directory, and look at all it names.
 
     Args:
         training: the processes of which this is one train together; others say nothing about the run's devices.
+        patience: seconds to wait for the hub's first answer about a model that is not on this machine.
 
     Raises:
         ConfigError: the config itself is not usable; every other problem is returned.
@@ -98,7 +101,7 @@ def gather(target: Path, overrides: Sequence[str] | None = None, *, training: bo
     recipe = attempt(lambda: recipes.get(config.recipe))
     if recipe is not None:
         attempt(lambda: require_settings(config.evaluate, recipe))
-    model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision))
+    model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision, patience))
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
     rows = attempt(lambda: load_rows(config.data.train)) if is_local(config.data.train) else None
     here = [source for source in config.data.mix if is_local(source)]

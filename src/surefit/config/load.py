@@ -193,7 +193,7 @@ class _Builder:
         if isinstance(node, yaml.MappingNode):
             return dict(self._items(node, dotted))
         if isinstance(node, yaml.SequenceNode):
-            return [self.build(child, dotted) for child in node.value]
+            return [self.build(child, f"{dotted}[{i}]") for i, child in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
         return self._scalar(node, dotted)
 
@@ -208,6 +208,9 @@ class _Builder:
                 raise self._error(key_node, name, f"set twice; the first time on line {self.lines[name]}")
             seen.add(key)
             self.lines[name] = key_node.start_mark.line + 1
+            if "[" in name:
+                # Of a list's entries, the first that has the key also answers for the list.
+                self.lines.setdefault(re.sub(r"\[\d+\]", "", name), self.lines[name])
             yield key, self.build(value_node, name)
 
     def _scalar(self, node: yaml.ScalarNode, dotted: str) -> Any:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 from surefit.core import env
@@ -29,13 +31,21 @@ class HubModel:
     gated: bool
 
 
-def fetch(name: str, revision: str | None, known: Sequence[str] = ()) -> HubModel:
+PATIENCE_S = 2.0
+"""How long a check waits for the hub's first answer: it can do without."""
+MORE = 10
+"""Times that for all answers together, once the hub has been heard from."""
+
+
+def fetch(name: str, revision: str | None, known: Sequence[str] = (), patience: float | None = None) -> HubModel:
     """Ask the hub about a model; small files only, kept in the Hugging Face cache.
 
     Args:
         name: the hub id.
         revision: branch, tag or commit.
         known: names for "did you mean".
+        patience: seconds to wait for the first answer; None leaves it to huggingface_hub, whose time-outs and repeated
+            attempts add up to minutes.
 
     Raises:
         ModelError: no such model or revision, no access to it, or no config.json in it.
@@ -43,6 +53,41 @@ def fetch(name: str, revision: str | None, known: Sequence[str] = ()) -> HubMode
     """
     if env.offline():
         raise MachineError(f"{name} is not on this machine, and offline mode is on", help=_OFFLINE_HELP)
+    import huggingface_hub  # noqa: F401  (slow to import, which is not the hub's fault)
+
+    heard = Event()
+    if patience is None:
+        return _fetched(name, revision, known, heard)
+    return _within(patience, heard, name, lambda: _fetched(name, revision, known, heard))
+
+
+def _within(patience: float, heard: Event, name: str, look: Callable[[], HubModel]) -> HubModel:
+    """What `look` gives, if the hub answers in time. A thread that still waits dies with the process."""
+    answers: SimpleQueue[HubModel | BaseException] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(look())
+        except BaseException as error:  # handed over to the thread that asked
+            answers.put(error)
+        heard.set()
+
+    Thread(target=ask, daemon=True, name="hub").start()
+    answer: HubModel | BaseException | None = None
+    if heard.wait(patience):
+        with suppress(Empty):
+            answer = answers.get(timeout=MORE * patience)
+    if answer is None:
+        raise MachineError(
+            f"the Hugging Face hub did not answer about {name} within {patience:g} s",
+            help=f"check the network, or set HF_HUB_OFFLINE=1; {_DOWNLOAD_HELP}",
+        )
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _fetched(name: str, revision: str | None, known: Sequence[str], heard: Event) -> HubModel:
     from huggingface_hub import HfApi, hf_hub_download
 
     from surefit.facts.model import read_json_object
@@ -51,6 +96,7 @@ def fetch(name: str, revision: str | None, known: Sequence[str] = ()) -> HubMode
     with hub_errors(name, revision, known):
         api = HfApi(token=token)
         info = api.model_info(name, revision=revision)
+        heard.set()
         files = {sibling.rfilename for sibling in info.siblings or ()}
         if "config.json" not in files:
             raise ModelError(
@@ -72,6 +118,7 @@ def fetch(name: str, revision: str | None, known: Sequence[str] = ()) -> HubMode
         )
 
 
+_DOWNLOAD_HELP = "a model that was downloaded (`hf download NAME`) is read without it"
 _OFFLINE_HELP = "download the model first (`hf download NAME`), or unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from surefit.core.errors import ConfigError
+from surefit.facts.directives import Slip, slips_in, variables_in
 from surefit.facts.setup import Place, Setup
 from surefit.facts.shell import Command, Shell, split_commands
 
@@ -26,6 +27,16 @@ _MODULES = {
     "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "torchrun": "torchrun",
     "accelerate.commands.launch": "accelerate", "deepspeed": "deepspeed",
 }  # fmt: skip
+RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "MACHINE_RANK",
+    "GROUP_RANK",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+)
 _TALKS = {"echo", "printf", "which", "type", "pip", "pip3", "conda", "mamba", "module", "sbatch"}
 _STARTERS = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "clush", "deepspeed", "ray"}
 
@@ -88,6 +99,11 @@ class JobScript:
         broken_continuations: lines whose last backslash is followed by a space or a comment.
         late_options: lines with an #SBATCH after the first command, where sbatch no longer reads them.
         dos_line_breaks: its lines end in \\r\\n.
+        slips: directives that sbatch refuses or takes for comments.
+        variables_in_options: (line, variable) of options with a shell variable.
+        ranks: (variable, line) of ranks that the batch shell sets for all processes.
+        stray: (word, line) of a `python` behind a launcher, which would take it for the script.
+        bf16_line: where a launch asks for bf16, in its own options or the script's.
         reaches_nodes: something in it can start a process on another node: srun, mpirun, ssh…
     """
 
@@ -104,6 +120,11 @@ class JobScript:
     broken_continuations: tuple[int, ...] = ()
     late_options: tuple[int, ...] = ()
     dos_line_breaks: bool = False
+    slips: tuple[Slip, ...] = ()
+    variables_in_options: tuple[tuple[int, str], ...] = ()
+    ranks: tuple[tuple[str, int], ...] = ()
+    stray: tuple[tuple[str, int], ...] = ()
+    bf16_line: int | None = None
     reaches_nodes: bool = False
 
     @property
@@ -156,6 +177,11 @@ def read_job_script(path: Path | str) -> JobScript:
         broken_continuations=broken,
         late_options=late,
         dos_line_breaks="\r\n" in text,
+        slips=tuple(slips_in(text)) if "#SBATCH" in text else (),
+        variables_in_options=tuple(variables_in(text)),
+        ranks=tuple(_ranks(commands)),
+        stray=tuple(word for each in expanded if (word := _stray(each))),
+        bf16_line=next((line for each in expanded if (line := _bf16_line(each))), None),
         reaches_nodes=any(_STARTERS & set(each.words) for each in expanded),
     )
 
@@ -206,6 +232,43 @@ def _options(text: str, commands: Sequence[Command]) -> tuple[dict[str, str], di
                 options[name.replace("_", "-")] = value
                 lines[name.replace("_", "-")] = number
     return options, lines, tuple(late)
+
+
+def _ranks(commands: Sequence[Command]) -> Iterator[tuple[str, int]]:
+    """Ranks that the script sets outside a command of its own: every process would have the same."""
+    for command in commands:
+        for found in re.finditer(rf"(?:^|\s)({'|'.join(RANKS)})=(\S*)", command.text):
+            outside = re.match(r"(?:export\s+)?\w+=", command.text)
+            if outside and not re.search(r"\s(srun|torchrun|python|accelerate)\b", command.text):
+                yield found[1], command.line
+        launch = re.match(r"(srun|mpirun)\b", command.text)
+        quoted = re.sub(r"'[^']*'", "", command.text)
+        for found in re.finditer(r"--(\w+_rank)[ =]\"?(?<!\\)\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID)\b", quoted):
+            if launch:
+                yield f"--{found[1]} ${found[2]}", command.line_of(found[1])
+
+
+def _bf16_line(command: Command) -> int | None:
+    """The line on which a launch asks for bf16."""
+    if _launcher(command.words)[0] is None:
+        return None
+    text = " ".join(command.words)
+    if re.search(r"--mixed[_-]precision[ =]bf16\b", text):
+        return command.line_of("mixed_precision")
+    return command.line_of("bf16") if re.search(r"--bf16(?![_\w])(?![ =](false|False|0)\b)", text) else None
+
+
+def _stray(command: Command) -> tuple[str, int] | None:
+    """A `python` where a launcher expects the script."""
+    tool, start = _launcher(command.words)
+    if tool not in ("torchrun", "accelerate", "deepspeed"):
+        return None
+    for i, word in enumerate(command.words[start:]):
+        if word.endswith(".py") or word in ("-m", "--module", "--no_python", "--no-python"):
+            return None
+        if re.fullmatch(r"(\S*/)?python[\d.]*", word) and not command.words[start + i - 1].startswith("--python"):
+            return word, command.line_of_word(word)
+    return None
 
 
 def _flags(words: Sequence[str], short: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -94,13 +94,14 @@ class ModelFacts:
     padded_attention: str = "sdpa"
 
 
-def model_facts(name_or_path: str, revision: str | None = None) -> ModelFacts:
+def model_facts(name_or_path: str, revision: str | None = None, patience: float | None = None) -> ModelFacts:
     """The facts about a base model.
 
     Args:
         name_or_path: `surefit/nano`, a directory, or a hub id.
         revision: the hub revision. The catalogue knows one revision of each model and is used for all of them: a
             published model's shape does not change.
+        patience: seconds to wait for the hub's first answer (facts/hub.py); None leaves it to huggingface_hub.
 
     Raises:
         ModelError: there is no such model, or it is incomplete, damaged or gated.
@@ -120,7 +121,7 @@ def model_facts(name_or_path: str, revision: str | None = None) -> ModelFacts:
     if name_or_path in known:
         return _catalogue_facts(name_or_path, known[name_or_path])
     try:
-        return _hub_facts(name_or_path, revision)
+        return _hub_facts(name_or_path, revision, patience)
     except MachineError:
         if cached:
             return cached
@@ -345,10 +346,10 @@ def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:
     )
 
 
-def _hub_facts(name: str, revision: str | None) -> ModelFacts:
+def _hub_facts(name: str, revision: str | None, patience: float | None) -> ModelFacts:
     from surefit.facts.hub import fetch
 
-    found = fetch(name, revision, known=list(catalogue()))
+    found = fetch(name, revision, list(catalogue()), patience)
     return build_facts(
         name,
         found.config,

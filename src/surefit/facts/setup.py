@@ -37,6 +37,9 @@ class Setup:
         gone: keys the tool no longer takes → what to write instead; each has its place.
         unknown: keys the tool does not know, each with its place; meant: such a key → the one it probably stands for.
         ignored: keys that have no effect → why; each has its place.
+        passed_over: keys that the tool does not know and says nothing about; each has its place.
+        missing: keys that name a file which is not there → that file; each has its place.
+        deprecated: keys that the tool still takes → what to write instead; each has its place.
 
         dtype: what the model is computed in: float32, bfloat16 or float16.
         bf16, fp16: the tool's two switches.
@@ -100,6 +103,9 @@ class Setup:
     unknown: tuple[str, ...] = ()
     meant: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()
+    deprecated: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     dtype: str | None = None
     bf16: bool | None = None

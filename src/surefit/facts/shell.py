@@ -50,6 +50,11 @@ class Command:
                 return self.line + i
         return self.line
 
+    def line_of_word(self, word: str) -> int:
+        """The last line on which a word is written; the first if it is not found."""
+        found = [i for i, piece in enumerate(self.pieces) if word in piece.split()]
+        return self.line + (found[-1] if found else 0)
+
 
 def split_commands(text: str) -> tuple[list[Command], tuple[int, ...]]:
     """The commands of a script, and the lines whose continuation a space or a comment breaks.

@@ -8,43 +8,46 @@ found.lost    # the keys that have no place in one, and why
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from surefit.config.load import parse_yaml, read_text
-from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.foreign.draft import Draft, Tool
+from surefit.foreign.recognise import other_schema, recognise
 from surefit.foreign.result import Foreign, Lost
 
 __all__ = ["Foreign", "Lost", "detect", "read", "tool_of"]
 
-MARKS: dict[str, tuple[str, ...]] = {
-    "surefit": ("recipe", "model", "data", "train", "hardware", "checkpoint", "evaluate"),
-    "peft": ("peft_type",),
-    "deepspeed": ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"),
-    "accelerate": ("compute_environment", "distributed_type", "machine_rank", "main_training_function"),
-    "axolotl": ("base_model", "micro_batch_size", "sequence_len", "num_epochs"),
-    "llamafactory": (
-        "finetuning_type", "cutoff_len", "lora_rank", "lora_target", "template", "stage", "dataset_dir", "export_dir",
-    ),
-    "trl": (
-        "dataset_name", "per_device_train_batch_size", "num_train_epochs", "model_name_or_path", "use_peft",
-        "eval_strategy", "save_strategy", "max_length", "max_seq_length", "per_device_eval_batch_size",
-    ),
+MODULES = {
+    "peft": "peft_adapter", "deepspeed": "deepspeed", "accelerate": "accelerate", "axolotl": "axolotl",
+    "llamafactory": "llamafactory", "trl": "trl",
 }  # fmt: skip
-"""Tool → top-level keys of which one at least is in each of its files. In the order in which ties are decided."""
-MODULES = {tool: tool for tool in MARKS if tool != "surefit"} | {"peft": "peft_adapter"}
-_SCRIPT = re.compile(r"\A#!|^#SBATCH\b", re.MULTILINE)
+"""Tool → the module with its table."""
+KNOWN = (
+    "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and "
+    "deepspeed, PEFT's adapter_config.json, and SLURM batch scripts"
+)
+UNKNOWN = "not a file of a tool that SureFit knows"
+_SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
+_TEMPLATE = re.compile(r":\s*(\$\{?\w+\}?|\{\{.*?\}\}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s*,?\s*$", re.MULTILINE)
+"""A value that is no JSON and stands for one."""
 
 
 def tool_of(path: Path) -> str | None:
-    """Whose config this is, as `detect` says; None where it is none, or cannot be read."""
+    """Whose config this is, as `detect` says; None where it cannot be read, or is empty.
+
+    Raises:
+        ConfigError: it is a mapping, and no config of a tool that SureFit knows.
+    """
     try:
         return detect(path)
-    except ConfigError:
+    except ConfigError as error:
+        if error.message.startswith((UNKNOWN, "not valid JSON")):
+            raise
         return None
 
 
@@ -60,13 +63,15 @@ def detect(path: Path) -> str:
     if _SCRIPT.search(text):
         return "slurm"
     tree = _parse(text, path)[0]
-    found = _recognise(tree) if isinstance(tree, dict) else None
+    other = other_schema(tree) if isinstance(tree, dict) else None
+    found = recognise(tree, _takes) if isinstance(tree, dict) and other is None else None
+    if not isinstance(tree, dict | list):
+        raise ConfigError("holds no keys", path=path, help=KNOWN)
     if found is None:
-        looked_for = "; ".join(f"{tool} ({', '.join(marks[:3])})" for tool, marks in MARKS.items())
         raise ConfigError(
-            "not a config that SureFit knows",
+            UNKNOWN + (f": {other}" if other else ""),
             path=path,
-            help=f"looked for the keys of {looked_for}; and for #SBATCH lines of a SLURM script",
+            help=KNOWN,
         )
     return found
 
@@ -97,16 +102,45 @@ def read(path: Path, tool: str | None = None) -> Foreign:
 
 
 def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
-    # JSON is YAML but for tabs between its tokens; inside its texts there are none.
-    is_json = path.suffix == ".json" or text.lstrip().startswith("{")
-    if not is_json:
+    if path.suffix != ".json" and not text.lstrip().startswith("{"):
         return parse_yaml(text, path)
     try:
-        return parse_yaml(text.replace("\t", " "), path)
-    except ConfigError as error:
-        error.message = error.message.replace("not valid YAML", "not valid JSON")
-        error.help = error.help and "check quotes, commas and brackets at and above this line"
-        raise
+        json.loads(text)
+    except ValueError as error:
+        # Braces may also begin a YAML file.
+        if path.suffix == ".json" or not isinstance(error, json.JSONDecodeError):
+            raise _not_json(text, path, error) from None
+    except RecursionError:
+        raise ConfigError("nested too deeply to be a config", path=path) from None
+    # JSON is YAML but for tabs between its tokens; inside its texts there are none.
+    return parse_yaml(text.replace("\t", " "), path)
+
+
+def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
+    """What is wrong with the text, at the line that has to be changed."""
+    filled = _TEMPLATE.search(text)
+    if filled:
+        return ConfigError(
+            f"{UNKNOWN}: a template, whose {filled[1]} something else fills in",
+            path=path,
+            help="check the file that it becomes",
+        )
+    if not isinstance(error, json.JSONDecodeError):
+        return ConfigError(f"not valid JSON: {error}", path=path)
+    before = text[: error.pos].rstrip()
+    line, problem = error.lineno, error.msg
+    if before.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
+        line, problem = before.count("\n") + 1, "a comma behind the last entry"
+    elif "delimiter" in error.msg and before and error.lineno > before.count("\n") + 1:
+        line, problem = before.count("\n") + 1, f"{error.msg.lower()} behind this line's value"
+    elif error.msg.startswith("Illegal trailing comma"):
+        problem = "a comma behind the last entry"
+    return ConfigError(
+        f"not valid JSON: {problem}",
+        path=path,
+        line=line,
+        help="check quotes, commas and brackets at and above this line",
+    )
 
 
 def _table(tool: str) -> Tool:
@@ -115,17 +149,7 @@ def _table(tool: str) -> Tool:
     return found
 
 
-def _recognise(tree: dict[str, Any]) -> str | None:
-    """The tool that knows most of the keys, among those whose marks are there; of two that know as many, the first."""
-    marked = [tool for tool, marks in MARKS.items() if any(mark in tree for mark in marks)]
-    return max(marked, key=lambda tool: _known_keys(tool, tree), default=None)
-
-
-def _known_keys(tool: str, tree: dict[str, Any]) -> int:
-    if tool == "surefit":
-        # Its sections are mappings; a tool with a plain value of that name is another one.
-        return sum(
-            isinstance(value, dict) or key == "recipe" for key, value in tree.items() if key in Config.model_fields
-        )
+def _takes(tool: str, key: str) -> bool:
+    """Whether a tool takes this top-level key, or did so once."""
     table = _table(tool)
-    return sum(table.knows(key) or key in table.gone or table.is_section(key) for key in tree)
+    return table.knows(key) or key in table.gone or key in table.deprecated or table.is_section(key)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
-from surefit.foreign import hf
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import ACCELERATE
 
@@ -26,6 +26,7 @@ DEEPSPEED_KEYS = frozenset(
     for name in (
         "deepspeed_config_file", "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter",
         "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher", "gradient_clipping",
+        "seq_parallel_communication_data_type",
         "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_init_flag", "zero3_save_16bit_model",
     )
 )  # fmt: skip
@@ -152,4 +153,5 @@ TOOL = Tool(
     known=ACCELERATE | FSDP_KEYS | DEEPSPEED_KEYS | SHARING_KEYS,
     gone=GONE,
     finish=_finish,
+    conflicts=conflicts.accelerate,
 )

@@ -6,6 +6,8 @@ from typing import Any
 
 from surefit.foreign import convert as c
 from surefit.foreign import hf
+from surefit.foreign.axolotl_conflicts import axolotl
+from surefit.foreign.axolotl_data import read_datasets
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import AXOLOTL, AXOLOTL_PLUGINS
 
@@ -23,9 +25,6 @@ PLACES = (
     ("mlflow_experiment_name", "telemetry.mlflow_experiment", "mlflow"),
 )
 """Their key, ours, and the tracker."""
-LOADERS = ("json", "csv", "parquet", "text", "arrow")
-ROW_KEYS = {"path", "type", "split", "data_files", "ds_type", "name", "chat_template", "train_on_eos", "roles_to_train"}
-"""Keys of one data set that leave its rows laid out as they are."""
 
 
 def _bf16(value: Any) -> Any:
@@ -43,7 +42,8 @@ def _device_map(value: Any) -> Any:
 
 
 def _template(value: Any) -> Any:
-    return c.UNSAID if str(value).startswith("tokenizer_default") else c.text(value)
+    # tokenizer_default_fallback_chatml is chatml where the tokenizer has no template.
+    return c.UNSAID if value == "tokenizer_default" else c.text(value)
 
 
 KEYS: dict[str, To] = {
@@ -58,7 +58,7 @@ KEYS: dict[str, To] = {
     "lora_r": To(c.whole, "adapter.r", "lora_r"),
     "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
-    "lora_target_modules": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
+    "lora_target_modules": To(hf.linear_or_pattern, "adapter.target_modules", "target_modules", hf.modules),
     "lora_target_linear": To(c.when_true(("all-linear",)), "adapter.target_modules", "target_modules", hf.modules),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
     "peft_use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
@@ -114,11 +114,6 @@ KEYS: dict[str, To] = {
 GONE = {
     "max_packed_sequence_len": "write sequence_len, with sample_packing: true",
     "rope_scaling": "write overrides_of_model_config: {rope_scaling: …}",
-    "noisy_embedding_alpha": "write neftune_noise_alpha",
-    "dpo_beta": "write rl_beta",
-    "evaluation_strategy": "write eval_strategy",
-    "eval_table_size": "write generate_samples: true and num_generation_samples",
-    "eval_max_new_tokens": "write generation_max_new_tokens",
     "dpo_use_logits_to_keep": "take it out",
     "dpo_generate_during_eval": "take it out",
     "dpo_norm_loss": "take it out",
@@ -131,9 +126,17 @@ GONE = {
     "unsloth_lora_o": "write lora_o_kernel",
     "unsloth_rms_norm": "write liger_rms_norm, with its plugin",
     "unsloth_rope": "write liger_rope, with its plugin",
-    "torch_dtype": "write bf16, fp16 or bfloat16",
 }
-ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"]}
+"""Axolotl 0.19.0 stops at these where they are set (schemas/deprecated.py, schemas/validation.py)."""
+DEPRECATED = {
+    "noisy_embedding_alpha": "write neftune_noise_alpha",
+    "dpo_beta": "write rl_beta",
+    "evaluation_strategy": "write eval_strategy",
+    "eval_table_size": "write generate_samples: true and num_generation_samples",
+    "eval_max_new_tokens": "write generation_max_new_tokens",
+}
+"""And only warns about these."""
+ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
 DEFAULTS = {
     "adapter.kind": ("adapter", "full"),
     "train.epochs": ("num_epochs", 1.0),
@@ -156,7 +159,7 @@ def _finish(draft: Draft) -> None:
     hf.padded(draft, "sample_packing")
     _placement(draft)
     hf.sharding(draft)
-    _datasets(draft)
+    read_datasets(draft)
     hf.held_out(draft, "val_set_size", "test_datasets")
     _kernels_and_trackers(draft)
     if draft.flat.get("rl") or draft.flat.get("reward_model") or draft.flat.get("process_reward_model"):
@@ -266,73 +269,6 @@ def _telemetry(draft: Draft, used: set[str]) -> None:
         draft.reach("use_mlflow")
 
 
-def _datasets(draft: Draft) -> None:
-    """The first of `datasets` is the training set; more of them, or rows laid out freely, are not looked into."""
-    sets = draft.flat.get("datasets")
-    if sets is None:
-        draft.whole_run = False
-        return
-    if not isinstance(sets, list) or not sets or not all(isinstance(entry, dict) for entry in sets):
-        draft.refuse("datasets", "a list of data sets, each with a path")
-        return
-    first = sets[0]
-    source = _source(first)
-    if source is None:
-        draft.refuse("datasets", "a path in every data set")
-        return
-    draft.reach("datasets")
-    draft.carry("data.train", source, "datasets")
-    if isinstance(first.get("split"), str) and first["split"].isidentifier():
-        draft.carry("data.split", first["split"], "datasets")
-    layouts = {_layout(entry) for entry in sets}
-    layout = _layout(first)
-    if layout is not None and len(layouts) == 1:
-        draft.carry("data.format", layout, "datasets")
-    draft.rows_known = layout is not None and len(sets) == 1 and not draft.says("dataset_shard_num")
-    if layout in ("messages", "sharegpt"):
-        draft.say("conversations", True, "datasets")
-    if None in layouts or draft.says("dataset_shard_num"):
-        draft.lose("datasets", "SureFit reads the layouts of docs/data.md only, and all rows")
-    elif not hf.mix(draft, [_named(entry) for entry in sets[1:]], "datasets"):
-        draft.lose("datasets", "data.mix says how often each set is seen: write the number of passes")
-    _held_out_set(draft)
-
-
-def _held_out_set(draft: Draft) -> None:
-    held_out = draft.flat.get("test_datasets")
-    if isinstance(held_out, list) and len(held_out) == 1 and isinstance(held_out[0], dict) and _source(held_out[0]):
-        draft.carry("data.eval", _source(held_out[0]), "test_datasets")
-        draft.reach("test_datasets")
-
-
-def _named(entry: dict[str, Any]) -> str:
-    """A further data set as `data.mix` names it; its layout is known, so it has a source."""
-    source, split = _source(entry) or "", entry.get("split", "train")
-    return source if split == "train" or entry.get("path") in LOADERS else f"{source}@{split}"
-
-
-def _source(entry: dict[str, Any]) -> str | None:
-    """Where the rows of one data set are."""
-    path, files = entry.get("path"), entry.get("data_files")
-    if path in LOADERS and isinstance(files, list) and len(files) == 1:
-        files = files[0]
-    if path in LOADERS and isinstance(files, str):
-        return files
-    return path if isinstance(path, str) and path else None
-
-
-def _layout(entry: dict[str, Any]) -> str | None:
-    """`data.format` of one data set, or None where SureFit has no such layout."""
-    kind = entry.get("type")
-    if not isinstance(kind, str) or (entry.get("data_files") and entry.get("path") not in LOADERS):
-        return None
-    messages = str(entry.get("field_messages", "messages"))
-    if kind == "chat_template" and set(entry) <= ROW_KEYS | {"field_messages"}:
-        return {"messages": "messages", "conversations": "sharegpt"}.get(messages)
-    plain = set(entry) <= ROW_KEYS
-    return {"alpaca": "alpaca", "completion": "text"}.get(kind.partition(":")[0]) if plain else None
-
-
 TOOL = Tool(
     name="axolotl",
     keys=KEYS,
@@ -342,4 +278,8 @@ TOOL = Tool(
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=frozenset({"special_tokens", "bnb_config_kwargs"}) | hf.OPEN_SECTIONS,
+    deprecated=DEPRECATED,
+    passes_over=lambda key: True,
+    off_is_unset=True,
+    conflicts=axolotl,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from surefit.foreign import conflicts
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import DEEPSPEED, ZERO
@@ -35,7 +36,7 @@ KEYS: dict[str, To] = {
     "scheduler.params.warmup_num_steps": To(_whole, None, "warmup_steps"),
     "scheduler.params.total_num_steps": To(_whole, None, "total_steps"),
 }
-GONE = {
+DEPRECATED = {
     "zero_optimization.cpu_offload": "write zero_optimization.offload_optimizer: {device: cpu}",
     "zero_optimization.cpu_offload_param": "write zero_optimization.offload_param: {device: cpu}",
     "zero_optimization.cpu_offload_params": "write zero_optimization.offload_param: {device: cpu}",
@@ -43,6 +44,7 @@ GONE = {
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": "write stage3_gather_16bit_weights_on_model_save",
     "allgather_size": "write zero_optimization.allgather_bucket_size",
 }
+"""DeepSpeed 0.19 still reads those of ZeRO under their new names (runtime/zero/config.py, json_schema_extra)."""
 OPEN = frozenset({"bf16", "bfloat16", "fp16", "optimizer", "scheduler"})
 
 
@@ -66,7 +68,10 @@ TOOL = Tool(
             "pipeline", "fast_init", "ratio",
         )
     },
-    gone=GONE,
+    gone={},
     finish=_finish,
     open_sections=OPEN,
+    deprecated=DEPRECATED,
+    passes_over=lambda key: not key.startswith("zero_optimization."),
+    conflicts=conflicts.deepspeed,
 )  # fmt: skip

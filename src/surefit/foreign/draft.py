@@ -19,8 +19,17 @@ from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import shortened
 from surefit.facts.setup import Place, Setup
 from surefit.foreign.convert import UNSAID, Convert, Misfit, NoPlace
+from surefit.foreign.paths import missing
 from surefit.foreign.reasons import why_lost
 from surefit.foreign.result import Foreign, Lost
+from surefit.foreign.values import is_placeholder, kind_of, misfit
+
+COMMENT = ("_", "//", "#")
+"""What keys begin with that say nothing to the tool."""
+SLIP = 0.87
+"""How alike two keys are of which one is the other misspelt: adam_eps and adam_epsilon (0.8) are two."""
+SLIPS = 2
+"""Letters too many or too few in it: hub_model_revision is not model_revision."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,10 @@ class Tool:
         defaults: dotted SureFit key → (the tool's key, the value it has where the file does not say).
         finish: adds what no single key says.
         open_sections: mappings whose keys are not all known; what is not in `keys` is lost, not unknown.
+        deprecated: keys it still takes, with a warning → what to write instead.
+        passes_over: whether the tool says nothing about this key if it does not know it.
+        off_is_unset: a key that is gone says nothing where its value is false or 0.
+        conflicts: adds what values are wrong together.
     """
 
     name: str
@@ -63,6 +76,10 @@ class Tool:
     defaults: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     finish: Callable[[Draft], None] = lambda draft: None
     open_sections: frozenset[str] = frozenset()
+    deprecated: Mapping[str, str] = field(default_factory=dict)
+    passes_over: Callable[[str], bool] = lambda key: False
+    off_is_unset: bool = False
+    conflicts: Callable[[Draft], None] = lambda draft: None
 
     def knows(self, key: str) -> bool:
         """Whether the tool takes this key."""
@@ -72,8 +89,16 @@ class Tool:
         """The key that a misspelt one probably stands for."""
         parent, dot, leaf = key.rpartition(".")
         known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
+        close = difflib.get_close_matches(leaf, known, n=1, cutoff=0.75)
+        return f"{parent}{dot}{close[0]}" if close else None
+
+    def misspelt(self, key: str) -> str | None:
+        """The key that a key is but for a slip of the fingers, or without its prefix (dropout for lora_dropout)."""
+        parent, dot, leaf = key.rpartition(".")
+        known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
+        alike = [name for name in known if abs(len(name) - len(leaf)) <= SLIPS]
         within = [name for name in known if leaf in name.split("_")]
-        close = difflib.get_close_matches(leaf, known, n=1, cutoff=0.75) or (within if len(within) == 1 else [])
+        close = difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP) or (within if len(within) == 1 else [])
         return f"{parent}{dot}{close[0]}" if close else None
 
     def is_section(self, key: str) -> bool:
@@ -97,6 +122,9 @@ class Draft:
     names: dict[str, str] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+    deprecated: dict[str, str] = field(default_factory=dict)
+    parts: list[Lost] = field(default_factory=list)
     meant: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     mapped: set[str] = field(default_factory=set)
@@ -110,7 +138,7 @@ class Draft:
     def line(self, key: str) -> int | None:
         """The line of a key, or of the nearest key above it."""
         while key and key not in self.lines:
-            key = key.rpartition(".")[0]
+            key = re.sub(r"(\.[^.\[]*|\[\d+\]|^[^.\[]*)$", "", key)
         return self.lines.get(key)
 
     def place(self, key: str) -> Place:
@@ -141,6 +169,10 @@ class Draft:
             kept = self.judged if key in self.mapped else self.lost
             kept[key] = Lost(key, self.line(key), hidden(key, self.flat[key]), why)
 
+    def lose_part(self, key: str, part: str, value: Any, why: str) -> None:
+        """Something inside the value of a key has no place in a SureFit config; the key itself may have reached it."""
+        self.parts.append(Lost(f"{key}{part}", self.line(f"{key}{part}"), hidden(part, value), why))
+
     def reach(self, key: str) -> None:
         """The key that the table lost reached the config after all."""
         self.judge(key)
@@ -157,6 +189,19 @@ class Draft:
         """Whether the file has the key, and it has not yet ended among those that are gone or wrong."""
         return key in self.flat and key not in self.refused and key not in self.gone
 
+    def refuse_part(self, key: str, part: str, value: Any, expected: str) -> None:
+        """The tool cannot use something inside the value of a key."""
+        name = f"{key}{part}"
+        self.problems.append(
+            ConfigError(
+                f"expected {expected}, got {shown(value)}",
+                path=self.path,
+                line=self.line(name),
+                field=name,
+                help=_value_help(value, expected),
+            )
+        )
+
     def without_effect(self, keys: Iterable[str], why: str) -> None:
         """These keys, where the file has them, change nothing."""
         for key in filter(self.says, keys):
@@ -164,7 +209,9 @@ class Draft:
             self.places[key] = self.place(key)
 
     def refuse(self, key: str, expected: str) -> None:
-        """The tool cannot use this value."""
+        """The tool cannot use this value; what is wrong with it is said once."""
+        if key in self.refused:
+            return
         value = self.flat.get(key)
         self.refused.add(key)
         self.mapped.discard(key)
@@ -184,23 +231,64 @@ class Draft:
         """Every key to where it goes."""
         self.flat = dict(_flatten(self.tree, self.tool))
         for key, value in self.flat.items():
-            if key in self.tool.gone and key not in self.tool.keys:
-                self.gone[key] = self.tool.gone[key]
-                self.places[key] = self.place(key)
-            elif not self.tool.knows(key) and key.partition(".")[0] not in self.tool.open_sections:
-                self.unknown.append(key)
-                self.places[key] = self.place(key)
-                if nearest := self.tool.nearest(key):
-                    self.meant[key] = nearest
-            elif value is None:
+            if value is None:
                 self.mapped.add(key)
-            elif key in self.tool.keys:
-                self.read_key(key, self.tool.keys[key])
-            else:
-                self.lose(key, why_lost(key))
+            elif key in self.tool.gone and key not in self.tool.keys:
+                self._read_gone(key, value)
+            elif key in self.tool.deprecated and key not in self.tool.keys:
+                self._read_deprecated(key)
+            elif not self.tool.knows(key) and key.partition(".")[0] not in self.tool.open_sections:
+                self._read_unknown(key)
+            elif not self._misfits(key, value):
+                if key in self.tool.keys:
+                    self.read_key(key, self.tool.keys[key])
+                else:
+                    self.lose(key, why_lost(key))
         for key in filter(self.tool.once.__contains__, self.gone):
             self.read_old_key(key, self.tool.once[key])
         self.tool.finish(self)
+        self.tool.conflicts(self)
+
+    def _read_gone(self, key: str, value: Any) -> None:
+        if self.tool.off_is_unset and not value:
+            self.mapped.add(key)
+            return
+        self.gone[key] = self.tool.gone[key]
+        self.places[key] = self.place(key)
+
+    def _read_deprecated(self, key: str) -> None:
+        self.deprecated[key] = self.tool.deprecated[key]
+        self.places[key] = self.place(key)
+        if key in self.tool.once:
+            self.read_key(key, self.tool.once[key])
+        else:
+            self.lose(key, self.tool.deprecated[key])
+
+    def _read_unknown(self, key: str) -> None:
+        if key.rpartition(".")[2].startswith(COMMENT):
+            self.lose(key, "a comment")
+            return
+        self.places[key] = self.place(key)
+        meant = self.tool.misspelt(key)
+        if meant is None and self.tool.passes_over(key):
+            self.passed_over.append(key)
+            self.lose(key, f"{self.tool.name} does not know it")
+            return
+        self.unknown.append(key)
+        if nearest := meant or self.tool.nearest(key):
+            self.meant[key] = nearest
+
+    def _misfits(self, key: str, value: Any) -> bool:
+        """Whether the tool cannot use this value, by its schema; a placeholder is left out too."""
+        kind = kind_of(self.tool.name, key)
+        expected = kind and misfit(key, kind, value)
+        if not expected or kind is None:
+            return False
+        if is_placeholder(value, kind):
+            self.lose(key, "a placeholder, which something else fills in")
+        else:
+            self.refuse(key, expected)
+        return True
 
     def read_key(self, key: str, to: To) -> None:
         """One key that the table has."""
@@ -210,7 +298,7 @@ class Draft:
             self.refuse(key, str(misfit))
             return
         except NoPlace as reason:
-            self.lose(key, str(reason))
+            self.lose(key, f"{reason}; {to.config} stays SureFit's default" if to.config else str(reason))
             return
         self.mapped.add(key)
         if to.setup:
@@ -223,7 +311,7 @@ class Draft:
         except NoPlace as reason:
             if not to.setup:
                 self.mapped.discard(key)
-            self.lose(key, str(reason))
+            self.lose(key, f"{reason}; {to.config} stays SureFit's default")
 
     def read_old_key(self, key: str, to: To) -> None:
         """A key under a name that is gone: what it meant, unless the file says that under the new name too."""
@@ -240,9 +328,12 @@ class Draft:
         """What was read, as a value."""
         self.read_all()
         loaded = self._loaded() if self.whole_run else None
+        gone_files = {key: file for key, file in missing(self.flat, self.path) if key not in self.refused}
+        self.places |= {key: self.place(key) for key in gone_files}
         setup = Setup(
             tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
-            ignored=self.ignored, **self.setup,
+            ignored=self.ignored, deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
+            **self.setup,
         )  # fmt: skip
         return Foreign(
             tool=self.tool.name,
@@ -256,12 +347,16 @@ class Draft:
             mapped=frozenset(self.mapped),
             judged=tuple(self.judged.values()),
             rows_known=self.rows_known,
+            values=self.flat,
+            parts=tuple(self.parts),
+            lines=self.lines,
         )
 
     def _loaded(self) -> Loaded | None:
         """The SureFit config, without the values that it refuses; None where its model or data are missing."""
         for dotted, (key, value) in self.tool.defaults.items():
-            if dotted not in self.config:
+            # What the file says and SureFit cannot do is not the tool's default either.
+            if dotted not in self.config and not (self.says(key) and key in {*self.lost, *self.judged, *self.refused}):
                 self.config[dotted] = value
                 self.names[dotted] = key
         while True:
@@ -275,13 +370,13 @@ class Draft:
                     self._refused_by_schema(dotted)
                 continue
             keys = {dotted: self.names[dotted] for dotted in self.config}
-            lines = {dotted: self.lines.get(key.partition(" ")[0]) for dotted, key in keys.items()}
+            lines = {dotted: self.line(key.partition(" ")[0]) for dotted, key in keys.items() if root(key) in self.flat}
             return Loaded(config, self.path, {dotted: at for dotted, at in lines.items() if at}, frozenset())
 
     def _refused_by_schema(self, dotted: str) -> None:
         """A value that the tool takes and SureFit does not: the key is lost, and nothing is wrong with the file."""
         del self.config[dotted]
-        key = self.names.pop(dotted).partition(" ")[0]
+        key = root(self.names.pop(dotted))
         if key in self.flat:
             if key not in {place.name for place in self.places.values()}:
                 self.mapped.discard(key)
@@ -298,6 +393,15 @@ def _flatten(tree: Mapping[str, Any], tool: Tool, prefix: str = "") -> list[tupl
         else:
             found.append((key, value))
     return found
+
+
+def root(name: str) -> str:
+    """The key of the file in the name of where a value came from.
+
+    >>> root("micro_batch_size × gradient_accumulation_steps"), root("datasets[0].path")
+    ('micro_batch_size', 'datasets')
+    """
+    return re.split(r"[ \[]", name, maxsplit=1)[0]
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,7 +435,8 @@ def shown(value: Any) -> str:
 
 def hidden(key: str, value: Any) -> Any:
     """The value of a key, unless it can be a secret."""
-    if re.search(r"token$|api_key|secret|password|credential", key):
+    special = re.search(r"(pad|eos|bos|unk|sep|cls|mask|image|audio|video|eot|end|start)_token$", key)
+    if not special and re.search(r"token$|api_key|secret|password|credential", key):
         return "(not shown)"
     return redact(value) if isinstance(value, str) else value
 

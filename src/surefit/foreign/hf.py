@@ -98,6 +98,13 @@ def linear(value: Any) -> tuple[str, ...]:
     return ("all-linear",) if names in (("all-linear",), ("all",)) else names
 
 
+def linear_or_pattern(value: Any) -> Any:
+    """The same where PEFT is given a text as it stands: a regular expression that has to match whole names."""
+    if isinstance(value, str) and value not in ("all-linear", "all_linear"):
+        raise c.NoPlace(f"PEFT takes the text {value!r} as a regular expression; SureFit takes names or all-linear")
+    return ("all-linear",) if isinstance(value, str) else linear(value)
+
+
 def modules(value: tuple[str, ...]) -> Any:
     """`Setup.target_modules` for the config."""
     return "all-linear" if value == ("all-linear",) else list(value)

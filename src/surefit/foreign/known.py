@@ -6,11 +6,12 @@ A key that is neither here nor in a tool's table nor among its `gone` ones is un
 from __future__ import annotations
 
 
-def _keys(text: str) -> frozenset[str]:
+def keys(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
-TRAINING_ARGUMENTS = _keys("""
+TRAINING_ARGUMENTS = keys("""
     accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2
     adam_epsilon auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval
     data_seed dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
@@ -34,7 +35,7 @@ TRAINING_ARGUMENTS = _keys("""
 """)
 """transformers 5.23.0, TrainingArguments."""
 
-TRAINING_ARGUMENTS_4 = _keys("""
+TRAINING_ARGUMENTS_4 = keys("""
     adafactor fp16_backend fp16_opt_level group_by_length half_precision_backend include_inputs_for_metrics
     jit_mode_eval logging_dir mp_parameters no_cuda past_index push_to_hub_model_id push_to_hub_organization
     push_to_hub_token ray_scope save_safetensors torchdynamo tpu_metrics_debug tpu_num_cores use_ipex
@@ -42,7 +43,7 @@ TRAINING_ARGUMENTS_4 = _keys("""
 """)
 """What transformers 4.57 took and 5 does not."""
 
-TRL = _keys("""
+TRL = keys("""
     activation_offloading assistant_only_loss attn_implementation bf16 bnb_4bit_quant_storage
     bnb_4bit_quant_type chat_template_path completion_only_loss dataset_config dataset_kwargs dataset_name
     dataset_num_proc dataset_streaming dataset_test_split dataset_text_field dataset_train_split datasets dtype
@@ -55,7 +56,56 @@ TRL = _keys("""
 """)
 """TRL 1.16.0: SFTConfig, ModelConfig, ScriptArguments and DatasetMixtureConfig; `env` is its command line's."""
 
-LORA_CONFIG = _keys("""
+TRL_STAGES = keys("""
+    add_tail_bucket beta beta1 beta2 cache_implementation cast_lm_head_to_fp32 center_rewards_coefficient
+    chat_template_kwargs cpo_alpha data_parallel_size delta desirable_weight diagnostics_flat_tolerance
+    diagnostics_warning_interval disable_dropout discopop_tau distillation_add_tail distillation_alpha
+    distillation_is_clip distillation_mode distillation_objective distillation_topk distillation_weight
+    distributed_executor_backend dont_reprompt_on_self_success ds3_gather_for_generation
+    enable_prefix_caching enforce_eager entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min
+    entropy_target environment_feedback_only_without_solution epsilon epsilon_high f_alpha_divergence_coef
+    f_divergence_type feedback_template filter_all_incorrect fork_threshold_tokens generate_during_eval
+    generate_from_teacher generation_batch_size generation_kwargs gpu_memory_utilization
+    heartbeat_stale_after_s host importance_sampling_level include_environment_feedback is_encoder_decoder
+    iw_opd_epsilon iw_opd_gamma kv_cache_dtype label_smoothing ld_alpha lmbda log_completions
+    log_completions_hub_repo log_completions_steps log_multimodal log_unique_prompts loss_add_tail
+    loss_top_k loss_weights mask_truncated_completions max_completion_length max_inflight_tasks
+    max_model_len max_new_tokens max_prompt_length max_reprompt_len max_staleness
+    max_tool_calling_iterations min_p missing_eos_penalty multi_objective_aggregation normalize_advantages
+    num_completions_to_print num_generations num_generations_eval num_iterations num_loss_tokens_to_skip
+    num_value_samples off_policy_mask_threshold padding_value port precompute_ref_batch_size
+    precompute_ref_log_probs queue_maxsize ref_model_mixup_alpha ref_model_sync_steps
+    remove_thinking_from_demonstration repetition_penalty reprompt_template request_timeout
+    reverse_kl_top_1_mode revision reward_clip_range reward_funcs reward_model_name_or_path
+    reward_model_path reward_weights sapo_temperature_neg sapo_temperature_pos scale_rewards seq_kd
+    simpo_gamma solution_template speculative_config steps_per_generation success_reward_threshold
+    sync_ref_model teacher_model_init_kwargs teacher_model_kind teacher_model_name_or_path
+    teacher_model_revision teacher_model_server_url teacher_prompt_template teacher_server_urls
+    teacher_sync_steps teacher_temperature teacher_tokenizer_name_or_path teacher_top_k teacher_update_rate
+    temperature tensor_parallel_size token_budget top_entropy_quantile top_k top_p tpo_alpha tpo_l_gamma
+    transformers_continuous_batching_config uld_crossentropy_weight uld_distillation_weight
+    uld_hybrid_matched_weight uld_hybrid_unmatched_weight uld_skip_student_eos uld_skip_teacher_eos
+    uld_student_temperature uld_teacher_temperature uld_token_merge_strategy uld_use_hybrid_loss
+    undesirable_weight use_adaptive_entropy use_bias_correction_kl use_extended_uld
+    use_successful_as_teacher use_teacher_server use_transformers_continuous_batching use_transformers_paged
+    use_uld_loss use_vllm use_weighting vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
+    vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_importance_sampling_cap
+    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+    vllm_importance_sampling_mode vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
+    vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex vllm_sync_frequency
+    vllm_tensor_parallel_size wandb_log_unique_prompts weight_sync_steps weight_sync_timeout
+""")
+"""TRL 1.16.0: what the configs of its other trainers (DPO, KTO, ORPO, GRPO, RLOO, reward, distillation…) take beyond
+SFTConfig's; some of them belonged to SFTConfig once."""
+
+TRL_LAUNCHER = keys("""
+    accelerate_config cpu config_file deepspeed_config_file fsdp_config_file gpu_ids machine_rank main_process_ip
+    main_process_port mixed_precision multi_gpu num_cpu_threads_per_process num_machines num_processes rdzv_backend
+    same_network use_deepspeed use_fsdp zero_stage dynamo_backend debug_launcher
+""")
+"""TRL 1.16.0 hands them to `accelerate launch` (cli/accelerate_config.py)."""
+
+LORA_CONFIG = keys("""
     alora_invocation_tokens alpha_pattern arrow_config auto_mapping base_model_name_or_path bias corda_config
     ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights kasa_config
     layer_replication layers_pattern layers_to_transform loftq_config lora_alpha lora_bias lora_dropout
@@ -65,7 +115,7 @@ LORA_CONFIG = _keys("""
 """)
 """PEFT 0.21.2, LoraConfig."""
 
-LLAMAFACTORY = _keys("""
+LLAMAFACTORY = keys("""
     adapter_folder adapter_name_or_path add_special_tokens add_tokens additional_target apollo_layerwise
     apollo_proj apollo_proj_type apollo_rank apollo_scale apollo_scale_front apollo_scale_type apollo_target
     apollo_update_interval asft_alpha audio_sampling_rate badam_mask_mode badam_mode badam_start_block
@@ -82,7 +132,8 @@ LLAMAFACTORY = _keys("""
     galore_update_interval generation_config generation_max_length generation_num_beams hf_hub_token
     hyper_parallel_args ignore_pad_token_for_loss image_do_pan_and_scan image_max_pixels image_min_pixels
     include_effective_tokens_per_second infer_backend infer_dtype init_special_tokens interleave_probs
-    kt_expert_checkpoint_path kt_lora_expert_intermediate_size kt_lora_expert_num kt_use_lora_experts
+    kt_config kt_cpu_activation kt_expert_checkpoint_path kt_lora_expert_intermediate_size kt_lora_expert_num
+    kt_use_lora_experts
     kt_weight_path kto_chosen_weight kto_rejected_weight ld_alpha length_penalty lora_alpha lora_dropout
     lora_rank lora_target loraplus_lr_embedding loraplus_lr_ratio low_cpu_mem_usage mask_history master_addr
     master_port max_length max_new_tokens max_samples media_dir mix_strategy mixture_of_depths
@@ -107,9 +158,9 @@ LLAMAFACTORY = _keys("""
     video_min_pixels vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen
 """)
 """LLaMA-Factory 0.9.5, all argument classes but for what they derive themselves (compute_dtype, device_map…), and
-Seq2SeqTrainingArguments' own."""
+Seq2SeqTrainingArguments' own; kt_config and kt_cpu_activation are those of KTransformers' own release of it."""
 
-AXOLOTL = _keys("""
+AXOLOTL = keys("""
     accelerator_config activation_offloading adam_beta1 adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 adapter
     added_tokens_overrides attn_implementation auto_find_batch_size auto_resume_from_checkpoints
     axolotl_config_path base_model base_model_config batch_flattening batch_size bench_dataset bench_split bf16
@@ -180,7 +231,7 @@ AXOLOTL = _keys("""
 """)
 """Axolotl 0.19.0, AxolotlInputConfig."""
 
-AXOLOTL_PLUGINS = _keys("""
+AXOLOTL_PLUGINS = keys("""
     cut_cross_entropy dense_mixer diffusion dsv4_bf16_all dsv4_fp4_grouped_mode dsv4_fp8_lora_kernel
     dsv4_fp8_nonexpert_mode dsv4_shared_mlp_lora_kernel expert_backend expert_parallel_backend
     expert_parallel_fallback_on_unsupported expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
@@ -201,7 +252,7 @@ AXOLOTL_PLUGINS = _keys("""
 """)
 """Axolotl 0.19.0, the keys of the plugins it ships."""
 
-ACCELERATE = _keys("""
+ACCELERATE = keys("""
     additional_args base_job_name command_file commands compute_environment debug deepspeed_config
     distributed_type downcast_bf16 dynamo_backend dynamo_config ec2_instance_type enable_cpu_affinity fp16
     fp8_config fsdp_config gpu_ids iam_role_name image_uri machine_rank main_process_ip main_process_port
@@ -212,21 +263,22 @@ ACCELERATE = _keys("""
 """)
 """accelerate 1.15.0, ClusterConfig and SageMakerConfig, with the two older keys that it converts."""
 
-DEEPSPEED = _keys("""
+DEEPSPEED = keys("""
     activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_config comms_logger
     communication_data_type compile compression_training csv_monitor curriculum_learning data_efficiency
     data_parallel_size data_types dataloader_drop_last datastates_ckpt disable_allgather dump_state eigenvalue
     elasticity expert_parallel flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op
     gradient_clipping gradient_predivide_factor graph_harvesting hybrid_engine log_level
     managed_gradient_accumulation memory_breakdown nebula optimizer pipeline prescale_gradients
-    progressive_layer_drop scheduler seq_parallel_comm_data_type sequence_parallel_size sparse_attention
+    progressive_layer_drop scheduler seq_parallel_comm_data_type
+    seq_parallel_communication_data_type sequence_parallel_size sparse_attention
     sparse_gradients steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size
     train_micro_batch_size_per_gpu use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb
     weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
 """)
 """DeepSpeed 0.19, runtime/config.py."""
 
-ZERO = _keys("""
+ZERO = keys("""
     allgather_bucket_size allgather_partitions allgather_sequential contiguous_gradients cpu_offload
     cpu_offload_param cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks
     gather_16bit_weights_on_model_save ignore_unused_parameters leaf_module legacy_stage1 load_from_fp32_weights

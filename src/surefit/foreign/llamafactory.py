@@ -8,8 +8,8 @@ from typing import Any
 
 from surefit.config.load import parse_yaml, read_text
 from surefit.core.errors import ConfigError
+from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
-from surefit.foreign import hf
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4
 
@@ -194,14 +194,14 @@ def _data(draft: Draft) -> None:
     if names is None:
         draft.whole_run = False
         return
-    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+    names = set_names(names)
+    if not names:
         draft.refuse("dataset", "names of data sets, with commas between them")
         draft.whole_run = False
         return
     folder = draft.flat.get("dataset_dir") or "data"
-    info = _dataset_info(folder) if isinstance(folder, str) else {}
-    source, layout = _source(names[0], folder, info)
+    info = dataset_info(folder) if isinstance(folder, str) else {}
+    source, layout = source_in(names[0], folder, info)
     if info:
         draft.reach("dataset_dir")
     draft.carry("data.train", source, "dataset")
@@ -209,13 +209,29 @@ def _data(draft: Draft) -> None:
     if layout:
         draft.carry("data.format", layout, "dataset")
     draft.rows_known = draft.rows_known and layout is not None
+    for i, name in enumerate(names):
+        if not info:
+            draft.lose_part(
+                "dataset", f"[{i}]", name, f"its entry in {folder}/dataset_info.json is not here: name its rows"
+            )
+        elif source_in(name, folder, info)[1] is None:
+            draft.lose_part(
+                "dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts"
+            )
     if len(names) > 1:
         draft.rows_known = False
-        _mix(draft, [_source(name, folder, info) for name in names], str(draft.flat.get("mix_strategy") or "concat"))
+        _mix(draft, [source_in(name, folder, info) for name in names], str(draft.flat.get("mix_strategy") or "concat"))
     held_out = draft.flat.get("eval_dataset")
     if isinstance(held_out, str) and "," not in held_out:
-        draft.carry("data.eval", _source(held_out, folder, info)[0], "eval_dataset")
+        draft.carry("data.eval", source_in(held_out, folder, info)[0], "eval_dataset")
         draft.reach("eval_dataset")
+
+
+def set_names(value: Any) -> list[str]:
+    """The names of data sets: a list, or a text with commas; empty where it is neither."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    good = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+    return names if good and isinstance(names, list) else []
 
 
 def _mix(draft: Draft, sources: list[tuple[str, str | None]], strategy: str) -> None:
@@ -228,7 +244,8 @@ def _mix(draft: Draft, sources: list[tuple[str, str | None]], strategy: str) -> 
         del draft.config["data.format"]  # auto tells them apart
 
 
-def _dataset_info(folder: str) -> dict[str, Any]:
+def dataset_info(folder: str) -> dict[str, Any]:
+    """LLaMA-Factory's list of data sets in this folder; empty where there is none."""
     path = Path(folder) / "dataset_info.json"
     try:
         tree, _ = parse_yaml(read_text(path).replace("\t", " "), path) if os.path.isfile(path) else ({}, {})
@@ -237,7 +254,7 @@ def _dataset_info(folder: str) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _source(name: str, folder: Any, info: dict[str, Any]) -> tuple[str, str | None]:
+def source_in(name: str, folder: Any, info: dict[str, Any]) -> tuple[str, str | None]:
     """(where the rows are, their layout); the layout is None where it is not one that SureFit reads as it is."""
     entry = info.get(name)
     if not isinstance(entry, dict):
@@ -260,4 +277,5 @@ TOOL = Tool(
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
+    conflicts=conflicts.llamafactory,
 )

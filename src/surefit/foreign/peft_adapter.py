@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
-from surefit.foreign import hf
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import LORA_CONFIG
+
+
+def _targets(value: Any) -> Any:
+    return ("custom",) if isinstance(value, dict) else hf.linear_or_pattern(value)
+
 
 KEYS: dict[str, To] = {
     "peft_type": To(c.word, None, "adapter"),
@@ -14,7 +21,7 @@ KEYS: dict[str, To] = {
     "r": To(c.whole, None, "lora_r"),
     "lora_alpha": To(c.number, None, "lora_alpha"),
     "lora_dropout": To(c.number, None, "lora_dropout"),
-    "target_modules": To(hf.linear, None, "target_modules"),
+    "target_modules": To(_targets, None, "target_modules"),
     "modules_to_save": To(c.texts, None, "modules_to_save"),
     "trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
     "use_rslora": To(c.switch, None, "rslora"),
@@ -29,10 +36,19 @@ def _finish(draft: Draft) -> None:
         draft.judge("use_dora")
     if str(draft.flat.get("peft_type")).upper() != "LORA":
         # Every kind of adapter has keys of its own: only LoRA's are written down here.
-        for key in draft.unknown:
+        for key in (*draft.unknown, *draft.passed_over):
             draft.places.pop(key, None)
             draft.lose(key, "only LoRA adapters are looked into")
         draft.unknown.clear()
+        draft.passed_over.clear()
 
 
-TOOL = Tool(name="peft", keys=KEYS, known=LORA_CONFIG, gone=GONE, finish=_finish)
+TOOL = Tool(
+    name="peft",
+    keys=KEYS,
+    known=LORA_CONFIG,
+    gone=GONE,
+    finish=_finish,
+    passes_over=lambda key: True,
+    conflicts=conflicts.peft,
+)

@@ -7,6 +7,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         "SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names",
         "wandb mlflow comet tensorboard trackio swanlab otel report_to project run_name",
     ),
+    ("SureFit trains on all rows of a set", "max_samples shard_num shard_idx =shards interleave dataset_exact_dedup"),
     ("SureFit publishes nothing", "hub push export_"),
     (
         "SureFit logs every step",
@@ -32,7 +33,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "SureFit packs whole examples of one step; those over data.max_length are left out, and counted",
-        "pack pose_ use_pose pad_to padding_free batch_flattening group_by_length sampling_strategy length_column "
+        "pack pose_ use_pose pad_to_ padding_free batch_flattening group_by_length sampling_strategy length_column "
         "truncation excess_length max_samples min_sample",
     ),
     (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,9 @@ class Foreign:
         problems: values that the tool itself cannot use, with file and line.
         rows_known: `loaded.config.data.train` is all that the tool would train on, row by row, laid out as SureFit
             reads it; otherwise nothing may be concluded from its rows.
+        values: every key of the file, nested ones with dots → its value.
+        lines: every key of the file, those in lists as `datasets[0].path` → its line.
+        parts: what is lost inside values that reached the config.
     """
 
     tool: str
@@ -56,3 +60,12 @@ class Foreign:
     mapped: frozenset[str] = frozenset()
     judged: tuple[Lost, ...] = ()
     rows_known: bool = True
+    values: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Lost, ...] = ()
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def line(self, key: str) -> int | None:
+        """The line of a key of the file, or of the nearest one above it."""
+        while key and key not in self.lines:
+            key = key.rpartition(".")[0]
+        return self.lines.get(key)

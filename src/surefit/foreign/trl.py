@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.facts.setup import Setup
+from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
-from surefit.foreign import hf
+from surefit.foreign.axolotl_data import is_plain_split
 from surefit.foreign.draft import Draft, To, Tool
-from surefit.foreign.known import TRAINING_ARGUMENTS, TRL
+from surefit.foreign.known import TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
 
 LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
@@ -26,19 +27,30 @@ def _truncation(value: Any) -> str:
     return sides[value]
 
 
+def _whole_split(value: str) -> str:
+    if not is_plain_split(value):
+        raise c.NoPlace("a part of a split: all its rows would be used")
+    return value
+
+
+def _targets(value: Any) -> Any:
+    """ModelConfig hands a list of one to PEFT as the text in it."""
+    return hf.linear_or_pattern(value[0] if isinstance(value, list) and len(value) == 1 else value)
+
+
 KEYS = hf.KEYS | {
     "dtype": To(hf.dtype, "model.dtype", "weights_dtype"),
     "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
     "lora_r": To(c.whole, "adapter.r", "lora_r"),
     "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
-    "lora_target_modules": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
+    "lora_target_modules": To(_targets, "adapter.target_modules", "target_modules", hf.modules),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
     "use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
     "use_dora": To(c.switch, "adapter.use_dora"),
     "bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
     "dataset_name": To(c.text, "data.train"),
-    "dataset_train_split": To(c.text, "data.split"),
+    "dataset_train_split": To(c.text, "data.split", None, _whole_split),
     "test_split_size": To(c.number, "data.eval"),
     "max_length": To(c.whole, "data.max_length", "max_length"),
     "truncation_mode": To(_truncation, None, "truncation_side"),
@@ -76,12 +88,30 @@ DEFAULTS = {
 
 def _finish(draft: Draft) -> None:
     hf.finish(draft)
-    _adapter(draft)
     _data(draft)
+    _adapter(draft)
+    _stage(draft)
     _loss(draft)
     hf.held_out(draft, "test_split_size")
     if not draft.setup.get("packing"):
         draft.without_effect(["packing_strategy"], "packing is not true")
+
+
+def _stage(draft: Draft) -> None:
+    """Keys of another trainer than SFTTrainer; and those of `accelerate launch`, to which TRL hands them."""
+    stages = [key for key in draft.flat if key in TRL_STAGES and draft.says(key)]
+    if stages:
+        draft.whole_run = False
+        for key in stages:
+            draft.lose(key, "it belongs to TRL's trainers for preferences or rewards, and SureFit learns from answers")
+    for key in filter(draft.says, sorted(TRL_LAUNCHER)):
+        draft.lose(key, "TRL hands it to `accelerate launch`; in SureFit see the sections hardware and parallel")
+    if draft.passed_over:
+        # A script with arguments of its own comes with a release of TRL of its own.
+        for key, instead in draft.gone.items():
+            draft.deprecated[key] = instead
+            draft.mapped.add(key)
+        draft.gone.clear()
 
 
 def _adapter(draft: Draft) -> None:
@@ -92,7 +122,7 @@ def _adapter(draft: Draft) -> None:
         draft.say("adapter", kind, "use_peft")
         draft.carry("adapter.kind", "lora" if lora else "full", "use_peft")
         draft.reach("use_peft")
-    elif draft.says("dataset_name"):
+    elif draft.says("dataset_name") or draft.whole_run:
         draft.say("adapter", "full", "use_peft")
         draft.config["adapter.kind"] = "full"
         draft.names["adapter.kind"] = "use_peft"
@@ -133,19 +163,30 @@ def _data(draft: Draft) -> None:
     """The rows: `dataset_name`, or a mixture under `datasets`."""
     mixture = draft.flat.get("datasets")
     if not draft.says("dataset_name") and isinstance(mixture, list) and mixture and isinstance(mixture[0], dict):
-        source = mixture[0].get("path")
-        if isinstance(source, str):
-            draft.carry("data.train", source, "datasets")
-            draft.reach("datasets")
-        plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
-        more = [_named(entry) for entry in mixture[1:]] if plain else []
-        draft.rows_known = len(mixture) == 1 and plain
-        if not plain or None in more or not hf.mix(draft, [name for name in more if name], "datasets"):
-            draft.lose("datasets", "data.mix takes rows by path or id: what else is said of them is left out")
+        _mixture(draft, mixture)
     draft.whole_run = "data.train" in draft.config and "model.name_or_path" in draft.config
     layout = ("dataset_config", "dataset_streaming", "streaming", "dataset_kwargs")
     if any(draft.says(key) for key in layout) or draft.flat.get("dataset_text_field", "text") != "text":
         draft.rows_known = False
+
+
+def _mixture(draft: Draft, mixture: list[Any]) -> None:
+    source = mixture[0].get("path")
+    if isinstance(source, str):
+        draft.carry("data.train", source, "datasets[0].path")
+        draft.reach("datasets")
+        if is_plain_split(mixture[0].get("split")):
+            draft.carry("data.split", mixture[0]["split"], "datasets[0].split")
+    plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
+    whole = plain and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
+    more = [_named(entry) for entry in mixture[1:]] if whole else []
+    draft.rows_known = len(mixture) == 1 and whole
+    mixed = whole and None not in more and hf.mix(draft, [name for name in more if name], "datasets")
+    for i, entry in enumerate(mixture):
+        for key, value in entry.items() if isinstance(entry, dict) else ():
+            said = (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or mixed) else False
+            if not said and value is not None:
+                draft.lose_part("datasets", f"[{i}].{key}", value, "data.mix takes whole splits, by path or id")
 
 
 def _named(entry: dict[str, Any]) -> str | None:
@@ -184,10 +225,12 @@ def with_rows(setup: Setup, columns: Collection[str]) -> Setup:
 TOOL = Tool(
     name="trl",
     keys=KEYS,
-    known=TRAINING_ARGUMENTS | TRL,
+    known=TRAINING_ARGUMENTS | TRL | TRL_STAGES | TRL_LAUNCHER,
     gone=GONE,
     once=ONCE,
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
+    passes_over=lambda key: True,
+    conflicts=conflicts.trl,
 )

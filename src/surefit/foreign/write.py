@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from surefit.config.resolve import leaves, one_line_yaml
 from surefit.config.schema import Config, DataSection, ModelSection
 from surefit.core.units import shortened
+from surefit.foreign.draft import hidden
 from surefit.foreign.result import Foreign, Lost
 
 WIDTH = 100
@@ -20,6 +22,10 @@ NOTES = {
 """What a value means in SureFit that it may not mean in the other tool."""
 
 
+UNCHANGED = "switched off, or what SureFit does by itself"
+"""Why a key that was understood stands nowhere."""
+
+
 def config_text(found: Foreign) -> str:
     """The YAML of a SureFit config that runs as it is. `found.loaded` must be there."""
     assert found.loaded is not None
@@ -28,7 +34,8 @@ def config_text(found: Foreign) -> str:
         f"# names the key it came from, or says that it is what {found.tool} does where the file says nothing.",
         "",
     ]
-    return "\n".join([*head, *_values(found), *_comments(found)]) + "\n"
+    body = [*_values(found), *_comments(found)]
+    return "\n".join([*head, *body, *_unnamed(found, body)]) + "\n"
 
 
 def _values(found: Foreign) -> list[str]:
@@ -60,7 +67,7 @@ def _origin(found: Foreign, dotted: str, value: Any) -> str:
 
 def _comments(found: Foreign) -> list[str]:
     lines: list[str] = []
-    lines += _block("Not carried over:", [*found.judged, *found.lost])
+    lines += _block("Not carried over:", [*found.judged, *found.lost, *found.parts])
     gone = [
         f"# {_one_line(key)}: {found.tool} no longer takes it: {_one_line(now)}"
         for key, now in found.setup.gone.items()
@@ -70,6 +77,17 @@ def _comments(found: Foreign) -> list[str]:
     if gone or unknown or wrong:
         lines += ["", "# Wrong in the original:", *gone, *unknown, *wrong]
     return lines
+
+
+def _unnamed(found: Foreign, body: Iterable[str]) -> list[str]:
+    """Keys that were read and changed nothing: switched off, equal to what SureFit does, or without effect there."""
+    words = set(re.findall(r"[\w.]+", "\n".join(body)))
+    lines = [
+        f"# {_one_line(key)}: {_quoted(hidden(key, value))}: {_one_line(found.setup.ignored.get(key, UNCHANGED))}"
+        for key, value in found.values.items()
+        if value is not None and key in found.mapped and not {key, key.rpartition(".")[2]} & words
+    ]
+    return ["", "# Read, and nothing to write for it:", *lines] if lines else []
 
 
 def _block(title: str, keys: Iterable[Lost]) -> list[str]:
@@ -84,7 +102,7 @@ def _block(title: str, keys: Iterable[Lost]) -> list[str]:
 
 
 def _quoted(value: Any) -> str:
-    return shortened(_one_line(one_line_yaml(value)), WIDTH)
+    return shortened(_one_line(one_line_yaml(value)), WIDTH * (4 if isinstance(value, dict | list) else 1))
 
 
 def _one_line(text: str) -> str:

@@ -123,6 +123,11 @@ class LintContext:
     metrics: tuple[str, ...] = ()
     problems: tuple[SureFitError, ...] = ()
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the file is another tool's."""
+        return self.setup is not None and self.setup.tool != "surefit"
+
     def facts(self, kind: type) -> Any:
         """The facts of one kind, or None."""
         return next((value for value in vars(self).values() if isinstance(value, kind)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from surefit.facts.hub import PATIENCE_S
 from surefit.facts.model import catalogue
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -167,3 +169,24 @@ def test_the_token_is_never_in_a_message(tmp_path: Path) -> None:
     token = "hf_" + "a1B2" * 8
     (answer,) = ask("http://127.0.0.1:9", tmp_path, ("open/model", None), HF_TOKEN=token)
     assert token not in json.dumps(answer)
+
+
+def test_a_check_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path) -> None:
+    """Connections are taken and nothing is ever said: the check says so once, and is done in seconds."""
+    silent = socket.socket()
+    silent.bind(("127.0.0.1", 0))
+    silent.listen(16)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "TRANSFORMERS"))}
+    settings = {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+    (tmp_path / "axolotl.yml").write_text(
+        "base_model: nobody/nothing-7b\nsequence_len: 512\nmicro_batch_size: 1\nlearning_rate: 1.0e-4\n"
+        "datasets: [{path: nobody/rows, type: alpaca}]\ngradient_accumulation_steps: 1\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "surefit", "check", "axolotl.yml", "--json"],
+        cwd=tmp_path, env=clean | settings, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    silent.close()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["seconds"] < PATIENCE_S + 4, "one wait, and the rules"
+    assert done.stderr.count("did not answer") == 1

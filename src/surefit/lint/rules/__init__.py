@@ -21,7 +21,7 @@ FAMILIES = {
     "PRC": "precision",
     "SCH": "schedule",
     "SEC": "security",
-    "SLM": "slurm",
+    "SLM": "slurm slurm_syntax",
     "STK": "stack",
     "TPL": "template",
     "TRK": "tracker",

@@ -94,6 +94,86 @@ def argument_without_effect(context: LintContext, setup: Setup) -> Iterator[Find
         )
 
 
+@rule("ARG004", "argument-passed-over", severity="warning", needs=(Setup,))
+def argument_passed_over(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """A key that the tool does not know, and says nothing about.
+
+    ## What it does
+    Compares the keys of another tool's config with all that it takes, where the tool or the script that reads the file
+    may take others: Axolotl, DeepSpeed and PEFT pass over what they do not know, and scripts around TRL have arguments
+    of their own. A key that is a known one but for a letter or two is an error (ARG002).
+
+    ## Why it is bad
+    The setting is not there, and nothing says so.
+
+    ## Example
+    `gptq_groupsize: 128` for Axolotl, which dropped it.
+
+    ## Fix
+    Take the key out, or correct its name.
+
+    ## Evidence
+    pydantic's models ignore extra fields unless they are told otherwise; 10 of 139 example configs of Axolotl have one.
+    """
+    for key in setup.passed_over:
+        yield Finding(
+            field=key,
+            message=f"{_tool(setup)} does not know {setup.name(key)} and passes over it"
+            if setup.tool != "trl"
+            else f"{_tool(setup)}'s own commands do not take {setup.name(key)}",
+            help="take it out, or correct its name"
+            if setup.tool != "trl"
+            else "leave it in only for a script of your own that takes it",
+        )
+
+
+@rule("ARG005", "argument-deprecated", severity="warning", needs=(Setup,))
+def argument_deprecated(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """A key that the tool still takes, and will not for long.
+
+    ## What it does
+    Compares the keys of another tool's config with those that it warns about.
+
+    ## Why it is bad
+    The next release does not take it, or passes over it.
+
+    ## Example
+    `evaluation_strategy: steps` in an Axolotl config.
+
+    ## Fix
+    Write what the finding says.
+
+    ## Evidence
+    Axolotl 0.19.0, utils/schemas/deprecated.py: "evaluation_strategy is deprecated, use eval_strategy instead".
+    """
+    for key, instead in setup.deprecated.items():
+        yield Finding(field=key, message=f"{setup.name(key)} is deprecated in {_tool(setup)}", help=instead)
+
+
+@rule("ARG006", "file-not-there", severity="warning", needs=(Setup,))
+def file_not_there(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """Another tool's config names a file that is not there.
+
+    ## What it does
+    Looks for the files that the config names, from the working directory, from the config's own folder and from those
+    above it. Nothing is said where their folder is not there either: then the config is meant for another place.
+
+    ## Why it is bad
+    The run stops at the file, some tools after they have loaded the model.
+
+    ## Example
+    `deepspeed: configs/zero4.json` beside `configs/zero3.json`.
+
+    ## Fix
+    Correct the path.
+
+    ## Evidence
+    FileNotFoundError for a DeepSpeed config is a standing question in the issue threads of axolotl and LLaMA-Factory.
+    """
+    for key, file in setup.missing.items():
+        yield Finding(field=key, message=f"there is no file {file}", help="correct the path, or put the file there")
+
+
 def _tool(setup: Setup) -> str:
     names = {"axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "accelerate"}
     return (names | {"deepspeed": "DeepSpeed", "peft": "PEFT"}).get(setup.tool, setup.tool)

@@ -100,7 +100,8 @@ def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]
     """Python code that comes with the model will run on this machine.
 
     ## What it does
-    Flags `model.trust_remote_code: true`, and says when the model brings no code at all.
+    Flags `model.trust_remote_code: true`, and says when the model brings no code at all. In another tool's config only
+    where the model is known on this machine.
 
     ## Why it is bad
     The code runs with your rights, and unless a revision is pinned, what runs tomorrow is not what you read today.
@@ -115,8 +116,8 @@ def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]
     transformers' own documentation asks to pin a revision with this setting.
     """
     section = config.model
-    if not section.trust_remote_code:
-        return
+    if not section.trust_remote_code or (context.is_foreign and context.model is None):
+        return  # of a model that is not known here nobody can say whether it brings code
     if context.model is not None and not context.model.custom_code:
         message, advice = "trust_remote_code is on, and this model brings no code", "remove it: it is not needed"
     elif section.revision is None:
@@ -174,7 +175,8 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
     """The rows are conversations, and the model has no chat template to write them with.
 
     ## What it does
-    Looks for a chat template among the tokenizer's files, when the recipe or the data's columns make conversations.
+    Looks for a chat template among the tokenizer's files, when the recipe or the data's columns make conversations. In
+    another tool's config only where that tool writes the rows with the model's own template.
 
     ## Why it is bad
     There is no agreed way to turn messages into this model's tokens. A guessed format trains, but whoever uses the
@@ -199,6 +201,9 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
 
 
 def _makes_conversations(context: LintContext, config: Config) -> bool:
+    if context.is_foreign and context.setup is not None:
+        # Another tool writes rows of instructions in words of its own, and brings templates of its own.
+        return bool(context.setup.conversations) and context.setup.chat_template is None
     if context.columns or config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
         return True
     columns = context.dataset.columns if context.dataset else {}

@@ -14,6 +14,7 @@ LONG_MINUTES = 60
 """A time limit whose loss hurts."""
 WHOLE_NODE = 8
 """GPUs of a usual node: a job that takes them all shares it with nobody."""
+LOWEST_PORT, HIGHEST_PORT = 1024, 65535
 CPUS_PER_PROCESS = 2
 """One for the training loop, one for all that loads data, copies and communicates beside it."""
 
@@ -343,8 +344,8 @@ def port_is_fixed(context: LintContext, job: JobScript) -> Iterator[Finding]:
     alone = job.nodes != 1 or "exclusive" in job.options or not job.gpus_per_node or job.gpus_per_node >= WHOLE_NODE
     if alone or not job.launch or job.launch.tool == "python":
         return
-    for name, port, line in _ports(job):
-        if port.isdecimal() and port != "0":
+    for name, port, line in ports(job):
+        if port.isdecimal() and LOWEST_PORT <= int(port) <= HIGHEST_PORT:
             yield Finding(
                 path=job.path,
                 line=line,
@@ -354,7 +355,7 @@ def port_is_fixed(context: LintContext, job: JobScript) -> Iterator[Finding]:
             return
 
 
-def _ports(job: JobScript) -> Iterator[tuple[str, str, int]]:
+def ports(job: JobScript) -> Iterator[tuple[str, str, int]]:
     """(what sets it, port, line) of the ports that are written out."""
     if job.launch:
         for flag in ("master_port", "main_process_port", "rdzv_endpoint"):

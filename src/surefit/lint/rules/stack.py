@@ -123,7 +123,8 @@ def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFa
     """
     package, own = FLASH.get(setup.attention or ""), setup.tool == "surefit"
     enough = {package} if own else {package, "kernels"}
-    if package and _uses(context, setup, stack) and not enough & stack.versions.keys():
+    elsewhere = context.is_foreign and context.hardware is None  # such a run needs a GPU, and here is none
+    if package and not elsewhere and _uses(context, setup, stack) and not enough & stack.versions.keys():
         yield Finding(
             field="attention",
             message=f"{setup.name('attention')} is {setup.attention}, and {package} is not installed: it has no wheels "

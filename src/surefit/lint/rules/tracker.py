@@ -24,7 +24,8 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
 
     ## What it does
     Where a config names wandb: looks for a key or a mode (`WANDB_API_KEY`, `WANDB_MODE`, a login in `~/.netrc`) on this
-    machine and in the batch script.
+    machine and in the batch script. Another tool's config is judged where that tool is installed: elsewhere it is
+    trained on another machine.
 
     ## Why it is bad
     At a terminal the run waits at a question until somebody answers; in a batch job it stops with "api_key not
@@ -42,7 +43,7 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
     """
     in_job = bool(context.job and ANSWERS & set(context.job.variables))
     asks = "wandb" in (setup.trackers or ()) and not setup.wandb_offline
-    if asks and not environment.wandb and not in_job:
+    if asks and not environment.wandb and not in_job and trains_here(context, setup):
         yield Finding(
             field="trackers",
             message=f"{setup.name('trackers')} names wandb, and there is no key and no mode for it on this machine",
@@ -50,6 +51,13 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
             if setup.tool == "surefit"
             else "run `wandb login`, set WANDB_MODE=offline, or take wandb out",
         )
+
+
+def trains_here(context: LintContext, setup: Setup) -> bool:
+    """Whether the config is one of SureFit's, or of a tool that could run it on this machine."""
+    if setup.tool in ("surefit", "slurm"):
+        return True
+    return context.stack is None or setup.tool in context.stack.versions
 
 
 @rule("TRK002", "every-tracker", severity="warning", needs=(Setup,))

@@ -1,0 +1,165 @@
+"""What is wrong with the #SBATCH lines of a script, by sbatch's own syntax.
+
+https://slurm.schedmd.com/sbatch.html. The shell never sees these lines: nothing in them is expanded but the patterns
+of file names (%j, %x…).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from surefit.core.errors import did_you_mean
+
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OPTIONS = _set("""
+    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
+    container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot
+    dependency distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid
+    gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs
+    input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu
+    mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu
+    ntasks-per-node ntasks-per-socket open-mode output overcommit oversubscribe parsable partition power prefer
+    priority profile propagate qos quiet reboot requeue reservation resv-ports segment signal sockets-per-node
+    spread-job stepmgr switches test-only thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
+    use-min-nodes verbose wait wait-all-nodes wckey wrap
+""")
+COUNTS = _set("""
+    cpus-per-task ntasks ntasks-per-node ntasks-per-core ntasks-per-gpu ntasks-per-socket cpus-per-gpu mincpus
+""")
+"""Options whose value is a whole number above 0."""
+LETTERS = {
+    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "o": "output", "e": "error",
+    "J": "job-name", "p": "partition", "A": "account", "a": "array", "q": "qos", "C": "constraint", "D": "chdir",
+    "d": "dependency", "w": "nodelist", "x": "exclude", "L": "licenses", "M": "clusters", "m": "distribution",
+    "i": "input", "b": "begin", "B": "extra-node-info", "S": "core-spec", "k": "no-kill", "s": "oversubscribe",
+    "H": "hold", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help", "V": "version",
+    "F": "nodefile",
+}  # fmt: skip
+TIME = re.compile(r"\d+(:\d{1,2}(:\d{1,2})?)?|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+MEMORY = re.compile(r"\d+(\.\d+)?([KMGT]B?)?", re.IGNORECASE)
+NODES = re.compile(r"\d+([kKmM])?(-\d+([kKmM])?)?(:\d+)?|\d+(,\d+)*")
+GRES = re.compile(r"[A-Za-z_][\w/]*(:[\w.+-]+){0,3}(\([^)]*\))?")
+GPUS = re.compile(r"([A-Za-z][\w.-]*:)?\d+(,[A-Za-z][\w.-]*:\d+)*")
+
+
+@dataclass(frozen=True)
+class Slip:
+    """One line that sbatch refuses or does not read as it was meant: what is wrong and what to write."""
+
+    line: int
+    message: str
+    help: str
+
+
+def slips_in(text: str) -> Iterator[Slip]:
+    """Every directive that sbatch refuses, and lines that were meant as one."""
+    lines = text.splitlines()
+    if not lines or not lines[0].startswith("#!"):
+        first = lines[0] if lines else ""
+        yield Slip(
+            1,
+            "the first line is no shebang, and sbatch refuses such a script"
+            + (f": {first.strip()[:40]}" if first.strip() else ""),
+            "write #!/bin/bash as the first line",
+        )
+    elif not re.match(r"#!\s*/\S+", lines[0]):
+        yield Slip(1, f"{lines[0].strip()[:40]} names no program by its path", "write #!/bin/bash")
+    for number, line in enumerate(lines, 1):
+        meant = re.match(r"\s*#\s*(SBATCH|sbatch|Sbatch|SBACTH|SBTACH|SBATH|SBACH)\b\s*(-.*)?$", line)
+        if meant and not line.startswith("#SBATCH") and meant[2] and not line.lstrip().startswith("##"):
+            yield Slip(number, f"{line.strip()[:40]} is a comment to sbatch", "write #SBATCH at the start of the line")
+        elif re.match(r"#SBATCH[-=:\w]", line):
+            yield Slip(number, f"{line.strip()[:40]} is a comment to sbatch", "put a space behind #SBATCH")
+        elif line.startswith("#SBATCH"):
+            yield from _directive(number, re.sub(r"\s#.*$", "", line[len("#SBATCH") :]).strip())
+
+
+def variables_in(text: str) -> Iterator[tuple[int, str]]:
+    """(line, variable) of directives with a shell variable, which sbatch takes for text."""
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.match(r"#SBATCH\s+(?:(?!\s#).)*?(\$\{?\w+\}?|\$\(|`)", line)
+        if found:
+            yield number, found[1]
+
+
+def _directive(number: int, text: str) -> Iterator[Slip]:
+    if not text:
+        yield Slip(number, "this #SBATCH has no option", "write one, or take the line out")
+        return
+    if not text.startswith("-"):
+        word = text.split()[0]
+        name = word.partition("=")[0]
+        yield Slip(
+            number, f"{word[:40]} is no option of sbatch", f"write --{name}" if name in OPTIONS else "begin it with --"
+        )
+        return
+    words = _words(text)
+    for i, word in enumerate(words):
+        if re.match(r"-\w{2,}=?", word) and not word.startswith("--") and word[1:].partition("=")[0] in OPTIONS:
+            yield Slip(number, f"{word[:40]} has one dash", f"write -{word}")
+        elif word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            if equals and value and i + 1 < len(words) and not words[i + 1].startswith("-"):
+                yield Slip(
+                    number, f"{words[i + 1][:40]} stands behind the value of --{name}", "write it without spaces"
+                )
+            following = words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("-") else ""
+            yield from _option(number, name, value if equals else following, spaced=bool(equals) and not value)
+        elif word[1:2] in LETTERS and i == 0:
+            value = word[2:].removeprefix("=") or (words[1] if len(words) > 1 else "")
+            yield from _option(number, LETTERS[word[1]], value)
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.replace('"', "").replace("'", "").split()
+
+
+def _option(number: int, name: str, value: str, spaced: bool = False) -> Iterator[Slip]:
+    if name not in OPTIONS:
+        near = [option for option in OPTIONS if option.startswith(name)]
+        if len(near) != 1:  # getopt takes an unambiguous beginning
+            hint = did_you_mean(name, sorted(OPTIONS)) or did_you_mean(name.replace("_", "-"), sorted(OPTIONS))
+            yield Slip(number, f"sbatch has no option --{name}{hint}", "correct its name")
+        return
+    if spaced:
+        yield Slip(number, f"--{name}= has no value", f"write --{name}=VALUE without a space")
+    elif value and "$" not in value and (wrong := _wrong(name, value)):
+        yield Slip(number, f"--{name}={value}: {wrong}", "sbatch refuses it, or takes it for something else")
+
+
+def _wrong(name: str, value: str) -> str | None:
+    """What the value of an option has to be, or None where it is that."""
+    if name in ("time", "time-min"):
+        parts = re.split(r"[-:]", value)
+        if not TIME.fullmatch(value):
+            return "a time is minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+        late = [part for part in parts[-2:] if value.count(":") and part.isdecimal() and int(part) > 59]
+        return "minutes and seconds go up to 59" if late and value.count(":") == 2 else None
+    if name in ("mem", "mem-per-cpu", "mem-per-gpu", "tmp"):
+        return None if MEMORY.fullmatch(value) else "memory is a number with K, M, G or T behind it"
+    if name in COUNTS:
+        return None if value.isdecimal() and int(value) > 0 else "a whole number above 0"
+    if name == "nodes":
+        return None if NODES.fullmatch(value) and not re.match(r"0+(\D|$)", value) else "a number of nodes, or a range"
+    if name == "gres":
+        parts = re.split(r",(?![^(]*\))", value)
+        wrong = [part for part in parts if not GRES.fullmatch(part)]
+        return "resources are written name:count or name:type:count" if wrong else None
+    if name in ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"):
+        return None if GPUS.fullmatch(value) else "a number of GPUs, or type:number"
+    if name == "signal":
+        return None if re.fullmatch(r"([BR]{1,2}:)?(SIG)?[A-Z0-9]+(@\d+)?", value) else "a signal is written USR1@300"
+    if name == "array":
+        good = r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?"
+        return None if re.fullmatch(good, value) else "an array is written 0-9 or 1,3,5, with %4 for four at a time"
+    return None

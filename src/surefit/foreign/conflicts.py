@@ -1,0 +1,378 @@
+"""Values that a tool refuses together, by its own checks: what each of them says, at the key that has to change.
+
+They are facts of the releases that the files in schemas/ name, written down from the tools' validators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from surefit.foreign.draft import Draft
+
+Rule = tuple[Callable[[dict[str, Any]], Any], str, str]
+"""(what holds where it is wrong, the keys of which the last in the file is named, what the tool expects)."""
+FIRST = "! "
+"""Before keys of which the first in this order is named."""
+
+
+def off(value: Any) -> bool:
+    """Whether a value switches its key off."""
+    return value is None or value is False or value in (0, "", [], {}, "none", "no")
+
+
+def apply(draft: Draft, rules: tuple[Rule, ...]) -> None:
+    """Refuse the values that a tool refuses together."""
+    flat = {key: value for key, value in draft.flat.items() if key not in draft.refused}
+    for wrong, keys, expected in rules:
+        first = keys.startswith(FIRST)
+        named = [key for key in keys.lstrip(FIRST).split() if key in flat and (first or flat[key] is not None)]
+        if named and wrong(flat):
+            draft.refuse(named[0] if first else max(named, key=lambda key: draft.line(key) or 0), expected)
+
+
+def both(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether two keys are both on."""
+    return lambda flat: not off(flat.get(first)) and not off(flat.get(second))
+
+
+def on_without(key: str, *needed: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether a key is on and none of those is that it needs."""
+    return lambda flat: not off(flat.get(key)) and all(off(flat.get(name)) for name in needed)
+
+
+def one(first: str, second: str) -> Rule:
+    """Two keys of which only one may be on."""
+    return both(first, second), f"{first} {second}", f"only one of {first} and {second}"
+
+
+def needs(key: str, *needed: str) -> Rule:
+    """A key that needs one of others."""
+    return on_without(key, *needed), key, f"{' or '.join(needed)} beside {key}"
+
+
+TRAINER: tuple[Rule, ...] = (
+    (
+        lambda flat: (
+            flat.get("load_best_model_at_end") is True
+            and flat.get("save_strategy") != "best"
+            and str(flat.get("eval_strategy", flat.get("evaluation_strategy", "no")))
+            != str(flat.get("save_strategy", "steps"))
+        ),
+        "load_best_model_at_end",
+        "the same eval_strategy and save_strategy beside load_best_model_at_end",
+    ),
+    (
+        lambda flat: (
+            flat.get("load_best_model_at_end") is True
+            and flat.get("save_strategy", "steps") == "steps" == flat.get("eval_strategy")
+            and whole(flat.get("save_steps"))
+            and whole(flat.get("eval_steps"))
+            and flat["save_steps"] % flat["eval_steps"]
+        ),
+        "save_steps eval_steps",
+        "save_steps that eval_steps divides, for load_best_model_at_end",
+    ),
+    (
+        lambda flat: flat.get("eval_strategy") == "steps" and flat.get("eval_steps") == 0,
+        "eval_steps",
+        "eval_steps above 0",
+    ),
+    (lambda flat: not off(flat.get("fsdp")) and not off(flat.get("deepspeed")), "fsdp deepspeed", "only one of them"),
+)
+TRL: tuple[Rule, ...] = (
+    *TRAINER,
+    one("load_in_8bit", "load_in_4bit"),
+    one("dataset_name", "datasets"),
+    (
+        lambda flat: flat.get("max_length", ...) is None and flat.get("packing") is True,
+        "packing",
+        "a max_length beside packing",
+    ),
+)
+
+
+def _is_kind(flat: dict[str, Any], *kinds: str) -> bool:
+    return (flat.get("finetuning_type") or "lora") in kinds
+
+
+LLAMAFACTORY: tuple[Rule, ...] = (
+    *TRAINER,
+    (
+        lambda flat: not off(flat.get("val_size")) and not off(flat.get("eval_dataset")),
+        "val_size eval_dataset",
+        "only one of val_size and eval_dataset",
+    ),
+    (
+        lambda flat: flat.get("quantization_bit") and not _is_kind(flat, "lora", "oft"),
+        "quantization_bit finetuning_type",
+        "finetuning_type lora or oft beside quantization_bit",
+    ),
+    (
+        lambda flat: not off(flat.get("adapter_name_or_path")) and not _is_kind(flat, "lora", "oft"),
+        "adapter_name_or_path finetuning_type",
+        "finetuning_type: lora beside adapter_name_or_path",
+    ),
+    *(
+        (
+            lambda flat, key=key: not off(flat.get(key)) and not _is_kind(flat, "lora"),
+            key,
+            f"finetuning_type: lora beside {key}",
+        )
+        for key in ("loraplus_lr_ratio", "use_rslora", "use_dora", "pissa_init")
+    ),
+    *(
+        (
+            lambda flat, key=key: not off(flat.get(key)) and _is_kind(flat, "lora"),
+            f"{key} finetuning_type",
+            f"finetuning_type: full or freeze beside {key}",
+        )
+        for key in ("use_galore", "use_apollo", "use_badam")
+    ),
+    one("use_galore", "use_apollo"),
+    one("use_galore", "use_badam"),
+    one("use_apollo", "use_badam"),
+    one("mask_history", "train_on_prompt"),
+    one("streaming", "max_samples"),
+    (
+        lambda flat: flat.get("streaming") is True and 0 < _numeric(flat.get("val_size")) < 1,
+        "val_size",
+        "a number of rows beside streaming",
+    ),
+    (
+        lambda flat: flat.get("streaming") is True and not off(flat.get("do_train")) and off(flat.get("max_steps")),
+        "streaming",
+        "max_steps beside streaming",
+    ),
+    (
+        lambda flat: flat.get("stage") == "ppo" and off(flat.get("reward_model")),
+        "stage",
+        "reward_model for stage: ppo",
+    ),
+    (
+        lambda flat: (
+            flat.get("stage") == "dpo"
+            and flat.get("pref_loss", "sigmoid") != "sigmoid"
+            and _numeric(flat.get("dpo_label_smoothing")) > 0
+        ),
+        "dpo_label_smoothing",
+        "pref_loss: sigmoid beside dpo_label_smoothing",
+    ),
+    (
+        lambda flat: flat.get("predict_with_generate") is True and flat.get("stage", "sft") != "sft",
+        "predict_with_generate",
+        "stage: sft beside predict_with_generate",
+    ),
+    (
+        lambda flat: both("predict_with_generate", "compute_accuracy")(flat),
+        "compute_accuracy predict_with_generate",
+        "only one",
+    ),
+    (
+        lambda flat: flat.get("interleave_probs") is not None and flat.get("mix_strategy", "concat") == "concat",
+        "interleave_probs",
+        "an interleaving mix_strategy beside interleave_probs",
+    ),
+    (
+        lambda flat: flat.get("do_train") is True and flat.get("quantization_device_map") == "auto",
+        "quantization_device_map",
+        "it left out in training",
+    ),
+    (
+        lambda flat: (
+            not off(flat.get("deepspeed")) and (flat.get("use_galore") is True or flat.get("use_apollo") is True)
+        ),
+        "deepspeed use_galore use_apollo",
+        "no DeepSpeed beside GaLore or APOLLO",
+    ),
+    (
+        lambda flat: flat.get("export_quantization_bit") and not flat.get("export_quantization_dataset"),
+        "export_quantization_bit",
+        "export_quantization_dataset beside it",
+    ),
+    (
+        lambda flat: flat.get("quantization_bit") and flat.get("resize_vocab") is True,
+        "resize_vocab quantization_bit",
+        "no resize_vocab beside quantization_bit",
+    ),
+    (
+        lambda flat: flat.get("export_dir") and flat.get("quantization_bit"),
+        "quantization_bit export_dir",
+        "no quantization_bit in an export: an adapter is not merged into quantised weights",
+    ),
+)
+DEEPSPEED: tuple[Rule, ...] = (
+    (
+        lambda flat: (
+            flat.get("zero_optimization.offload_param.device") in ("cpu", "nvme")
+            and flat.get("zero_optimization.stage") in (0, 1, 2)
+        ),
+        "zero_optimization.offload_param.device zero_optimization.stage",
+        "stage 3 beside offload_param",
+    ),
+    *(
+        (
+            lambda flat, what=what: (
+                flat.get(f"zero_optimization.offload_{what}.device") == "nvme"
+                and not flat.get(f"zero_optimization.offload_{what}.nvme_path")
+            ),
+            f"zero_optimization.offload_{what}.device",
+            "nvme_path beside device: nvme",
+        )
+        for what in ("param", "optimizer")
+    ),
+    (
+        lambda flat: flat.get("gradient_allreduce_op") == "sum" and flat.get("zero_optimization.stage") == 3,
+        "gradient_allreduce_op",
+        "mean under ZeRO-3",
+    ),
+    (
+        lambda flat: (
+            flat.get("zero_optimization.stage") == 3 and flat.get("zero_optimization.elastic_checkpoint") is True
+        ),
+        "zero_optimization.elastic_checkpoint",
+        "false under ZeRO-3",
+    ),
+    (
+        lambda flat: (
+            all(whole(flat.get(key)) for key in ("train_batch_size", "train_micro_batch_size_per_gpu"))
+            and flat["train_batch_size"]
+            % (flat["train_micro_batch_size_per_gpu"] * (_numeric(flat.get("gradient_accumulation_steps")) or 1))
+        ),
+        "train_batch_size",
+        "a multiple of train_micro_batch_size_per_gpu × gradient_accumulation_steps",
+    ),
+)
+ACCELERATE: tuple[Rule, ...] = (
+    (
+        lambda flat: (
+            whole(flat.get("machine_rank"), 0)
+            and whole(flat.get("num_machines"))
+            and flat["machine_rank"] >= flat["num_machines"]
+        ),
+        "machine_rank",
+        "a machine_rank below num_machines",
+    ),
+    (
+        lambda flat: (
+            _upper(flat, "distributed_type") == "NO" and whole(flat.get("num_processes")) and flat["num_processes"] > 1
+        ),
+        "num_processes distributed_type",
+        "another distributed_type than NO for several processes",
+    ),
+    (
+        lambda flat: (
+            _upper(flat, "distributed_type") == "FSDP"
+            and str(flat.get("fsdp_config.fsdp_version")) == "2"
+            and _upper(flat, "fsdp_config.fsdp_state_dict_type") == "LOCAL_STATE_DICT"
+        ),
+        "fsdp_config.fsdp_state_dict_type",
+        "SHARDED_STATE_DICT or FULL_STATE_DICT under FSDP2",
+    ),
+    (
+        lambda flat: (
+            _upper(flat, "fsdp_config.fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP"
+            and off(flat.get("fsdp_config.fsdp_min_num_params"))
+        ),
+        "fsdp_config.fsdp_auto_wrap_policy",
+        "fsdp_min_num_params beside SIZE_BASED_WRAP",
+    ),
+    (
+        lambda flat: (
+            flat.get("fsdp_config.fsdp_cpu_ram_efficient_loading") is True
+            and flat.get("fsdp_config.fsdp_sync_module_states") is False
+            and str(flat.get("fsdp_config.fsdp_version", "1")) != "2"
+        ),
+        "fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_cpu_ram_efficient_loading",
+        "fsdp_sync_module_states: true beside fsdp_cpu_ram_efficient_loading",
+    ),
+    (
+        lambda flat: (
+            flat.get("deepspeed_config.offload_param_device") in ("cpu", "nvme")
+            and flat.get("deepspeed_config.zero_stage") in (0, 1, 2)
+        ),
+        "deepspeed_config.offload_param_device deepspeed_config.zero_stage",
+        "zero_stage 3 beside offload_param_device",
+    ),
+    (
+        lambda flat: (
+            flat.get("deepspeed_config.zero3_init_flag") is True
+            and flat.get("deepspeed_config.zero_stage") in (0, 1, 2)
+        ),
+        "deepspeed_config.zero3_init_flag deepspeed_config.zero_stage",
+        "zero_stage 3 beside zero3_init_flag: true",
+    ),
+)
+PEFT: tuple[Rule, ...] = (
+    (
+        lambda flat: isinstance(flat.get("target_modules"), str) and flat.get("layers_to_transform") is not None,
+        "layers_to_transform",
+        "a list as target_modules beside layers_to_transform",
+    ),
+    (
+        lambda flat: isinstance(flat.get("target_modules"), str) and flat.get("layers_pattern") is not None,
+        "layers_pattern",
+        "a list as target_modules beside layers_pattern",
+    ),
+    (
+        lambda flat: flat.get("layers_pattern") and flat.get("layers_to_transform") is None,
+        "layers_pattern",
+        "layers_to_transform beside layers_pattern",
+    ),
+    (
+        lambda flat: flat.get("use_dora") is True and flat.get("megatron_config"),
+        "use_dora",
+        "no megatron_config beside use_dora",
+    ),
+    (
+        lambda flat: flat.get("lora_bias") is True and flat.get("use_dora") is True,
+        "lora_bias",
+        "lora_bias: false beside use_dora",
+    ),
+    (
+        lambda flat: flat.get("init_lora_weights") == "loftq" and not flat.get("loftq_config"),
+        "init_lora_weights",
+        "loftq_config beside init_lora_weights: loftq",
+    ),
+)
+
+
+def whole(value: Any, least: int = 1) -> bool:
+    """Whether a value is a whole number, and not below `least`."""
+    return type(value) is int and value >= least
+
+
+def _numeric(value: Any) -> float:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
+def _upper(flat: dict[str, Any], key: str) -> str:
+    value = flat.get(key)
+    # Unquoted NO is false by the YAML 1.1 rules of Accelerate's reader.
+    return "NO" if value is False else str(value).upper()
+
+
+def trl(draft: Draft) -> None:
+    """What TrainingArguments and TRL's command line refuse."""
+    apply(draft, TRL)
+
+
+def llamafactory(draft: Draft) -> None:
+    """What LLaMA-Factory's parser refuses."""
+    apply(draft, LLAMAFACTORY)
+
+
+def deepspeed(draft: Draft) -> None:
+    """What DeepSpeed's config refuses."""
+    apply(draft, DEEPSPEED)
+
+
+def accelerate(draft: Draft) -> None:
+    """What `accelerate launch` refuses."""
+    apply(draft, ACCELERATE)
+
+
+def peft(draft: Draft) -> None:
+    """What LoraConfig refuses."""
+    if str(draft.flat.get("peft_type")).upper() == "LORA":
+        apply(draft, PEFT)

@@ -1,0 +1,118 @@
+"""Whose config a file is, by keys that only that tool has and by the share of its keys that the tool knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from surefit.config.schema import Config
+from surefit.foreign.known import TRAINING_ARGUMENTS, keys
+
+OWN: dict[str, frozenset[str]] = {
+    "axolotl": keys("""
+    base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size lora_target_linear
+    pad_to_sequence_len dataset_prepared_path train_on_inputs evals_per_epoch saves_per_epoch wandb_watch
+    flash_attention lora_model_dir type_of_model tokenizer_type model_type special_tokens load_in_8bit optimizer
+    lr_scheduler strict xformers_attention is_llama_derived_model
+"""),
+    "llamafactory": keys("""
+    finetuning_type cutoff_len lora_rank lora_target template stage dataset_dir export_dir overwrite_cache plot_loss
+    preprocessing_num_workers val_size quantization_bit infer_backend pref_beta pref_loss adapter_name_or_path
+    freeze_vision_tower
+"""),
+    "accelerate": keys("""
+    compute_environment distributed_type machine_rank main_training_function num_machines downcast_bf16
+"""),
+    "deepspeed": keys("""
+    zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer
+    wall_clock_breakdown steps_per_print
+"""),
+    "peft": keys("""
+    peft_type base_model_name_or_path lora_alpha target_modules init_lora_weights
+"""),
+}
+"""Tool → keys that mark its files."""
+NEEDED = {"axolotl": "base_model", "llamafactory": "model_name_or_path", "peft": "peft_type"}
+"""Tool → the key that none of its files is without; without it, several other marks have to be there."""
+ENOUGH = 3
+"""Marks that make up for it, for the key itself may be misspelt."""
+SHARE = 0.6
+"""Of a file's keys that its tool knows at least."""
+OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
+    (
+        "this is LLaMA-Factory's v1 schema, and SureFit reads that of `llamafactory-cli train`",
+        lambda tree: (
+            (
+                "model" in tree
+                and bool(tree.keys() & {"model_class", "dist_config", "kernel_config", "quant_config", "init_config"})
+            )
+            or ("model" in tree and isinstance(tree.get("peft_config"), dict))
+        ),
+    ),
+    (
+        "this is LLaMA-Factory's schema for Megatron, and SureFit reads that of `llamafactory-cli train`",
+        lambda tree: (
+            "finetuning_type" in tree
+            and bool(
+                tree.keys()
+                & {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_distributed_optimizer"}
+            )
+        ),
+    ),
+    (
+        "this is a config of ms-swift",
+        lambda tree: "model" in tree and bool(tree.keys() & {"tuner_type", "train_type", "split_dataset_ratio"}),
+    ),
+)
+"""(what it is, how it is told) of schemas that look like one that is read."""
+
+
+def other_schema(tree: Mapping[str, Any]) -> str | None:
+    """What a file of a schema that is not read is called."""
+    return next((name for name, told in OTHER_SCHEMAS if told(tree)), None)
+
+
+def recognise(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -> str | None:
+    """The tool that knows most of the keys, among those whose marks are there.
+
+    Args:
+        tree: the file's values.
+        knows: (tool, top-level key) → whether the tool takes it, or did so once.
+    """
+    if _is_surefits(tree):
+        return "surefit"
+    counts = {tool: sum(knows(tool, key) for key in tree) for tool in ("peft", "deepspeed", "accelerate", "axolotl")}
+    counts |= {tool: sum(knows(tool, key) for key in tree) for tool in ("llamafactory", "trl")}
+    fit = [tool for tool, count in counts.items() if _fits(tool, tree, count)]
+    return max(fit, key=counts.__getitem__, default=None)
+
+
+def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
+    if tool == "trl":
+        # Its keys are transformers' but for a few: a file that has others beside them also has some of the Trainer's.
+        everything = count == len(tree) and count > 1
+        return everything or (count >= SHARE * len(tree) and len(TRAINING_ARGUMENTS & tree.keys()) > 1)
+    if tool == "peft" and "peft_type" in tree:
+        return True  # every kind of adapter has keys of its own
+    marks = OWN[tool] & tree.keys()
+    if not marks or count < SHARE * len(tree):
+        return False
+    needed = NEEDED.get(tool)
+    return needed is None or needed in tree or len(marks) >= ENOUGH
+
+
+def _is_surefits(tree: Mapping[str, Any]) -> bool:
+    """Its sections are mappings; a tool with a plain value of that name is another one."""
+    ours = [key for key in tree if key in Config.model_fields and key != "output_dir"]
+    if any(isinstance(tree[key], str) for key in ours if key != "recipe"):
+        return False
+    return "recipe" in ours or len(ours) >= SHARE * len(tree) > 0 or any(_has_field(key, tree[key]) for key in ours)
+
+
+def _has_field(section: str, value: Any) -> bool:
+    """Whether a mapping has a field of one of our sections."""
+    kind = Config.model_fields[section].annotation
+    fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
+    return isinstance(value, dict) and bool(fields.keys() & value.keys())

@@ -1,0 +1,196 @@
+"""SLM: what sbatch, a launcher or the node itself does not take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from surefit.facts.job_script import JobScript
+from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rules.slurm import HIGHEST_PORT, LOWEST_PORT, ports
+
+OLD_GPUS = (
+    r"(?<![a-z])(v100s?|p100|t4|k80|p40|p4|m60|rtx_?20[678]0(_?ti)?|gtx_?10[678]0(_?ti)?|2080_?ti|titan_?v)(?![0-9a-z])"
+)
+"""Names of NVIDIA's GPUs before Ampere, as clusters write them."""
+
+
+@rule("SLM011", "directive-not-understood", severity="error", needs=(JobScript,))
+def directive_not_understood(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """An #SBATCH line that sbatch refuses, or does not take for one.
+
+    ## What it does
+    Reads the directives by sbatch's own syntax: names of options, times, memory, counts, generic resources; looks for
+    lines that are meant as a directive and are a comment (`# SBATCH`, `#SBATCH--time`), and for the shebang.
+
+    ## Why it is bad
+    sbatch refuses the job; or it passes over the line, and the job gets the cluster's default.
+
+    ## Example
+    `#SBATCH --time=24h`, `#SBATCH --mem=64 GB`, `#SBATCH --ntask-per-node=1`.
+
+    ## Fix
+    What the finding says.
+
+    ## Evidence
+    https://slurm.schedmd.com/sbatch.html; sbatch: "This does not look like a batch script. The first line must start
+    with #! followed by the path to an interpreter."
+    """
+    for slip in job.slips:
+        yield Finding(path=job.path, line=slip.line, message=slip.message, help=slip.help)
+
+
+@rule("SLM012", "variable-in-a-directive", severity="warning", needs=(JobScript,))
+def variable_in_a_directive(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """A shell variable in an #SBATCH line, where nothing replaces it.
+
+    ## What it does
+    Looks for `$NAME`, `$(…)` and backticks in directives.
+
+    ## Why it is bad
+    To the shell the line is a comment, and sbatch expands nothing but % patterns in file names: `--nodes=$NUM_NODES`
+    is refused, and `--output=$HOME/logs` makes a folder called $HOME.
+
+    ## Example
+    `#SBATCH --nodes=$NUM_NODES`.
+
+    ## Fix
+    Write the value, or give the option on the command line: `sbatch --nodes=$NUM_NODES job.sh`.
+
+    ## Evidence
+    https://slurm.schedmd.com/sbatch.html: options in the script are read by sbatch, before any shell.
+    """
+    for line, name in job.variables_in_options:
+        yield Finding(
+            path=job.path,
+            line=line,
+            message=f"{name} in an #SBATCH line stays as it stands: sbatch replaces no variables",
+            help="write the value, or give the option to sbatch on the command line",
+        )
+
+
+@rule("SLM013", "rank-in-the-batch-shell", severity="warning", needs=(JobScript,))
+def rank_in_the_batch_shell(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The batch script sets a process's rank, for all of them.
+
+    ## What it does
+    Looks for RANK, LOCAL_RANK, NODE_RANK, MACHINE_RANK, SLURM_PROCID and the like that are set outside the command that
+    srun starts.
+
+    ## Why it is bad
+    The batch script runs once, on the first node: every process gets the same rank, and they wait for those that never
+    come, or fight for one place.
+
+    ## Example
+    `export NODE_RANK=$SLURM_NODEID` above `srun torchrun --node_rank=$NODE_RANK …`: it is 0 on every node.
+
+    ## Fix
+    Set it inside what srun starts, `srun bash -c 'NODE_RANK=$SLURM_NODEID …'`, or use `--rdzv_backend=c10d`, which
+    needs no ranks.
+
+    ## Evidence
+    https://slurm.schedmd.com/sbatch.html: "Slurm runs a single copy of the batch script on the first node".
+    """
+    for name, line in job.ranks:
+        if job.nodes == 1 and job.launch is not None and not job.launch.srun:
+            continue  # one process that starts the others, on one machine
+        yield Finding(
+            path=job.path,
+            line=line,
+            message=f"{name} is set in the batch script, which runs once: all processes get this value",
+            help="set it inside the command that srun starts, or leave ranks to the launcher",
+        )
+
+
+@rule("SLM014", "python-behind-a-launcher", severity="error", needs=(JobScript,))
+def python_behind_a_launcher(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """A launcher is told to run `python`, as if that were the script.
+
+    ## What it does
+    Looks for `python` between torchrun, `accelerate launch` or deepspeed and the script.
+
+    ## Why it is bad
+    The launcher starts Python itself and takes the next word for a file: "can't open file 'python'".
+
+    ## Example
+    `torchrun --nproc_per_node=4 python train.py`.
+
+    ## Fix
+    Leave the word out.
+
+    ## Evidence
+    https://docs.pytorch.org/docs/stable/elastic/run.html: `torchrun [options] script.py`; --no-python is for programs.
+    """
+    for word, line in job.stray:
+        yield Finding(
+            path=job.path,
+            line=line,
+            message=f"{word} stands where the launcher expects the script: it starts Python itself",
+            help=f"leave {word} out",
+        )
+
+
+@rule("SLM015", "no-bf16-on-the-node", severity="error", needs=(JobScript,))
+def no_bf16_on_the_node(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The job asks for GPUs that do not multiply bf16, and for bf16.
+
+    ## What it does
+    Compares the type of GPU in `--gres`, `--gpus` or `--constraint` with `--mixed_precision bf16` or `--bf16` of the
+    launch.
+
+    ## Why it is bad
+    GPUs before Ampere emulate bf16: transformers refuses it ("Your setup doesn't support bf16/gpu"), or a step takes
+    many times as long.
+
+    ## Example
+    `#SBATCH --gres=gpu:v100:4` and `accelerate launch --mixed_precision bf16 train.py`.
+
+    ## Fix
+    fp16, or GPUs from Ampere on.
+
+    ## Evidence
+    A published report on LLM ranking on two T4 with "bf16 compute" took 16 seconds per iteration.
+    """
+    if job.bf16_line is None:
+        return
+    for name in ("gres", "gpus", "gpus-per-node", "gpus-per-task", "constraint"):
+        found = re.search(OLD_GPUS, job.options.get(name, ""), re.IGNORECASE)
+        if found:
+            yield Finding(
+                path=job.path,
+                line=job.bf16_line,
+                message=f"bf16 is asked for, and --{name} asks for {found[0].upper()}, which does not have it",
+                help="write fp16, or ask for GPUs from Ampere on (A100, L4, H100)",
+            )
+            return
+
+
+@rule("SLM016", "port-not-usable", severity="error", needs=(JobScript,))
+def port_not_usable(context: LintContext, job: JobScript) -> Iterator[Finding]:
+    """The processes are to meet at a port that nobody may open.
+
+    ## What it does
+    Looks for MASTER_PORT, `--master_port`, `--main_process_port` or the port of `--rdzv_endpoint` below 1,024 or above
+    65,535.
+
+    ## Why it is bad
+    Ports go up to 65,535, and those below 1,024 belong to the system: the first process stops at once, and the others
+    wait for it until the time-out.
+
+    ## Example
+    `export MASTER_PORT=295000`.
+
+    ## Fix
+    A port from 1,024 to 65,535, as 20,000 + the job's number modulo 20,000.
+
+    ## Evidence
+    ip(7): "The port numbers below 1024 are called privileged ports".
+    """
+    for name, port, line in ports(job):
+        if port.isdecimal() and int(port) and not LOWEST_PORT <= int(port) <= HIGHEST_PORT:
+            yield Finding(
+                path=job.path,
+                line=line,
+                message=f"{name} is {port}, and a job can open ports from {LOWEST_PORT:,} to {HIGHEST_PORT:,}",
+                help="write MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+            )
