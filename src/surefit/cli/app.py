@@ -63,6 +63,7 @@ def _main(
     ] = False,
 ) -> None:
     env.quiet_libraries()
+    env.sleep_at_barriers()
 
 
 @app.command()

@@ -63,8 +63,8 @@ def reproduce(out: Output, path: Path, steps: int) -> int:
         shutil.copy2(run.resolved, config)
         overrides = [f"output_dir={folder}/run", "evaluate.in_training=false", "checkpoint.keep_best=null"]
         again = prepare(config, overrides)
-        stack = stack_changes(run, again)
         data = _again(out, again, len(before))
+        stack = stack_changes(run, again)  # the model that is loaded by now decides the threads
         after = read_jsonl(again.run.metrics)
     changed = _data_changed(run, data)
     curve = compare_curves(before, [line for line in after if "loss" in line])

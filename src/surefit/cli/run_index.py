@@ -188,7 +188,7 @@ def data_of(run: RunDir) -> dict[str, Any]:
 
 def _environment(run: RunDir) -> dict[str, Any]:
     found = _attempt(lambda: read_json(run.environment), {}) if run.environment.exists() else {}
-    named = {key: found.get(key) for key in ("surefit", "python", "platform", "cpu_count") if key in found}
+    named = {key: found.get(key) for key in ("surefit", "python", "platform", "cpu_count", "threads") if key in found}
     gpus = [gpu.get("name") if isinstance(gpu, dict) else str(gpu) for gpu in found.get("gpus", [])]
     return named | {"gpus": ", ".join(map(str, gpus)) or "none"} | dict(found.get("packages", {}))
 

@@ -126,7 +126,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
     if run.loaded.path != directory.resolved or adaptations(run.resolved):
         write_resolved(run.resolved, directory.resolved)
     write_json(directory.check, report)
-    write_json(directory.environment, environment_record(run.hardware))
+    write_json(directory.environment, environment_record(run.hardware, run.model.parameters))
 
 
 def _delete_run(directory: RunDir) -> None:

@@ -295,6 +295,22 @@ def quiet_libraries() -> None:
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
 
 
+def sleep_at_barriers() -> None:
+    """Threads that wait for one another sleep, instead of spinning for some milliseconds first: beside other processes
+    whoever they wait for gets the core. Read by OpenMP when torch is first imported, so call before that.
+
+    GNU's OpenMP (torch's wheels for Linux) and Intel's and LLVM's know this variable. GOMP_SPINCOUNT and KMP_BLOCKTIME,
+    where a user has set them, go before it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def threads_asked() -> int | None:
+    """The CPU threads of a process that OMP_NUM_THREADS asks for, by its user's or a launcher's will."""
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
 def _not_about_the_kernel(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Failed to load CPU gemm_4bit_forward")
 

@@ -20,9 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from surefit import nano
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
+from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, SureFitError
 from surefit.core.reading import reason_of
+from surefit.facts.hardware import cpu_count
 from surefit.facts.model import NANO, PICKLES, read_config
+from surefit.facts.threads import cpu_threads
 from surefit.facts.tokenizer import require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
@@ -87,7 +90,8 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
 def load_model(
     section: ModelSection, hardware: HardwareLike, device: str | None = None, placed: Mapping[str, int] | None = None
 ) -> PreTrainedModel:
-    """The base model with every weight from its files, in evaluation mode, on the device.
+    """The base model with every weight from its files, in evaluation mode, on the device. On a CPU this process has
+    the threads for it from then on (facts/threads.py).
 
     Attention is torch's `scaled_dot_product_attention` wherever the model supports it; transformers falls back to its
     own code for those that do not (a softcap inside the attention, attention sinks).
@@ -135,9 +139,16 @@ def load_model(
     _require_complete(section, report)
     assert isinstance(model, PreTrainedModel)
     model = finish_loading(model, section.quantization)
+    if hardware.kind == "cpu":
+        torch.set_num_threads(_threads_for(model))
     with _on_the_device(section):
         there = model if placed is not None else model.to(device)  # type: ignore[arg-type]
     return there.eval()  # type: ignore[no-any-return]
+
+
+def _threads_for(model: PreTrainedModel) -> int:
+    _, _, _, here = env.process_place()
+    return cpu_threads(model.num_parameters(), cpu_count(), here, env.threads_asked())
 
 
 @contextlib.contextmanager

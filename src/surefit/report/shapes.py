@@ -245,6 +245,7 @@ class Environment(Shape):
     python: str | None = None
     platform: str | None = None
     cpu_count: Count | None = None
+    threads: Count | None = None
     memory_bytes: Number | None = None
     gpus: list[Any] = []
     packages: dict[str, str] = {}

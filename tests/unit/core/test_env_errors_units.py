@@ -137,3 +137,18 @@ def test_of_the_libraries_only_what_users_can_do_nothing_about_is_kept_from_them
     logger.warning("something else")
     logger.error("worse")
     assert [record.message for record in caplog.records] == ["something else", "worse"]
+
+
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    env.sleep_at_barriers()
+    assert os.environ == {"OMP_WAIT_POLICY": "passive"}
+    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "active"})
+    env.sleep_at_barriers()
+    assert os.environ == {"OMP_WAIT_POLICY": "active"}
+
+
+@pytest.mark.parametrize(("text", "threads"), [("3", 3), ("4,2", 4), ("", None), ("0", None), ("many", None)])
+def test_threads_that_are_asked_for(monkeypatch: pytest.MonkeyPatch, text: str, threads: int | None) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert env.threads_asked() == threads

@@ -12,10 +12,9 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
+from surefit.facts.threads import WORTH_THREADS
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 
-WORTH_THREADS = 20_000_000
-"""Parameters below which a CPU's further threads do not help: the operations are too small to share out."""
 MANY_CORES = 4
 NO_P2P = "RTX 40"
 """GPUs whose driver may not allow peer-to-peer copies: accelerate itself switches it off for them."""

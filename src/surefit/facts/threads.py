@@ -1,0 +1,28 @@
+"""How many CPU threads a process computes with: a rule of facts, so that a resumed run has the threads that it had."""
+
+from __future__ import annotations
+
+WORTH_THREADS = 20_000_000
+"""Parameters below which a CPU's further threads do not help: the operations are too small to share out, and beside
+other processes every one of them waits for the thread that has no core."""
+
+
+def cpu_threads(parameters: int | None, cores: int, processes: int = 1, asked: int | None = None) -> int:
+    """The threads of one process.
+
+    Args:
+        parameters: of the model; None where they are not known.
+        cores: that this process may use.
+        processes: of the run that share them.
+        asked: by OMP_NUM_THREADS, which wins.
+
+    >>> cpu_threads(1_400_000, 8), cpu_threads(135_000_000, 8), cpu_threads(135_000_000, 8, processes=3)
+    (1, 8, 2)
+    >>> cpu_threads(1_400_000, 8, asked=4)
+    4
+    """
+    if asked is not None:
+        return asked
+    if parameters is not None and parameters < WORTH_THREADS:
+        return 1
+    return max(1, cores // processes)
