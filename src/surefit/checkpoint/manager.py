@@ -24,14 +24,13 @@ import os
 import platform
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from surefit import __version__
@@ -39,6 +38,7 @@ from surefit.checkpoint import shards
 from surefit.core.errors import ModelError
 from surefit.core.rundir import (
     directory_atomic,
+    disk_errors,
     file_sha256,
     machine_errors,
     put_in_place,
@@ -56,7 +56,6 @@ ENTRY = 100
 OTHER_FILES = 16 * KIB
 """trainer.json, manifest.json, two headers' beginnings and what four files lose to whole blocks, rounded up."""
 _NAME = re.compile(r"step-(\d+)")
-_CODE = re.compile(r"os error (\d+)")
 
 
 @dataclass(frozen=True)
@@ -274,21 +273,6 @@ def versions() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device,
     }
-
-
-@contextlib.contextmanager
-def disk_errors() -> Iterator[None]:
-    """Turn a Rust library's text about a full disk back into the `OSError` it was.
-
-    safetensors raises its own class, tokenizers a plain `Exception`.
-    """
-    try:
-        yield
-    except Exception as error:
-        code = _CODE.search(str(error)) if type(error) in (SafetensorError, Exception) else None
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 def restore(state: State, parameters: Mapping[str, torch.nn.Parameter], path: Path) -> None:

