@@ -179,6 +179,23 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         return None
 
 
+def origin_of(directory: Path) -> dict[str, Any] | None:
+    """What others have to know of a converted directory: the file's name, its hash, how it was quantised and what was
+    made of that. None of any other directory."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return None
+    known = {key: manifest["source"].get(key) for key in ("file", "sha256", "quantization")}
+    return {**known, "dequantized_to": manifest.get("dtype"), "converter": manifest.get("converter")}
+
+
+def license_in(directory: Path) -> str | None:
+    """The licence that a GGUF file states, of the directory made from it."""
+    manifest = read_manifest(directory)
+    stated = manifest["source"].get("license") if manifest else None
+    return stated if isinstance(stated, str) else None
+
+
 def is_sound(directory: Path) -> bool:
     """Whether every file is as it was written: by size and time, and by its hash where the time is another one."""
     manifest = read_manifest(directory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from surefit import __version__
 from surefit.core.errors import MachineError, ModelError, SureFitError
 from surefit.core.lock import locked
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import tell
 from surefit.core.rundir import directory_atomic, disk_errors, file_sha256, sweep, write_json
-from surefit.core.units import bytes_text
+from surefit.core.units import bytes_text, duration_text
 from surefit.facts.gguf import GgufHeader, read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import CONVERTER, MANIFEST, GgufSource, is_sound, place_of, require_reader
@@ -30,46 +31,42 @@ from surefit.model.compat import watched_gguf_tensors
 
 FIELD = "model.name_or_path"
 FLOAT32 = 4
+TOLD_SECONDS = 5.0
 BESIDE_WEIGHTS = 64 * 2**20
 """Room for the tokenizer and the rest, at most."""
 
 
-def converted_directory(source: GgufSource, on_progress: OnProgress = silent) -> Path:
+def converted_directory(source: GgufSource) -> Path:
     """The model directory of a GGUF file; made where it is not there yet, whole or not at all.
 
     Processes that want the same one at the same time wait for the one that makes it.
-
-    Args:
-        on_progress: called with (tensors done, tensors, what is done).
 
     Raises:
         MachineError: the file's package or the reader is not installed, or the cache cannot be written or is full.
         ModelError: the file is damaged, is not the one it has to be, or holds what cannot be converted.
     """
     try:
-        return source.converted() or _convert(source, on_progress)
+        return source.converted() or _convert(source)
     except SureFitError as error:
         error.about(FIELD)
         raise
 
 
-def _convert(source: GgufSource, on_progress: OnProgress) -> Path:
+def _convert(source: GgufSource) -> Path:
     file = source.require_file()
     header = read_gguf(file)
     config = config_of(header)
     require_reader()
-    on_progress(0, len(header.tensors), "hashing the GGUF file")
     sha256 = source.sha256(hash_now=True)
     assert sha256 is not None
     directory = place_of(sha256)
     try:
-        on_progress(0, len(header.tensors), "waiting for the lock of the cache")
         with locked(directory.parent / ".lock", "converting", wait=True):
             if not is_sound(directory):
                 sweep(directory.parent)
                 _require_this_file(source, file)
                 _require_room(directory.parent, header)
-                _write(directory, header, config, sha256, on_progress)
+                _write(directory, header, config, sha256)
     except MachineError as error:
         if error.path is None or not Path(error.path).is_relative_to(directory.parent):
             raise
@@ -97,7 +94,10 @@ def _require_room(directory: Path, header: GgufHeader) -> None:
         )
 
 
-def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: str, on_progress: OnProgress) -> None:
+def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: str) -> None:
+    started = time.monotonic()
+    size = bytes_text(header.bytes)
+    tell(f"converting {header.path.name} ({size}, {header.quantization}) to float32, once; later runs use the result")
     with directory_atomic(directory) as temporary, tempfile.TemporaryDirectory() as folder, disk_errors():
         # Under a name that transformers takes for a GGUF file, whatever it is called.
         named = Path(folder) / "model.gguf"
@@ -105,21 +105,18 @@ def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: 
         try:
             tokenizer = _tokenizer(named, header)
             tokenizer.save_pretrained(temporary)
-            _write_weights(named, header, config, temporary, on_progress)
+            _write_weights(named, header, config, temporary)
         except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
             raise ModelError(
                 f"cannot be converted: {' '.join(str(error).split())[:300]}", path=header.path,
                 help="take another file of the model, or its folder with config.json and *.safetensors",
             ) from error  # fmt: skip
         _write_manifest(temporary, header, sha256)
-    on_progress(len(header.tensors), len(header.tensors), "converted")
+    tell(f"converted in {duration_text(time.monotonic() - started)}; kept in {directory}")
 
 
-def _write_weights(
-    file: Path, header: GgufHeader, config: dict[str, Any], directory: Path, on_progress: OnProgress
-) -> None:
-    total = len(header.tensors)
-    with watched_gguf_tensors(lambda done: on_progress(done, total, "dequantising")):
+def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], directory: Path) -> None:
+    with watched_gguf_tensors(_Told(header)):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(file.parent), gguf_file=file.name, config=AutoConfig.for_model(**config), dtype=torch.float32,
             output_loading_info=True,
@@ -134,10 +131,21 @@ def _write_weights(
         del model.config.quantization_config
     roles = ("bos_token_id", "eos_token_id", "pad_token_id")
     model.generation_config = GenerationConfig(**{role: config[role] for role in roles})
-    on_progress(total, total, "writing")
     model.save_pretrained(directory)
     del loaded, model
     gc.collect()
+
+
+class _Told:
+    """A line now and then, told of each tensor."""
+
+    def __init__(self, header: GgufHeader) -> None:
+        self.of, self.last = len(header.tensors), time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        if time.monotonic() - self.last >= TOLD_SECONDS:
+            self.last = time.monotonic()
+            tell(f"dequantised {done} of {self.of} tensors")
 
 
 def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) -> None:

@@ -21,19 +21,15 @@ from surefit import nano
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError, ModelError
-from surefit.core.progress import OnProgress, silent
 from surefit.facts.gguf_source import gguf_source
 from surefit.facts.model import NANO, PICKLES
 from surefit.model.gguf import FIELD, converted_directory
 from surefit.model.quantize import finish_loading, quantization_config
 
 
-def model_path(name_or_path: str, on_progress: OnProgress = silent) -> str:
+def model_path(name_or_path: str) -> str:
     """What `from_pretrained` is given: a directory as it is, `surefit/nano` as the packaged directory, of a GGUF file
     the directory that it is converted into, or a hub id.
-
-    Args:
-        on_progress: of a conversion, where there has been none yet.
 
     Raises:
         ModelError: a path that is not there or no model.
@@ -43,7 +39,7 @@ def model_path(name_or_path: str, on_progress: OnProgress = silent) -> str:
         return str(nano.PATH)
     source = gguf_source(name_or_path)
     if source is not None:
-        return str(converted_directory(source, on_progress))
+        return str(converted_directory(source))
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return str(path)
