@@ -54,8 +54,7 @@ def write_gguf(
     if tokenizer:
         _add_tokenizer(writer, source, config, pre)
     also(writer)
-    of_model = gguf.MODEL_ARCH.LLAMA if architecture not in ("qwen2", "qwen3") else gguf.MODEL_ARCH[architecture.upper()]
-    names = gguf.get_tensor_name_map(of_model, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(source / "model.safetensors").items():
         for part, count in (("q_proj", heads), ("k_proj", shared)):
             if part in name and architecture == "llama":  # llama.cpp has the halves of a rotation beside each other

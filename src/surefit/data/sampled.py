@@ -37,7 +37,8 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
     in_question = [n for n, text in enumerate(texts) if len(text.encode()) > max_length]
     if not in_question:
         return replace(counted, measured=len(texts))
-    if tokenizer is None or tokenizer.file is None:
+    # A GGUF file's vocabulary becomes a tokenizer only when it is converted.
+    if tokenizer is None or tokenizer.file is None or tokenizer.file.suffix != ".json":
         return counted
     beginnings = dict(_within_budget(texts, in_question, BYTES_PER_TOKEN * max_length))
     lengths = dict(zip(beginnings, _lengths(tokenizer.file, list(beginnings.values())), strict=True))

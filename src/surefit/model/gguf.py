@@ -9,8 +9,10 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,14 @@ from surefit.core.rundir import directory_atomic, disk_errors, file_sha256, swee
 from surefit.core.units import bytes_text, duration_text
 from surefit.facts.gguf import GgufHeader, read_gguf
 from surefit.facts.gguf_model import config_of
-from surefit.facts.gguf_source import CONVERTER, MANIFEST, GgufSource, is_sound, place_of, require_reader
+from surefit.facts.gguf_source import CONVERTER, MANIFEST, READER, GgufSource, is_sound, place_of, require_reader
 from surefit.model.compat import watched_gguf_tensors
 
 FIELD = "model.name_or_path"
 FLOAT32 = 4
 TOLD_SECONDS = 5.0
+_one_thread = threading.Lock()
+"""A process holds the lock of a directory as a whole."""
 BESIDE_WEIGHTS = 64 * 2**20
 """Room for the tokenizer and the rest, at most."""
 
@@ -46,7 +50,8 @@ def converted_directory(source: GgufSource) -> Path:
         ModelError: the file is damaged, is not the one it has to be, or holds what cannot be converted.
     """
     try:
-        return source.converted() or _convert(source)
+        with _one_thread:
+            return source.converted() or _convert(source)
     except SureFitError as error:
         error.about(FIELD)
         raise
@@ -222,9 +227,6 @@ SPLIT: dict[str, Callable[[Any], None]] = {"smollm": _smollm, "gpt-2": _gpt2, "l
 
 def _write_manifest(directory: Path, header: GgufHeader, sha256: str) -> None:
     """The file that makes the directory believed, written last."""
-    import gguf
-    import transformers
-
     files = {
         file.name: {
             "bytes": file.stat().st_size,
@@ -242,12 +244,6 @@ def _write_manifest(directory: Path, header: GgufHeader, sha256: str) -> None:
         "name": header.metadata.get("general.name"),
         "license": header.metadata.get("general.license"),
     }
-    by = {"surefit": __version__, "transformers": transformers.__version__, "gguf": _version(gguf)}
+    by = {"surefit": __version__, **{name: metadata.version(name) for name in ("transformers", READER)}}
     manifest = {"converter": CONVERTER, "source": source, "dtype": "float32", "by": by, "files": files}
     write_json(directory / MANIFEST, manifest)
-
-
-def _version(module: Any) -> str:
-    from importlib import metadata
-
-    return metadata.version(module.__name__)
