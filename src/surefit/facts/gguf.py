@@ -24,6 +24,7 @@ VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 """GGML_MAX_DIMS."""
 ALIGNMENT = 32
+KEPT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched whole in a text."""
 DAMAGED = "fetch the file again: it is incomplete or damaged"
@@ -60,7 +61,7 @@ class GgufHeader:
     Attributes:
         path: the file.
         bytes: its size.
-        metadata: by key. Of arrays of texts only the vocabulary is kept; of the others (merge rules) the length.
+        metadata: by key. Of arrays of texts only those of the tokenizer are kept, of the others the length.
         tensors: by ggml's name.
     """
 
@@ -209,7 +210,7 @@ class _Reader:
             key = self.text()
             if key in metadata:
                 raise self.damaged(f"{key} is there twice")
-            metadata[key] = self.value(self.number("I"), keep=key == "tokenizer.ggml.tokens")
+            metadata[key] = self.value(self.number("I"), keep=key in KEPT)
         self.room(tensors, 24, f"a list of {tensors:,} tensors")
         listed = self.tensors(tensors)
         self.check_data(metadata.get("general.alignment", ALIGNMENT), listed)

@@ -9,9 +9,10 @@ from typing import Any
 from surefit.core.errors import ModelError, did_you_mean
 from surefit.facts.gguf import GgufHeader
 
-TOKENIZERS = ("gpt2",)
-SPLITS = ("smollm", "gpt-2", "llama-bpe", "qwen2")
-"""How a vocabulary's merges were learned, by `tokenizer.ggml.pre`; model/gguf.py has the expressions."""
+BYTE_LEVEL = "gpt2"
+"""The kind of tokenizer, as `tokenizer.ggml.model` names it, that SureFit builds again."""
+KNOWN_SPLITS = ("smollm", "gpt-2", "llama-bpe", "qwen2")
+"""Of facts/gguf_tokenizer.py, which is imported where a tokenizer is needed."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,10 @@ def _require_whole(header: GgufHeader) -> None:
     if not header.tokens:
         raise ModelError("has no tokenizer (tokenizer.ggml.tokens)", path=header.path, help=_ANOTHER)
     kind, split = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
-    if kind not in TOKENIZERS or split not in SPLITS:
+    if kind != BYTE_LEVEL or split not in KNOWN_SPLITS:
         raise ModelError(
             f"its tokenizer is {kind} / {split}, which SureFit cannot build again exactly",
-            path=header.path, help=f"it builds gpt2 / {', '.join(SPLITS)}; otherwise {_ANOTHER}",
+            path=header.path, help=f"it builds {BYTE_LEVEL} / {', '.join(KNOWN_SPLITS)}; otherwise {_ANOTHER}",
         )  # fmt: skip
 
 

@@ -117,12 +117,10 @@ class GgufSource:
         """
         if self.file is None:
             assert self.packaged is not None
-            found = f", and not in version {_installed(self.packaged.package)}" if _installed(
-                self.packaged.package
-            ) else ""  # fmt: skip
+            there = _installed(self.packaged.package)
             raise MachineError(
-                f"{self.name} comes with the package {self.packaged.package} {self.packaged.version}, which is not "
-                f"installed{found}",
+                f"{self.name} comes with the package {self.packaged.package} {self.packaged.version}, which is "
+                f"{f'here in version {there} and without the file' if there else 'not installed'}",
                 help=f"{self.packaged.install} (93 MB)",
             )
         return self.file

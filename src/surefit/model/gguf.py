@@ -11,14 +11,18 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, normalizers, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from surefit import __version__
 from surefit.core.errors import MachineError, ModelError, SureFitError
@@ -29,6 +33,7 @@ from surefit.core.units import bytes_text, duration_text
 from surefit.facts.gguf import GgufHeader, read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import CONVERTER, MANIFEST, READER, GgufSource, is_sound, place_of, require_reader
+from surefit.facts.gguf_tokenizer import build_tokenizer
 from surefit.model.compat import watched_gguf_tensors
 
 FIELD = "model.name_or_path"
@@ -108,8 +113,7 @@ def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: 
         named = Path(folder) / "model.gguf"
         named.symlink_to(header.path.resolve())
         try:
-            tokenizer = _tokenizer(named, header)
-            tokenizer.save_pretrained(temporary)
+            _tokenizer(header).save_pretrained(temporary)
             _write_weights(named, header, config, temporary)
         except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
             raise ModelError(
@@ -145,9 +149,10 @@ class _Told:
     """A line now and then, told of each tensor."""
 
     def __init__(self, header: GgufHeader) -> None:
-        self.of, self.last = len(header.tensors), time.monotonic()
+        self.of, self.last = len(header.tensors), float("inf")
 
     def __call__(self, done: int) -> None:
+        self.last = min(self.last, time.monotonic())
         if time.monotonic() - self.last >= TOLD_SECONDS:
             self.last = time.monotonic()
             tell(f"dequantised {done} of {self.of} tensors")
@@ -170,59 +175,16 @@ def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) ->
         raise ModelError(what, path=header.path, help="take another file of the model")
 
 
-def _tokenizer(file: Path, header: GgufHeader) -> PreTrainedTokenizerBase:
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
-    backend = tokenizer.backend_tokenizer
-    SPLIT[header.metadata["tokenizer.ggml.pre"]](backend)
-    tokenizer.model_max_length = header.of_model("context_length")
-    for name in ("is_local", "local_files_only"):  # about this folder
-        tokenizer.init_kwargs.pop(name, None)
-    stated = {role: header.token_id(role) for role in ("bos", "eos")}
-    found = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id}
-    if len(tokenizer) != len(header.tokens) or stated != found:
-        raise ModelError(
-            f"its tokenizer comes out with {len(tokenizer):,} tokens instead of {len(header.tokens):,}, or with other "
-            f"special tokens ({found} instead of {stated})",
-            path=header.path, help="take the model's folder with config.json and *.safetensors",
-        )  # fmt: skip
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    return tokenizer
-
-
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-def _bytes(backend: Any, *first: Any, own_split: bool) -> None:
-    rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not own_split)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*first, rest])
-
-
-def _smollm(backend: Any) -> None:
-    """Every digit alone, then as GPT-2. transformers (5.17 to 5.23) leaves the digits out: the blank lines before a
-    number are then cut otherwise than in the model's training."""
-    _bytes(backend, pre_tokenizers.Digits(individual_digits=True), own_split=False)
-
-
-def _gpt2(backend: Any) -> None:
-    _bytes(backend, own_split=False)
-
-
-def _llama3(backend: Any) -> None:
-    _bytes(backend, pre_tokenizers.Split(Regex(_LLAMA3), behavior="isolated"), own_split=True)
-    backend.model.ignore_merges = True
-
-
-def _qwen2(backend: Any) -> None:
-    backend.normalizer = normalizers.NFC()
-    _bytes(backend, pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated"), own_split=True)
-
-
-SPLIT: dict[str, Callable[[Any], None]] = {"smollm": _smollm, "gpt-2": _gpt2, "llama-bpe": _llama3, "qwen2": _qwen2}
-"""How a text is cut before merging, by `tokenizer.ggml.pre` (llama.cpp's src/llama-vocab.cpp)."""
+def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:
+    roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    ids = {name: header.token_id(role) for name, role in roles.items()}
+    template = header.metadata.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=build_tokenizer(header),
+        model_max_length=header.of_model("context_length"),
+        chat_template=template if isinstance(template, str) else None,
+        **{name: header.tokens[number] for name, number in ids.items() if number is not None},
+    )
 
 
 def _write_manifest(directory: Path, header: GgufHeader, sha256: str) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from surefit import nano
 from surefit.core.errors import ModelError
 from surefit.facts.gguf import is_gguf, read_gguf
-from surefit.facts.gguf_model import config_of, shortest
+from surefit.facts.gguf_model import KNOWN_SPLITS, config_of, shortest
+from surefit.facts.gguf_tokenizer import SPLITS
 from surefit.facts.model import directory_facts, model_facts
 from surefit.facts.tokenizer import facts_of_tokenizer, tokenizer_facts
 
@@ -52,7 +53,7 @@ def test_the_header_agrees_with_llama_cpps_own_reader(kind, tmp_path):
         t.name: (t.tensor_type.name, t.shape.tolist()) for t in theirs.tensors
     }
     assert header.tokens == theirs.fields["tokenizer.ggml.tokens"].contents()
-    assert header.metadata["tokenizer.ggml.merges"] == len(theirs.fields["tokenizer.ggml.merges"].data)
+    assert header.metadata["tokenizer.ggml.merges"] == theirs.fields["tokenizer.ggml.merges"].contents()
     assert header.of_model("rope.freq_base") == 10000.0
 
 
@@ -167,6 +168,10 @@ def test_an_architecture_or_a_tokenizer_that_is_not_converted(tmp_path):
         with pytest.raises(ModelError, match=message) as caught:
             config_of(read_gguf(path))
         assert caught.value.help
+
+
+def test_the_splits_that_are_accepted_are_those_that_are_known():
+    assert set(KNOWN_SPLITS) == set(SPLITS)
 
 
 def test_numbers_are_written_as_they_were_meant():
