@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from surefit.core.errors import ModelError, did_you_mean
+from surefit.core.errors import ModelError
 from surefit.facts.gguf import GgufHeader
 
 BYTE_LEVEL = "gpt2"
@@ -84,8 +84,7 @@ def _family(header: GgufHeader) -> Family:
         raise ModelError("names no architecture (general.architecture)", path=header.path, help=_ANOTHER)
     if header.architecture not in FAMILIES:
         raise ModelError(
-            f"holds a model of the architecture {header.architecture!r}"
-            f"{did_you_mean(header.architecture, FAMILIES)}, which SureFit does not convert",
+            f"holds a model of the architecture {header.architecture!r}, which SureFit does not convert",
             path=header.path, help=f"it converts {', '.join(FAMILIES)}; otherwise {_ANOTHER}",
         )  # fmt: skip
     return FAMILIES[header.architecture]

@@ -209,7 +209,7 @@ def _as_written(file: Path, about: dict[str, Any]) -> bool:
     status = file.stat()
     if status.st_size != about["bytes"]:
         return False
-    return status.st_mtime_ns == about["mtime_ns"] or file_sha256(file) == about["sha256"]
+    return bool(status.st_mtime_ns == about["mtime_ns"]) or file_sha256(file) == about["sha256"]
 
 
 def _memo(file: Path) -> Path:

@@ -60,7 +60,7 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
     merges = [tuple(rule.split(" ")) for rule in header.metadata.get("tokenizer.ggml.merges") or ()]
     vocabulary = {token: number for number, token in enumerate(header.tokens)}
     try:
-        tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=split.whole))  # type: ignore[arg-type]
+        tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=split.whole))
         if split.composed:
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = _cut(split)
@@ -93,7 +93,7 @@ def _cut(split: Split) -> pre_tokenizers.PreTokenizer:
     if split.expression:
         parts.append(pre_tokenizers.Split(Regex(split.expression), behavior="isolated"))
     parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.expression is None))
-    return pre_tokenizers.Sequence(parts)  # type: ignore[arg-type]
+    return pre_tokenizers.Sequence(parts)
 
 
 def _around(header: GgufHeader, split: Split) -> processors.PostProcessor:

@@ -169,8 +169,9 @@ def gguf_facts(source: GgufSource) -> ModelFacts:
     directory = source.converted()
     if directory is not None:
         return replace(directory_facts(directory, source.name, "gguf"), gguf=source.file)
+    file = source.require_file()
     require_reader()
-    header = read_gguf(source.require_file())
+    header = read_gguf(file)
     template = header.metadata.get("tokenizer.chat_template")
     facts = build_facts(
         source.name,

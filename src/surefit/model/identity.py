@@ -131,7 +131,8 @@ def read_record(directory: Path) -> dict[str, Any]:
     """
     try:
         record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-        base = {key: record["base"][key] for key in ("name", "sha256")} | {"gguf": record["base"].get("gguf")}
+        base = {key: record["base"][key] for key in ("name", "sha256")}
+        base |= {"gguf": record["base"]["gguf"]} if "gguf" in record["base"] else {}
         return {"base": base, "weights_sha256": record["weights_sha256"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GateError(

@@ -155,7 +155,6 @@ def test_an_architecture_or_a_tokenizer_that_is_not_converted(tmp_path):
     path = tmp_path / "tiny.gguf"
     for options, message in (
         ({"architecture": "mamba"}, "architecture 'mamba', which SureFit does not convert"),
-        ({"architecture": "lama"}, "did you mean 'llama'"),
         ({"tokenizer": False}, "has no tokenizer"),
         ({"pre": "whoever"}, "its tokenizer is gpt2 / whoever, which SureFit cannot build again exactly"),
         ({"pre": None}, "its tokenizer is gpt2 / None"),
