@@ -23,7 +23,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -38,8 +38,8 @@ from surefit.core.errors import ModelError
 from surefit.core.reading import read_json_file
 from surefit.core.rundir import (
     directory_atomic,
+    disk_errors,
     file_sha256,
-    in_rust,
     machine_errors,
     put_in_place,
     read_json,
@@ -276,21 +276,6 @@ def versions() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device,
     }
-
-
-@contextlib.contextmanager
-def disk_errors() -> Iterator[None]:
-    """Turn a Rust library's text about a full disk back into the `OSError` it was.
-
-    safetensors raises its own class, tokenizers a plain `Exception`.
-    """
-    try:
-        yield
-    except Exception as error:
-        told = in_rust(error)
-        if told is None:
-            raise
-        raise told from error
 
 
 def restore(state: State, parameters: Mapping[str, torch.nn.Parameter], path: Path) -> None:

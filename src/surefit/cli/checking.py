@@ -165,12 +165,10 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
 
 def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:
     """The tokenizer of a model that is on this machine, and what reading it runs into."""
-    from surefit.facts.tokenizer import tokenizer_facts
+    from surefit.facts.tokenizer import facts_of_tokenizer
 
-    if found.model is None or found.model.path is None:
-        return None, []
     try:
-        return tokenizer_facts(found.model.path), []
+        return (facts_of_tokenizer(found.model) if found.model else None), []
     except SureFitError as error:
         return None, [error]
 

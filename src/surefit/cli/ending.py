@@ -13,6 +13,7 @@ import typer
 
 from surefit.core import env
 from surefit.core.errors import EXIT_BUG, Interrupted, LostProcess, ShortOfMemory, SureFitError
+from surefit.core.progress import heard_by
 
 
 def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
@@ -22,7 +23,8 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
     out = Output(as_json, with_result, rank=env.process_place()[0])
     try:
         _say_what_was_set(out, env.load_dotenv())
-        code = verb(out)
+        with heard_by(out.note):
+            code = verb(out)
     except (Interrupted, LostProcess) as error:
         # Of several processes the first speaks for all that were asked to stop, the launcher of those that are lost.
         if not (out.rank if isinstance(error, Interrupted) else env.launched_here()):

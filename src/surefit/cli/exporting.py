@@ -206,15 +206,17 @@ def _interval(value: float, low: float, high: float, sign: str = "") -> str:
 
 def _about(run: Prepared, format: str) -> Any:
     from surefit.data.load import resolve_source
-    from surefit.merge.origin import hub_id, license_of
+    from surefit.merge.origin import gguf_of, hub_id, license_of, name_of
     from surefit.report.model_card import About
 
     config = run.resolved.config
     sources = [config.data.train, *config.data.mix]
     datasets = [source.partition(":")[0] for source in sources if resolve_source(source).kind == "hub"]
     name = f"{Path(config.output_dir).name or 'model'}{'' if format == 'hub' else f'-{format}'}"
-    base = Path(config.model.name_or_path).name if hub_id(config.model) is None else config.model.name_or_path
-    return About(name, run.recipe, hub_id(config.model), base, license_of(config.model), datasets, format)
+    model = config.model
+    return About(
+        name, run.recipe, hub_id(model), name_of(model), license_of(model), datasets, format, gguf=gguf_of(model)
+    )
 
 
 def push(out: Output, target: Path, repo_id: str, public: bool, dry_run: bool) -> int:

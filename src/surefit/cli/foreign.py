@@ -196,10 +196,9 @@ def _model(found: Foreign, notes: list[str]) -> ModelFacts | None:
 
 def _tokenizer(setup: Setup, model: ModelFacts | None, notes: list[str]) -> TokenizerFacts | None:
     """The model's tokenizer; its chat template only where the tool writes the rows with it."""
-    from surefit.facts.tokenizer import tokenizer_facts
+    from surefit.facts.tokenizer import facts_of_tokenizer
 
-    path = model.path if model else None
-    found = _attempt(lambda: tokenizer_facts(path), notes) if path else None
+    found = _attempt(lambda: facts_of_tokenizer(model), notes) if model else None
     own = (setup.conversations or setup.loss_on == "assistant") and setup.chat_template is None
     return found if found is None or own else found.without_template()
 

@@ -53,7 +53,7 @@ class ModelSection(Section):
     """The base model."""
 
     name_or_path: PathText
-    """A local directory, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or surefit/nano (the built-in model)."""
+    """A directory, a GGUF file, a hub id, surefit/nano (built in), or surefit/smollm2-135m-instruct (a real one)."""
     revision: str | None = None
     """The hub revision (branch, tag or commit) to pin."""
     dtype: Auto | Dtype = "auto"

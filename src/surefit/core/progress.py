@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 OnProgress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""
@@ -10,3 +12,23 @@ OnProgress = Callable[[int, int, str], None]
 
 def silent(done: int, total: int, text: str) -> None:
     """The `OnProgress` of a caller who does not want to know."""
+
+
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+    """Have `tell` say its lines to someone, in this context."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def tell(text: str) -> None:
+    """A line about work that whoever asked does not know of: any stage may be the first that needs a converted model.
+    Nobody hears it where nobody listens."""
+    if (listener := _listener.get()) is not None:
+        listener(text)

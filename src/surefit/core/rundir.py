@@ -239,6 +239,21 @@ def in_rust(error: Exception) -> OSError | None:
 
 
 @contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn a Rust library's text about a full disk back into the `OSError` it was.
+
+    safetensors raises its own class, tokenizers a plain `Exception`.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = in_rust(error)
+        if told is None:
+            raise
+        raise told from error
+
+
+@contextlib.contextmanager
 def unless_full() -> Iterator[None]:
     """Leave out a record for which there is no room: what is written about a run is no reason to end it."""
     try:

@@ -12,6 +12,7 @@ from surefit.config.schema import DataSection
 from surefit.core.errors import DataError
 from surefit.data.formats import Examples
 from surefit.facts.examples import ExampleFacts
+from surefit.facts.gguf import read_gguf
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example
 
@@ -89,8 +90,10 @@ def _within_budget(texts: list[str], chosen: list[int], characters: int) -> Iter
 def _lengths(file: Path, texts: list[str]) -> list[int]:
     from tokenizers import Tokenizer
 
+    from surefit.facts.gguf_tokenizer import build_tokenizer
+
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file)) if file.suffix == ".json" else build_tokenizer(read_gguf(file))
     except Exception:  # the library raises nothing narrower; a damaged file is the rules' about the model to report
         return [0] * len(texts)
     tokenizer.no_truncation()

@@ -1,7 +1,8 @@
 """What a base model is, from its config.json and the headers of its weight files: no weights, no torch.
 
-A name is looked up where it is cheapest: the built-in model, a local directory, the Hugging Face cache, the packaged
-catalogue of well-known models (so that a gated model can be checked and planned before anyone has access), the hub.
+A name is looked up where it is cheapest: the built-in model, a GGUF file, a local directory, the Hugging Face cache,
+the packaged catalogue of well-known models (so that a gated model can be checked and planned before anyone has access),
+the hub.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -21,15 +22,19 @@ from surefit.core.reading import read_bytes, read_json_file
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
 from surefit.facts.door import MAX_TEMPLATE_BYTES, require_sound_config
+from surefit.facts.gguf import read_gguf
+from surefit.facts.gguf_model import config_of
+from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
 from surefit.facts.safetensors import Tensor, read_weights
 
 NANO = "surefit/nano"
+_FOLDER = "name the folder that holds config.json and *.safetensors"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CATALOGUE = Path(__file__).parent / "catalogue"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.pth")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _HEADER_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-Source = Literal["local", "cache", "catalogue", "hub"]
+Source = Literal["local", "gguf", "cache", "catalogue", "hub"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class ModelFacts:
 
     Attributes:
         name: as the user wrote it.
-        path: the local folder of its files; None where they are not on this machine.
+        path: the local folder of its files; None where they are not on this machine, or not converted yet.
+        gguf: the GGUF file that it is or was; None of any other, and where only its conversion is here.
         architecture: the model class in config.json; empty where it names none.
         intermediate_size: the MLP's width; None where config.json has no such number.
         max_position_embeddings: the context length in tokens; None where config.json does not state one.
@@ -92,23 +98,27 @@ class ModelFacts:
     quantization: str | None = None
     packing_obstacle: str | None = None
     padded_attention: str = "sdpa"
+    gguf: Path | None = None
 
 
 def model_facts(name_or_path: str, revision: str | None = None, patience: float | None = None) -> ModelFacts:
     """The facts about a base model.
 
     Args:
-        name_or_path: `surefit/nano`, a directory, or a hub id.
+        name_or_path: `surefit/nano`, a directory, a GGUF file, or a hub id.
         revision: the hub revision. The catalogue knows one revision of each model and is used for all of them: a
             published model's shape does not change.
         patience: seconds to wait for the hub's first answer (facts/hub.py); None leaves it to huggingface_hub.
 
     Raises:
         ModelError: there is no such model, or it is incomplete, damaged or gated.
-        MachineError: the hub would have to be asked and cannot be reached.
+        MachineError: the hub would have to be asked and cannot be reached, or a GGUF file needs a package.
     """
     if name_or_path == NANO:
         return directory_facts(nano.PATH, NANO)
+    source = gguf_source(name_or_path)
+    if source is not None:
+        return gguf_facts(source)
     path = _as_path(name_or_path)
     if path.is_dir():
         return directory_facts(path, name_or_path)
@@ -145,10 +155,8 @@ def _as_path(name: str) -> Path:
 
 def _refuse_what_is_no_hub_id(name: str, path: Path) -> None:
     if path.is_file():
-        what = "a GGUF file" if path.suffix == ".gguf" else "a file"
-        raise ModelError(
-            f"{what}, not a model directory", path=path, help="name the folder that holds config.json and *.safetensors"
-        )
+        advice = "name the folder that holds config.json and *.safetensors, or a GGUF file"
+        raise ModelError("a file, not a model directory", path=path, help=advice)
     if HUB_ID.fullmatch(name) and not (name.count("/") == 0 and "." in name):
         return
     siblings = [str(entry) for entry in path.parent.glob("*/")]
@@ -157,6 +165,27 @@ def _refuse_what_is_no_hub_id(name: str, path: Path) -> None:
         path=name,
         help="give a folder with config.json and *.safetensors, a hub id such as Qwen/Qwen3-0.6B, or surefit/nano",
     )
+
+
+def gguf_facts(source: GgufSource) -> ModelFacts:
+    """The facts about a GGUF file: of its conversion where that is there, else of what it will be, from the header."""
+    directory = source.converted()
+    if directory is not None:
+        return replace(directory_facts(directory, source.name, "gguf"), gguf=source.file)
+    file = source.require_file()
+    require_reader()
+    header = read_gguf(file)
+    template = header.metadata.get("tokenizer.chat_template")
+    facts = build_facts(
+        source.name,
+        config_of(header),
+        {name: Tensor("F32", tensor.shape, 4 * tensor.elements) for name, tensor in header.tensors.items()},
+        where=header.path,
+        source="gguf",
+        chat_template=template if isinstance(template, str) else None,
+        has_chat_template=isinstance(template, str),
+    )
+    return replace(facts, gguf=header.path)
 
 
 def directory_facts(directory: Path, name: str, source: Source = "local") -> ModelFacts:
@@ -183,9 +212,9 @@ def read_config(directory: Path) -> dict[str, Any]:
             raise ModelError(
                 "a LoRA adapter, not a base model", path=directory, help="name the base model the adapter belongs to"
             )
-        raise ModelError(
-            "no config.json in it", path=directory, help="name the folder that holds config.json and *.safetensors"
-        )
+        files = sorted(str(file) for file in directory.glob("*.gguf"))
+        advice = f"name the GGUF file itself: {files[0]}" if files else _FOLDER
+        raise ModelError("no config.json in it", path=directory, help=advice)
     config = read_json_object(path)
     require_sound_config(config, path)
     return config

@@ -12,7 +12,8 @@ from typing import Any
 from surefit.core.errors import ModelError
 from surefit.core.reading import read_bytes
 from surefit.facts.door import require_sound_special, require_sound_steps
-from surefit.facts.model import chat_template_in, read_json_object
+from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
+from surefit.facts.model import ModelFacts, chat_template_in, read_json_object
 from surefit.facts.template import TemplateRefused, render
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -25,7 +26,7 @@ class TokenizerFacts:
     """A tokenizer in names and numbers.
 
     Attributes:
-        file: its tokenizer.json; None where the folder has none, and then no id is known.
+        file: its tokenizer.json, or the GGUF file; None where the folder has none, and then no id is known.
         tokens: all tokens, the added ones included.
         largest_id: of all tokens.
         largest_plain_id: of those that are not added ones.
@@ -68,6 +69,17 @@ class TokenizerFacts:
         )  # fmt: skip
 
 
+def facts_of_tokenizer(model: ModelFacts) -> TokenizerFacts | None:
+    """The facts about a model's tokenizer; None where it is not on this machine.
+
+    Raises:
+        ModelError: one of its files is damaged.
+    """
+    if model.path is not None:
+        return tokenizer_facts(model.path)
+    return gguf_tokenizer_facts(read_gguf(model.gguf)) if model.gguf is not None else None
+
+
 def tokenizer_facts(path: Path) -> TokenizerFacts:
     """The facts about the tokenizer in a model's folder.
 
@@ -78,21 +90,45 @@ def tokenizer_facts(path: Path) -> TokenizerFacts:
     config = _optional(path / "tokenizer_config.json")
     named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
     vocabulary, added = _vocabulary(path / "tokenizer.json")
-    template = chat_template_in(path)
+    file = path / "tokenizer.json" if vocabulary else None
+    return _facts(file, vocabulary, added, named, _stop_ids(path), chat_template_in(path))
+
+
+def gguf_tokenizer_facts(header: GgufHeader) -> TokenizerFacts:
+    """The same of the vocabulary in a GGUF file."""
+    kinds = header.metadata.get("tokenizer.ggml.token_type")
+    whole = {number for number, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)} if kinds else set()
+    vocabulary = {token: number for number, token in enumerate(header.tokens)}
+    ids = {"pad": header.token_id("padding"), "eos": header.token_id("eos"), "bos": header.token_id("bos")}
+    named = {role: None if number is None else header.tokens[number] for role, number in ids.items()}
+    added = {header.tokens[number]: number for number in sorted(whole) if number < len(header.tokens)}
+    template = header.metadata.get("tokenizer.chat_template")
+    stops = () if ids["eos"] is None else (ids["eos"],)
+    return _facts(header.path, vocabulary, added, named, stops, template if isinstance(template, str) else None)
+
+
+def _facts(
+    file: Path | None,
+    vocabulary: Mapping[str, int],
+    added: Mapping[str, int],
+    named: Mapping[str, str | None],
+    stops: tuple[int, ...],
+    template: str | None,
+) -> TokenizerFacts:
     turn_end = _turn_end(template, {f"{role}_token": text for role, text in named.items() if text})
     end_of_turn = _first_in(turn_end or "", added)
     shared = {token for token in added if token in vocabulary}
     plain = _largest(vocabulary, {vocabulary[token] for token in shared})
     ids = {role: added.get(text, vocabulary.get(text)) for role, text in named.items() if text}
     return TokenizerFacts(
-        file=path / "tokenizer.json" if vocabulary else None,
+        file=file,
         tokens=len(vocabulary) + len(added) - len(shared) or None,
         largest_id=max((number for number in (plain, *added.values()) if number is not None), default=None),
         largest_plain_id=plain,
         added=added,
         **{f"{role}_token": text for role, text in named.items()},  # type: ignore[arg-type]
         **{f"{role}_id": number for role, number in ids.items()},  # type: ignore[arg-type]
-        stop_ids=_stop_ids(path),
+        stop_ids=stops,
         chat_template=template,
         marks_generation=bool(template and _GENERATION.search(template)),
         mentions_tools=bool(template and _TOOLS.search(template)),

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from surefit.checkpoint.manager import disk_errors
-from surefit.core.rundir import read_json, write_json
+from surefit.core.rundir import disk_errors, read_json, write_json
 from surefit.generate.engine import stop_token_ids
 
 GENERATION_CONFIG = "generation_config.json"

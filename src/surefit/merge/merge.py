@@ -33,7 +33,17 @@ from surefit.merge.certify import Check, Logits
 from surefit.merge.dequantize import as_computed_with, as_stored
 from surefit.merge.stream import Merge, misfits, require_in_files
 from surefit.model.adapter import adapted_modules
-from surefit.model.identity import RECORD, adapter_identity, base_directory, base_identity, read_record, weights_sha256
+from surefit.model.identity import (
+    RECORD,
+    adapter_identity,
+    base_directory,
+    base_identity,
+    base_record,
+    named,
+    origin_entry,
+    read_record,
+    weights_sha256,
+)
 from surefit.model.load import load_model, load_tokenizer
 from surefit.model.saved import load_adapted, load_saved
 from surefit.model.streamed import FromFiles, Weights, nudged
@@ -167,7 +177,9 @@ class _Certifying:
         self.started = time.monotonic()
         self.checks: list[Check] = []
         self.positions = 0
-        self.about: dict[str, Any] = {"base": {"name": base.name_or_path, "sha256": None}}
+        self.about: dict[str, Any] = {
+            "base": {"name": base.name_or_path, "sha256": None, **origin_entry(self.directory)}
+        }
 
     def certificate(self, passed: bool, reason: str) -> dict[str, Any]:
         return {
@@ -193,11 +205,11 @@ class _Certifying:
     def same_base(self, directory: Path) -> dict[str, Any]:
         """What training wrote about its base, which must be this one."""
         record = read_record(directory)
-        self.about["base"]["sha256"] = base_identity(self.directory)
+        self.about["base"] = base_record(self.base)
         self.require(
             Check(
                 "base_identity", self.about["base"]["sha256"], record["base"]["sha256"], "==",
-                f"{directory.name}/ was trained from {record['base']['name']} with this hash of config, weights and "
+                f"{directory.name}/ was trained from {named(record['base'])} with this hash of config, weights and "
                 "vocabulary",
             ),
             help="set model.name_or_path and model.revision to the base it was trained from, or train again",

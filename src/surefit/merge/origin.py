@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import ModelCard, hf_hub_download
@@ -10,22 +11,60 @@ from huggingface_hub import errors as hub
 from surefit.config.schema import ModelSection
 from surefit.core.env import hub_token, offline
 from surefit.core.rundir import read_json
+from surefit.facts.gguf_source import PACKAGED, license_in, origin_of
 from surefit.facts.model import NANO
 from surefit.model.identity import base_directory
 
 CARD = "README.md"
 
 
+@dataclass(frozen=True)
+class Gguf:
+    """A GGUF file as a model card names it; `install` is the command that brings a packaged one."""
+
+    file: str
+    sha256: str
+    quantization: str
+    dequantized_to: str
+    install: str | None = None
+
+
 def hub_id(section: ModelSection) -> str | None:
-    """The model's id on the hub; None for a directory and for the built-in model, which is not there."""
+    """The model's id on the hub; None for a directory, a file and the built-in model, which is not there. Of a packaged
+    GGUF file it is the model that was quantised."""
     name = section.name_or_path
+    if name in PACKAGED:
+        return PACKAGED[name].of
     return None if name == NANO or Path(name).expanduser().exists() else name
+
+
+def name_of(section: ModelSection) -> str:
+    """What the base is called by everybody else: its id, or the name of the directory or file that it is."""
+    origin = origin_of(base_directory(section))
+    if origin is not None:
+        return str(origin["file"])
+    return hub_id(section) or Path(section.name_or_path).name
+
+
+def gguf_of(section: ModelSection) -> Gguf | None:
+    """Of a base that was made from a GGUF file, what was made of which; None of any other."""
+    origin = origin_of(base_directory(section))
+    if origin is None:
+        return None
+    packaged = PACKAGED.get(section.name_or_path)
+    return Gguf(
+        file=str(origin["file"]),
+        sha256=str(origin["sha256"]),
+        quantization=str(origin["quantization"]),
+        dequantized_to=str(origin["dequantized_to"]),
+        install=packaged.install if packaged else None,
+    )
 
 
 def license_of(section: ModelSection) -> str | None:
     """The base's licence as its model card or its config.json says; None where neither does, or nobody can be asked."""
     directory = base_directory(section)
-    said = _in_card(directory / CARD)
+    said = _in_card(directory / CARD) or license_in(directory)
     if said is None:
         value = read_json(directory / "config.json").get("license")
         said = value if isinstance(value, str) else None

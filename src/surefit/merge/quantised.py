@@ -22,11 +22,11 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, TorchAoConfig
 
-from surefit.checkpoint.manager import disk_errors
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError
+from surefit.core.rundir import disk_errors
 from surefit.core.units import shortened
 from surefit.merge import certify
 from surefit.merge.certify import Check

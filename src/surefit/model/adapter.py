@@ -19,7 +19,7 @@ from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.budget import ends_with
 from surefit.facts.door import require_sound_adapter
-from surefit.model.identity import RECORD, base_directory, base_identity, read_record
+from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 from surefit.model.quantize import Float8Linear
 
 FIELD = "adapter.target_modules"
@@ -98,7 +98,7 @@ def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[st
     trained_on = read_record(directory)["base"]
     if trained_on["sha256"] != base_identity(base_directory(base)):
         raise ConfigError(
-            f"it was trained on {trained_on['name']}, whose files are not those of {base.name_or_path}",
+            f"it was trained on {named(trained_on)}, whose files are not those of {base.name_or_path}",
             path=directory,
             field=START,
             help="name the model that the adapter was trained on, or start from fresh factors",

@@ -20,6 +20,7 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import GateError, ModelError
 from surefit.core.reading import read_json_file
 from surefit.core.rundir import file_sha256, write_json
+from surefit.facts.gguf_source import origin_of
 from surefit.facts.model import cached_snapshot
 from surefit.model.load import model_path
 
@@ -91,6 +92,19 @@ def weights_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+def base_record(section: ModelSection) -> dict[str, Any]:
+    """The base as an adapter's record and a certificate name it: `name`, `sha256`, and of one that was made from a GGUF
+    file, `gguf`: that file's name and hash, and what was made of it."""
+    directory = base_directory(section)
+    return {"name": section.name_or_path, "sha256": base_identity(directory), **origin_entry(directory)}
+
+
+def origin_entry(directory: Path) -> dict[str, Any]:
+    """`gguf` of such a record; empty where the directory was not made from a GGUF file."""
+    origin = origin_of(directory)
+    return {"gguf": origin} if origin else {}
+
+
 def write_record(directory: Path, section: ModelSection, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write `surefit.json` into a directory that training has just filled.
 
@@ -100,8 +114,16 @@ def write_record(directory: Path, section: ModelSection, tensors: Mapping[str, t
         tensors: what was trained, from the live model, under the names it has in the file: PEFT's
             `get_peft_model_state_dict(model)` for an adapter, `model.state_dict()` for a whole model.
     """
-    base = {"name": section.name_or_path, "sha256": base_identity(base_directory(section))}
-    write_json(directory / RECORD, {"surefit": __version__, "base": base, "weights_sha256": weights_sha256(tensors)})
+    record = {"surefit": __version__, "base": base_record(section), "weights_sha256": weights_sha256(tensors)}
+    write_json(directory / RECORD, record)
+
+
+def named(base: Mapping[str, Any]) -> str:
+    """A record's base for a message: of a GGUF file its own name and the hash of the file too."""
+    gguf = base.get("gguf")
+    if not gguf or not isinstance(gguf.get("sha256"), str):
+        return str(base["name"])
+    return f"{base['name']} ({gguf.get('file')}, {gguf.get('quantization')}, sha256 {gguf['sha256'][:12]}…)"
 
 
 def read_record(directory: Path) -> dict[str, Any]:
@@ -113,6 +135,7 @@ def read_record(directory: Path) -> dict[str, Any]:
     try:
         record = read_json_file(directory / RECORD)
         base = {key: record["base"][key] for key in ("name", "sha256")}
+        base |= {"gguf": record["base"]["gguf"]} if "gguf" in record["base"] else {}
         return {"base": base, "weights_sha256": record["weights_sha256"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GateError(

@@ -23,31 +23,39 @@ from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, SureFitError
 from surefit.core.reading import reason_of
+from surefit.facts.gguf_source import gguf_source
 from surefit.facts.hardware import cpu_count
 from surefit.facts.model import NANO, PICKLES, read_config
 from surefit.facts.threads import cpu_threads
 from surefit.facts.tokenizer import require_sound_tokenizer
+from surefit.model.gguf import FIELD, converted_directory
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
 
-FIELD = "model.name_or_path"
-
 
 def model_path(name_or_path: str) -> str:
-    """What `from_pretrained` is given: a directory as it is, `surefit/nano` as the packaged directory, or a hub id.
+    """What `from_pretrained` is given: a directory as it is, `surefit/nano` as the packaged directory, of a GGUF file
+    the directory that it is converted into, or a hub id.
 
     Raises:
-        ModelError: a path that is not there or not a directory.
+        ModelError: a path that is not there or no model.
+        MachineError: a GGUF file needs a package, or room in the cache.
     """
     if name_or_path == NANO:
         return str(nano.PATH)
+    source = gguf_source(name_or_path)
+    if source is not None:
+        return str(converted_directory(source))
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return str(path)
     looks_like_path = name_or_path.startswith((".", "~", "/")) or name_or_path.count("/") != 1
     if path.exists():
         raise ModelError(
-            "this is a file", path=name_or_path, field=FIELD, help="name the directory that has config.json in it"
+            "this is a file",
+            path=name_or_path,
+            field=FIELD,
+            help="name the directory that has config.json in it, or a GGUF file",
         )
     if looks_like_path and "/" in name_or_path:
         raise ModelError(

@@ -14,6 +14,8 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.budget import micro_batch_shape
+from surefit.facts.gguf import read_gguf
+from surefit.facts.gguf_model import config_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
 from surefit.facts.model import ModelFacts, catalogue, read_config
@@ -191,6 +193,8 @@ def pretrained_config(model: ModelFacts, revision: str | None = None) -> Pretrai
 def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
     if model.path is not None:
         return read_config(model.path)
+    if model.gguf is not None:
+        return config_of(read_gguf(model.gguf))
     known = catalogue()
     if model.name in known:
         config: Mapping[str, Any] = known[model.name]["config"]

@@ -80,6 +80,10 @@ def _left_out(config: Config, model: ModelFacts, hardware: HardwareFacts, known:
     left_out = [*(() if activations_known(config, model) else ACTIVATIONS_LEFT_OUT), *LEFT_OUT]
     if not known:
         left_out.insert(0, f"all memory and disk terms: the size of {model.name} is not known on this machine")
+    if model.source == "gguf" and model.path is None and model.weight_bytes:
+        left_out.append(
+            f"the conversion of the GGUF file, once, into SureFit's cache: {bytes_text(model.weight_bytes)}"
+        )
     if model.source in ("catalogue", "hub") and model.weight_bytes:
         left_out.append(f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}")
     if hardware.gpu_count > (count := processes(config)):

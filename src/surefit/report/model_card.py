@@ -20,6 +20,7 @@ from surefit.core.env import redact
 from surefit.core.rundir import RunDir
 from surefit.core.units import bytes_text, count_text, duration_text, plural, without_paths
 from surefit.evaluate.answers import BASELINE
+from surefit.merge.origin import Gguf
 from surefit.report import scores
 from surefit.report.artefacts import Artefacts, read_artefacts
 from surefit.report.curves import Training, training
@@ -46,6 +47,7 @@ class About:
         license: as the base's own card or config has it.
         datasets: ids on the hub that it was trained on.
         format: of the export; `hub` for the weights as they are.
+        gguf: of a base that was made from a GGUF file, what was made of which.
         score: of the export itself, where it was asked for: `estimates` of evaluate/summary.py.
     """
 
@@ -57,6 +59,7 @@ class About:
     datasets: list[str]
     format: str
     score: Mapping[str, Any] | None = None
+    gguf: Gguf | None = None
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,12 @@ def _plain(version: str) -> bool:
 
 def _identities(found: Artefacts) -> list[tuple[str, str]]:
     certificate, passport = found.certificate, found.passport
+    gguf = certificate.base.gguf if certificate else None
     pairs: list[tuple[str, str | None]] = [
         ("Seed", found.value("train.seed")),
         ("Base model, SHA-256", certificate.base.sha256 if certificate else None),
+        ("GGUF file of the base", gguf.text if gguf else None),
+        ("GGUF file, SHA-256", gguf.sha256 if gguf else None),
         ("Base model, revision", found.value("model.revision")),
         ("Training files, SHA-256", passport.sha256 if passport else None),
         ("Adapter, SHA-256", certificate.adapter_sha256 if certificate else None),

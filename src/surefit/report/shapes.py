@@ -261,9 +261,23 @@ class CertificateCheck(Shape):
     why: str = ""
 
 
+class CertifiedGguf(Shape):
+    """The file that a base was made from."""
+
+    file: str | None = None
+    sha256: str | None = None
+    quantization: str | None = None
+    dequantized_to: str | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.file}, {self.quantization}, dequantised to {self.dequantized_to}"
+
+
 class CertifiedBase(Shape):
     name: str | None = None
     sha256: str | None = None
+    gguf: CertifiedGguf | None = None
 
 
 class Certificate(Shape):

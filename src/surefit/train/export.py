@@ -9,9 +9,8 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from surefit.checkpoint.manager import disk_errors
 from surefit.config.schema import ModelSection
-from surefit.core.rundir import RunDir, directory_atomic
+from surefit.core.rundir import RunDir, directory_atomic, disk_errors
 from surefit.generate.save import save_model
 from surefit.model.adapter import completeness
 from surefit.model.identity import base_directory, write_record

@@ -1,0 +1,276 @@
+"""What a GGUF file holds, from its header: metadata, vocabulary and tensors. No weight is read, no package is needed.
+
+A file is "GGUF", a version, two counts, the metadata, the list of tensors, then their data, aligned
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). It comes from anywhere, so every count and length in it is
+held against the bytes that are left before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import ModelError
+from surefit.core.units import bytes_text
+
+MAGIC = b"GGUF"
+SUFFIX = ".gguf"
+VERSIONS = (2, 3)
+MAX_DIMENSIONS = 4
+"""GGML_MAX_DIMS."""
+ALIGNMENT = 32
+KEPT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+CONTROL, USER_DEFINED = 3, 4
+"""Types of tokens that are matched whole in a text."""
+DAMAGED = "fetch the file again: it is incomplete or damaged"
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
+_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2),
+}  # fmt: skip
+"""ggml's number of a type → (name, values per block, bytes per block), of those that the package gguf dequantises."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One entry of the header: `kind` in ggml's names (F32, Q4_1, …), `shape` in torch's order."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """The header of a file.
+
+    Attributes:
+        path: the file.
+        bytes: its size.
+        metadata: by key. Of arrays of texts only those of the tokenizer are kept, of the others the length.
+        tensors: by ggml's name.
+    """
+
+    path: Path
+    bytes: int
+    metadata: dict[str, Any] = field(repr=False)
+    tensors: dict[str, GgufTensor] = field(repr=False)
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    @property
+    def quantization(self) -> str:
+        """The type that most of the weights have."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.elements * (len(tensor.shape) > 1)
+        return max(sizes, key=lambda kind: sizes[kind]) if sizes else "none"
+
+    @property
+    def tokens(self) -> list[str]:
+        """The vocabulary, in the order of the ids; empty where the file has none."""
+        return self.metadata.get("tokenizer.ggml.tokens") or []
+
+    def of_model(self, key: str) -> Any:
+        """A value under the architecture's own prefix, such as `block_count`."""
+        return self.metadata.get(f"{self.architecture}.{key}")
+
+    def token_id(self, role: str) -> int | None:
+        """The id of bos, eos, unknown or padding; None where the file names none."""
+        number = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        return number if isinstance(number, int) and 0 <= number < len(self.tokens) else None
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is one by its name or by its first bytes."""
+    if path.suffix.lower() == SUFFIX:
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == MAGIC
+    except OSError:
+        return False
+
+
+def read_gguf(path: Path) -> GgufHeader:
+    """The header of a file.
+
+    Raises:
+        ModelError: no GGUF file, of another version or byte order, damaged, or shorter than its header promises.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check the path") from None
+    return _read(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, size: int, mtime_ns: int) -> GgufHeader:
+    try:
+        with open(path, "rb") as file:
+            if size == 0:
+                raise _not_gguf(path, b"", size)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(path, data, size).header()
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
+
+
+def _not_gguf(path: Path, start: bytes, size: int) -> ModelError:
+    if start == b"version ":
+        advice = "run `git lfs pull` in the model's folder"
+        return ModelError("a Git LFS pointer, not the weights", path=path, help=advice)
+    problem = f"no GGUF file: it has {bytes_text(size)} and does not start with GGUF"
+    return ModelError(problem, path=path, help="name a .gguf file, or the folder with config.json and *.safetensors")
+
+
+class _Reader:
+    """A place in the file that only moves forward, and never past the end."""
+
+    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+        self.path, self.data, self.size, self.at = path, data, size, 0
+
+    def damaged(self, what: str) -> ModelError:
+        return ModelError(f"the GGUF header is damaged at byte {self.at:,}: {what}", path=self.path, help=DAMAGED)
+
+    def room(self, count: int, width: int, what: str) -> None:
+        if count * width > self.size - self.at:
+            raise self.short(what)
+
+    def short(self, what: str) -> ModelError:
+        return ModelError(
+            f"the file ends within its header: {bytes_text(self.size)}, and {what} at byte {self.at:,} takes more",
+            path=self.path, help=DAMAGED,
+        )  # fmt: skip
+
+    def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
+        width = struct.calcsize(f"<{code}")
+        self.room(count, width, f"{count:,} × {width} bytes" if count > 1 else f"a number of {width} bytes")
+        found = struct.unpack_from(f"<{count}{code}", self.data, self.at)
+        self.at += count * width
+        return found
+
+    def number(self, code: str) -> int:
+        return int(self.numbers(code)[0])
+
+    def texts(self, count: int, keep: bool = True) -> list[str]:
+        """So many texts; passed over where they are not to be kept. One loop: a vocabulary has 100,000 of them."""
+        self.room(count, 8, f"a list of {count:,} texts")
+        length_at, data, at, size = _LENGTH.unpack_from, self.data, self.at, self.size
+        found = []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + length_at(data, at)[0]
+                if keep:
+                    found.append(data[start:at].decode())
+                if at > size:
+                    raise struct.error
+        except struct.error:
+            self.at = min(at, size)
+            raise self.short("a text") from None
+        except UnicodeDecodeError:
+            self.at = at
+            raise self.damaged("a text that is not UTF-8") from None
+        self.at = at
+        return found
+
+    def text(self) -> str:
+        return self.texts(1)[0]
+
+    def header(self) -> GgufHeader:
+        start = self.data[: min(8, self.size)]
+        if start[:4] != MAGIC:
+            raise _not_gguf(self.path, start, self.size)
+        self.at = 4
+        version = self.number("I")
+        if version not in VERSIONS:
+            raise self._other_version(version)
+        tensors, entries = self.number("Q"), self.number("Q")
+        self.room(entries, 13, f"a list of {entries:,} settings")
+        metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            key = self.text()
+            if key in metadata:
+                raise self.damaged(f"{key} is there twice")
+            metadata[key] = self.value(self.number("I"), keep=key in KEPT)
+        self.room(tensors, 24, f"a list of {tensors:,} tensors")
+        listed = self.tensors(tensors)
+        self.check_data(metadata.get("general.alignment", ALIGNMENT), listed)
+        return GgufHeader(self.path, self.size, metadata, {name: tensor for name, (tensor, _, _) in listed.items()})
+
+    def _other_version(self, version: int) -> ModelError:
+        if version & 0xFFFF == 0:
+            return ModelError(
+                "a GGUF file for big-endian machines", path=self.path, help="fetch the little-endian file of the model"
+            )
+        return ModelError(
+            f"GGUF version {version}; SureFit reads {' and '.join(map(str, VERSIONS))}",
+            path=self.path, help="convert the model again with a current llama.cpp",
+        )  # fmt: skip
+
+    def value(self, kind: int, keep: bool = False) -> Any:
+        if kind in _SCALARS:
+            return self.numbers(_SCALARS[kind])[0]
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY:
+            raise self.damaged(f"a setting of the unknown type {kind}")
+        of, count = self.number("I"), self.number("Q")
+        if of in _SCALARS:
+            return list(self.numbers(_SCALARS[of], count))
+        if of != _STRING:
+            raise self.damaged(f"an array of the unknown type {of}")
+        found = self.texts(count, keep)
+        return found if keep else count
+
+    def tensors(self, count: int) -> dict[str, tuple[GgufTensor, int, int]]:
+        """Name → (tensor, where its data starts, its bytes)."""
+        found: dict[str, tuple[GgufTensor, int, int]] = {}
+        for _ in range(count):
+            name, dimensions = self.text(), self.number("I")
+            if name in found:
+                raise self.damaged(f"the tensor {name} is there twice")
+            if not 1 <= dimensions <= MAX_DIMENSIONS:
+                raise self.damaged(f"the tensor {name} has {dimensions} dimensions")
+            shape = tuple(reversed(self.numbers("Q", dimensions)))
+            kind, offset = self.number("I"), self.number("Q")
+            if kind not in _TYPES:
+                raise ModelError(
+                    f"the tensor {name} is of ggml's type {kind}, which cannot be dequantised",
+                    path=self.path, help=f"take one that holds only {', '.join(each[0] for each in _TYPES.values())}",
+                )  # fmt: skip
+            text, block, width = _TYPES[kind]
+            if 0 in shape or shape[-1] % block:
+                raise self.damaged(f"the tensor {name} of shape {shape} cannot be {text}")
+            found[name] = GgufTensor(text, shape), offset, math.prod(shape) // block * width
+        return found
+
+    def check_data(self, alignment: object, tensors: dict[str, tuple[GgufTensor, int, int]]) -> None:
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self.damaged(f"an alignment of {alignment}")
+        start = -(-self.at // alignment) * alignment
+        needed = max((start + offset + size for _, offset, size in tensors.values()), default=start)
+        if any(offset % alignment for _, offset, _ in tensors.values()):
+            raise self.damaged("a tensor that does not start where it must")
+        if needed > self.size:
+            raise ModelError(
+                f"the file has {self.size:,} bytes, its header describes {needed:,}", path=self.path, help=DAMAGED
+            )

