@@ -110,7 +110,9 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     """
     require_possible(setting)
     training, layers = _trace(setting, record, extrapolate)
-    replay = partial(_replay, expandable=expandable) if setting.cuda else _replay_on_cpu
+    replay: Callable[[Trace], list[Phase]] = _replay_on_cpu
+    if setting.cuda:
+        replay = partial(_replay, expandable=expandable)
     phases = [phase for phase in replay(training) if phase.name != "end"]
     if merge:
         merging, _ = _trace(setting, record_merge, extrapolate)
@@ -323,7 +325,9 @@ def _replay(trace: Trace, expandable: bool) -> list[Phase]:
 
 def _replay_on_cpu(trace: Trace) -> list[Phase]:
     """The same on a CPU, where what is freed goes back: `reserved` is the most of the phase, not of all before it."""
-    malloc, blocks, live, phases = Malloc(), dict[int, Any](), 0, []
+    malloc, live = Malloc(), 0
+    blocks: dict[int, Any] = {}
+    phases = []
     for (name, start), (_, end) in pairwise([*trace.phases, ("", len(trace.events))]):
         malloc.peak, highest = malloc.resident, live
         for event in trace.events[start:end]:
