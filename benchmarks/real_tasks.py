@@ -177,7 +177,7 @@ def prepare_math(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
     rows = [row for row in read(data / "math_code/gsm8k/gsm8k_train.jsonl") if len(str(row)) < 600]
     scored = read(data / "math_code/gsm8k/gsm8k_test.jsonl")
     question = lambda row: row["question"]  # noqa: E731
-    return {"train": chosen(rows, 8 if quick else 120, question), "eval": chosen(scored, 4 if quick else 40, question)}
+    return {"train": chosen(rows, 8 if quick else 80, question), "eval": chosen(scored, 4 if quick else 24, question)}
 
 
 def prepare_code(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
@@ -191,7 +191,7 @@ def prepare_code(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
     number = lambda row: row["task_id"]  # noqa: E731
     train = [row for row in rows if 601 <= int(row["task_id"]) <= 974]
     scored = [row for row in rows if 11 <= int(row["task_id"]) <= 510]
-    return {"train": chosen(train, 8 if quick else 120, number), "eval": chosen(scored, 4 if quick else 40, number)}
+    return {"train": chosen(train, 8 if quick else 80, number), "eval": chosen(scored, 4 if quick else 24, number)}
 
 
 def prepare_ranking(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
@@ -199,10 +199,10 @@ def prepare_ranking(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
     folder = out / "retrieved"
     cut = lambda row: {**row, "history": row["history"][-10:]}  # noqa: E731
     rows = [cut(row) for row in read(folder / "train.jsonl")]
-    train = [rows[place] for place in evenly(len(rows), 8 if quick else 96)]
+    train = [rows[place] for place in evenly(len(rows), 8 if quick else 64)]
     # A user whose film is not among the candidates keeps the retriever's place whatever a ranker says.
     found = [cut(row) for row in read(folder / "test.jsonl") if row["answer"]]
-    return {"train": train, "eval": [found[place] for place in evenly(len(found), 4 if quick else 64)]}
+    return {"train": train, "eval": [found[place] for place in evenly(len(found), 4 if quick else 40)]}
 
 
 def prepare_summaries(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
@@ -234,12 +234,12 @@ def prepare_graphs(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
     template, hand = read(folder / "amr-tiny-train.jsonl"), penman_rows(folder / "amr-train.txt")
     english = [row for row in template if row["sentence"].isascii()]
     spare = lambda row: row["sentence"]  # noqa: E731
-    train = [*(row for row in hand if row["sentence"].isascii()), *chosen(english, 8 if quick else 160, spare)]
+    train = [*(row for row in hand if row["sentence"].isascii()), *chosen(english, 8 if quick else 80, spare)]
     scored = [row for row in read(folder / "amr-tiny-eval.jsonl") if row["sentence"].isascii()]
     by_hand = [row for row in penman_rows(folder / "amr-eval.txt") if row["sentence"].isascii()]
     return {
         "train": train,
-        "eval": chosen(scored, 4 if quick else 40, spare),
+        "eval": chosen(scored, 4 if quick else 24, spare),
         "by_hand": by_hand[: 1 if quick else None],
         "smatch_tests": penman_rows(data / "amr/smatch/test_input1.txt"),
     }
@@ -283,16 +283,16 @@ def tasks(data: Path) -> dict[str, Task]:
             judged_by_leaderboard(data),
         ),
         Task(
-            "math_reasoning", ("math_code/gsm8k",), prepare_math, {"evaluate": {"max_new_tokens": 160}},
-            "120 of GSM8K's training problems, those within 600 characters; 40 of its test problems",
+            "math_reasoning", ("math_code/gsm8k",), prepare_math, {"evaluate": {"max_new_tokens": 128}},
+            "80 of GSM8K's training problems, those within 600 characters; 24 of its test problems",
         ),
         Task(
             "code_generation", ("math_code/mbpp",), prepare_code, {"evaluate": {"max_new_tokens": 128}},
-            "MBPP's own split, 120 short tasks to learn from, 40 to solve, one greedy answer each",
+            "MBPP's own split, 80 short tasks to learn from, 24 to solve, one greedy answer each",
         ),
         Task(
             "rec_ranking", ("recommendation/ml-latest-small",), prepare_ranking, {"data": {"max_length": 640}},
-            "96 training rows; 64 users whose film is among the retriever's twenty; histories of ten films",
+            "64 training rows; 40 users whose film is among the retriever's twenty; histories of ten films",
             retrieve=("recommendation/ml-latest-small", "--retriever", "window5", "--train-rows", "2000"),
             baseline="retriever",
         ),
