@@ -42,8 +42,11 @@ def test_two_curves_may_part_by_four_times_what_rounding_has_done_so_far(monkeyp
     assert not compared(monkeypatch, [2.0, 1.0, 0.5005])["agree"]
 
 
-def test_a_stack_that_failed_has_no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_measured_is_kept_and_what_failed_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import real_peer
 
-    assert real_peer.curves([{"losses": [1.0]}] * 2, [{"error": "no memory"}] * 2) == {"agree": False, "steps": []}
+    with pytest.raises(SystemExit, match="1-surefit failed: no memory"):
+        real_peer.kept(tmp_path, "1-surefit", lambda: {"error": "no memory"})
+    assert real_peer.kept(tmp_path, "1-surefit", lambda: {"loss": 1.0}) == {"loss": 1.0}
+    assert real_peer.kept(tmp_path, "1-surefit", lambda: {"loss": 2.0}) == {"loss": 1.0}
