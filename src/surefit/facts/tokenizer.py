@@ -13,7 +13,7 @@ from surefit.core.errors import ModelError
 from surefit.core.reading import read_bytes
 from surefit.facts.door import require_sound_special, require_sound_steps
 from surefit.facts.model import chat_template_in, read_json_object
-from surefit.facts.template import TemplateRefused, render
+from surefit.facts.template import TemplateExceeds, TemplateRefused, render
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TOOLS = re.compile(r"\btools\b")
@@ -79,7 +79,7 @@ def tokenizer_facts(path: Path) -> TokenizerFacts:
     named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
     vocabulary, added = _vocabulary(path / "tokenizer.json")
     template = chat_template_in(path)
-    turn_end = _turn_end(template, {f"{role}_token": text for role, text in named.items() if text})
+    turn_end = _turn_end(path, template, {f"{role}_token": text for role, text in named.items() if text})
     end_of_turn = _first_in(turn_end or "", added)
     shared = {token for token in added if token in vocabulary}
     plain = _largest(vocabulary, {vocabulary[token] for token in shared})
@@ -192,12 +192,18 @@ def _stop_ids(path: Path) -> tuple[int, ...]:
     return ()
 
 
-def _turn_end(template: str | None, special: Mapping[str, str]) -> str | None:
+def _turn_end(path: Path, template: str | None, special: Mapping[str, str]) -> str | None:
     if not template:
         return None
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = render(template, turns, special=special)
+    except TemplateExceeds as error:
+        raise ModelError(
+            f"the chat template cannot be used: {error}",
+            path=path,
+            help="take the template of the model's own repository",
+        ) from None
     except TemplateRefused:
         return None
     return text.rpartition(_ANSWER)[2] if _ANSWER in text else None
