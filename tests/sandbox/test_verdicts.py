@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
+from surefit.core import jail
 from surefit.core.errors import MachineError
-from surefit.core.jail import OUTPUT_BYTES
+from surefit.core.jail import OUTPUT_BYTES, working_way
 from surefit.evaluate.sandbox import Job, require_sandbox, run_many, run_python, run_tests
 
 try:
@@ -174,3 +181,91 @@ def test_many_at_once_keep_their_order_and_ends() -> None:
     results = run_many(jobs, workers=4, on_result=lambda number, result: seen.append(number))
     assert [result.status == "passed" for result in results] == [n % 3 == 0 for n in range(12)]
     assert seen == list(range(12))
+
+
+def test_a_program_ends_with_its_caller_however_that_ends(tmp_path: Path) -> None:
+    """SIGKILL leaves the caller no time for a `finally`: the kernel ends what it started."""
+    mark = f"{os.getpid()}{time.monotonic_ns()}"
+    script = (
+        "from surefit.evaluate.sandbox import run_python\n"
+        f"run_python('import time\\nx = {mark}\\ntime.sleep(60)', timeout_s=20)\n"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", script])
+    inside: set[int] = set()
+    limit = time.monotonic() + 60
+    while len(inside) < 3 and time.monotonic() < limit:
+        inside = descendants(caller.pid)
+        time.sleep(0.05)
+    assert len(inside) >= 3
+    caller.kill()
+    caller.wait()
+    limit = time.monotonic() + 10
+    while any(alive(number) for number in inside) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not [number for number in inside if alive(number)]
+
+
+def descendants(number: int) -> set[int]:
+    found: set[int] = set()
+    waiting = [number]
+    while waiting:
+        parent = waiting.pop()
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                children = [int(child) for child in task.read_text().split()]
+            except OSError:
+                continue
+            found |= set(children)
+            waiting += children
+    return found
+
+
+def alive(number: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_an_interruption_does_not_wait_for_the_programs() -> None:
+    def stop(number: int, result: object) -> None:
+        raise KeyboardInterrupt
+
+    jobs = [Job("pass"), Job("import time\ntime.sleep(60)")]
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_many(jobs, timeout_s=20, workers=2, on_result=stop)
+    assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [("x = 1\n" * 900_000, "a program of 5,400,000 characters"), ("x = '\ud800'", "half of a surrogate pair")],
+)
+def test_a_source_that_no_judge_should_read_is_a_failure_of_the_program(program: str, told: str) -> None:
+    result = run_python(program)
+    assert result.status == "failed"
+    assert told in result.detail
+
+
+def test_the_judges_limits_are_not_the_programs_to_lower() -> None:
+    lower = "import resource\nresource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))"
+    assert run_python(lower).detail.startswith("PermissionError")
+    own = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\nprint(resource.getrlimit(7)[0])"
+    assert run_python(own).output == "8\n"
+
+
+def test_a_machine_without_files_in_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    working_way()
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(MachineError, match="a file in memory is refused"):
+        run_python("pass")
+
+
+def test_a_python_under_tmp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jail, "library_paths", lambda: (("/tmp/python/lib",), (), {}))
+    with pytest.raises(MachineError, match="under /tmp"):
+        jail.working_way.__wrapped__()

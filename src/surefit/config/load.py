@@ -121,6 +121,8 @@ def read_text(path: Path) -> str:
     """A small UTF-8 file's text, with or without a byte-order mark."""
     if path.is_dir():
         raise ConfigError("this is a directory, not a config file", path=path, help="name the YAML file in it")
+    if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):  # but `<(a command)` of a shell
+        raise ConfigError("not a regular file", path=path, help="name the YAML file")
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)

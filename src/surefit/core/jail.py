@@ -81,7 +81,11 @@ def run_job(job: Job, timeout_s: float, memory_bytes: int, way: Way | None = Non
     way = way or working_way()
     first = json.dumps(_shut_in(timeout_s, memory_bytes) | {"program": job.program, "name": job.module}).encode()
     second = json.dumps({"tests": job.tests, "names": job.names, "before": job.before}).encode()
-    text = os.memfd_create("job")
+    try:
+        text = os.memfd_create("job")
+    except OSError as error:
+        reason = f"a file in memory is refused ({error.strerror})"
+        raise MachineError(f"this machine cannot shut untrusted code in: {reason}", help=_HELP) from error
     verdict, said = os.pipe()
     try:
         with os.fdopen(text, "wb", closefd=False) as file:
@@ -99,10 +103,23 @@ def run_job(job: Job, timeout_s: float, memory_bytes: int, way: Way | None = Non
     finally:
         os.close(said)
         os.close(text)
+    _running.add(process)
     try:
         return _watch(process, verdict, time.monotonic() + CLOCK * timeout_s)
     finally:
+        _end(process)
+        _running.discard(process)
         os.close(verdict)
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def end_all() -> None:
+    """End every job that is running, in whichever thread; those that wait for one get its end as a failure."""
+    for process in list(_running):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _shut_in(timeout_s: float, memory_bytes: int) -> dict[str, object]:
@@ -123,6 +140,7 @@ def _shut_in(timeout_s: float, memory_bytes: int) -> dict[str, object]:
         "links": links,
         "limits": limits,
         "disk_bytes": DISK_BYTES,
+        "seconds": round(CLOCK * timeout_s) + 15,
         "filter": seccomp.denying_filter().hex(),
     }
 
@@ -201,8 +219,9 @@ def _watch(process: subprocess.Popen[bytes], verdict: int, deadline: float) -> O
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """The group holds the launcher and process 1 of the namespaces: with that one every process in them is gone."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
@@ -249,6 +268,11 @@ def working_way() -> Way:
     """
     if sys.platform != "linux" or not seccomp.supported():
         raise MachineError("untrusted code is shut in on Linux only, on x86_64 or aarch64", help=_HELP)
+    if own := [path for path in library_paths()[0] if path.startswith("/tmp/")]:
+        raise MachineError(
+            f"this Python's library lies under /tmp ({own[0]}), where the sandbox has a folder of its own",
+            help="use a Python that is installed elsewhere, such as /usr/bin/python3 or one in your home",
+        )
     problems = []
     for way in ways():
         try:

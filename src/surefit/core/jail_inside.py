@@ -33,7 +33,7 @@ STAGE = "/proc"  # a folder that is there, and that holds nothing the program is
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 MOUNT_SETATTR, AT_RECURSIVE, READ_ONLY_NOSUID = 442, 0x8000, 1 | 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, FILTER_MODE = 4, 22, 38, 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, FILTER_MODE = 1, 4, 22, 38, 2
 CAPABILITY_VERSION = 0x20080522
 MAX_MESSAGE = 32 * 2**20
 libc = ctypes.CDLL(None, use_errno=True)
@@ -381,6 +381,8 @@ def judged(job: dict[str, Any], own: bool, first: int) -> dict[str, str]:
     if own:
         build_file_system(job)
     give_up_rights(job["limits"])
+    end_with_the_parent()
+    end_in(job["seconds"])
     (program_in, judge_out), (judge_in, program_out) = os.pipe(), os.pipe()
     nothing = os.open("/dev/null", os.O_RDONLY)
     program = os.fork()
@@ -398,6 +400,18 @@ def judged(job: dict[str, Any], own: bool, first: int) -> dict[str, str]:
     return judge(Channel(judge_in, judge_out), tests, program, job["limits"]["CPU"])
 
 
+def end_with_the_parent() -> None:
+    """Let the kernel end this process when the one that started it is gone, however that came; to be said again after
+    a change of user."""
+    checked(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "ending with the caller")
+
+
+def end_in(seconds: int) -> None:
+    """Whatever else fails, process 1 ends, and with it everything inside."""
+    signal.signal(signal.SIGALRM, lambda number, frame: os._exit(1))
+    signal.alarm(seconds)
+
+
 def say(verdict: int, message: dict[str, str]) -> None:
     os.write(verdict, json.dumps(message).encode())
 
@@ -407,6 +421,7 @@ def main() -> None:
     job = json.loads(os.pread(0, first, 0))
     sys.set_int_max_str_digits(0)
     try:
+        end_with_the_parent()
         if own:
             enter_namespaces()
             child = os.fork()

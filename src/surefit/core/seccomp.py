@@ -92,6 +92,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
 _MACHINES = {"x86_64": (0, 0xC000003E, 56), "aarch64": (1, 0xC00000B7, 220)}
 """Machine → column of `_DENIED`, AUDIT_ARCH_…, number of clone."""
 _CLONE3 = 435
+_PRLIMIT64 = (302, 261)
 _CLONE_THREAD = 0x10000
 _X32 = 0x40000000
 
@@ -124,6 +125,14 @@ def denying_filter(machine: str | None = None) -> bytes:
     for numbers in _DENIED.values():
         if (number := numbers[column]) is not None:
             code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+    # A process may ask for its own limits, and lower them: not those of the judge, which is the same user.
+    code += [
+        (_EQUAL, 0, 4, _PRLIMIT64[column]),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_EQUAL, 1, 0, 0),
+        (_RETURN, 0, 0, _ERRNO | errno.EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
     code += [
         (_EQUAL, 0, 3, clone),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.core.jail import Job, run_job, working_way
+from surefit.core.jail import Job, end_all, run_job, working_way
 from surefit.core.units import MIB
 
 __all__ = [
@@ -28,6 +28,8 @@ __all__ = [
 
 TIMEOUT_S = 10.0
 MEMORY_BYTES = 512 * MIB
+MAX_SOURCE = 500_000
+"""Characters of a program; the longest solution of HumanEval and MBPP has 2,000."""
 Status = Literal["passed", "failed", "timeout", "memory"]
 
 
@@ -93,10 +95,15 @@ def run_many(
     require_sandbox()
     results = []
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
-        for number, result in enumerate(_each(pool, jobs, timeout_s, memory_bytes)):
-            results.append(result)
-            if on_result:
-                on_result(number, result)
+        try:
+            for number, result in enumerate(_each(pool, jobs, timeout_s, memory_bytes)):
+                results.append(result)
+                if on_result:
+                    on_result(number, result)
+        except BaseException:  # Ctrl-C: nobody waits for half a minute of other people's programs
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
     return results
 
 
@@ -115,7 +122,20 @@ def require_sandbox() -> None:
     working_way()
 
 
+def _unreadable(program: str) -> str | None:
+    """Why a source is not even handed to the judge, whose own time and memory it would take."""
+    if len(program) > MAX_SOURCE:
+        return f"a program of {len(program):,} characters; up to {MAX_SOURCE:,} are read"
+    try:
+        program.encode()
+    except UnicodeEncodeError:
+        return "UnicodeEncodeError: half of a surrogate pair, which is no character"
+    return None
+
+
 def _run(job: Job, timeout_s: float, memory_bytes: int) -> SandboxResult:
+    if fault := _unreadable(job.program):
+        return SandboxResult("failed", "", fault)
     outcome = run_job(job, timeout_s, memory_bytes)
     assert outcome.status in ("passed", "failed", "timeout", "memory")
     return SandboxResult(outcome.status, outcome.output, outcome.detail)  # type: ignore[arg-type]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -17,8 +18,22 @@ _OPENING = re.compile(r"(\{%-?\s*)generation(\s*-?%\})")
 _CLOSING = re.compile(r"(\{%-?\s*)endgeneration(\s*-?%\})")
 
 
+MAX_LOOPS = 2_000_000
+"""Turns of all loops in one rendering. A conversation of a thousand messages takes a few thousand."""
+MAX_TEXT = 64 * 2**20
+"""Characters of a text that a template makes on its way, and of what it returns."""
+MAX_WIDTH = 100_000
+"""The largest number that a template may give to a function or a filter: to widths and counts."""
+_left = ContextVar("turns of loops that are left", default=MAX_LOOPS)
+_WIDE = re.compile(r"\d{6,}")
+
+
 class TemplateRefused(Exception):
     """The template raised on these messages, or is no valid template."""
+
+
+class TemplateExceeds(TemplateRefused):
+    """The template takes more loops or longer texts than any conversation needs: it may never end."""
 
 
 def render(
@@ -40,13 +55,27 @@ def render(
 
     Raises:
         TemplateRefused: with the template's own reason.
+        TemplateExceeds: it went over the bounds above.
     """
+    _left.set(MAX_LOOPS)
     try:
-        return _compiled(template).render(
+        parts = _compiled(template).generate(
             messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **(special or {})
         )
+        return "".join(_within_bounds(parts))
+    except TemplateRefused:
+        raise
     except Exception as error:  # a template is somebody's program: it can fail in any way
         raise TemplateRefused(str(error)) from error
+
+
+def _within_bounds(parts: Iterator[str]) -> Iterator[str]:
+    length = 0
+    for part in parts:
+        length += len(part)
+        if length > MAX_TEXT:
+            raise TemplateExceeds(f"it writes more than {MAX_TEXT:,} characters")
+        yield part
 
 
 @lru_cache(maxsize=4)
@@ -56,14 +85,112 @@ def _compiled(template: str) -> Template:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
+    from jinja2 import nodes
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    class Bounded(ImmutableSandboxedEnvironment):
+        """Counts the turns of loops, and looks at texts before they are made as far as their size can be told."""
+
+        intercepted_binops = frozenset(("*", "**", "+", "%"))
+
+        def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+            tree = super()._parse(source, name, filename)
+            for loop in list(tree.find_all(nodes.For)):
+                loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+            for holder in [tree, *tree.find_all(nodes.Node)]:
+                _wrap_texts(holder, nodes.Concat, nodes.Filter)
+            return tree
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _require_small(operator, left, right)
+            return _sized(super().call_binop(context, operator, left, right))
+
+        def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+            _require_narrow(*args, *kwargs.values(), getattr(__obj, "__self__", None))
+            return _sized(super().call(__context, __obj, *args, **kwargs))
+
+    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    for known, function in list(environment.filters.items()):
+        environment.filters[known] = _narrow(function)
+    environment.filters |= {"counted": _Counted, "sized": _sized}
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
+
+
+def _wrap_texts(holder: Any, concat: type, filtered: Any) -> None:
+    """`a ~ b` makes a text without asking anybody: ask."""
+    for name, value in list(holder.iter_fields()):
+        if isinstance(value, concat):
+            setattr(holder, name, filtered(value, "sized", [], [], None, None, lineno=value.lineno))
+        elif isinstance(value, list):
+            setattr(holder, name, [
+                filtered(item, "sized", [], [], None, None, lineno=item.lineno) if isinstance(item, concat) else item
+                for item in value
+            ])  # fmt: skip
+
+
+class _Counted:
+    """What a loop goes through; every turn of every loop counts."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            left = _left.get() - 1
+            if left < 0:
+                raise TemplateExceeds(f"its loops take more than {MAX_LOOPS:,} turns")
+            _left.set(left)
+            yield item
+
+
+def _sized(value: Any) -> Any:
+    if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT:
+        raise TemplateExceeds(f"it makes a text of {len(value):,} characters")
+    return value
+
+
+def _require_small(operator: str, left: Any, right: Any) -> None:
+    """Before the product, the power or the padded number is there."""
+    for text, count in ((left, right), (right, left)):
+        if operator == "*" and isinstance(text, (str, list, tuple)) and isinstance(count, int):
+            _sized_in_advance(len(text) * count)
+    if operator == "**" and isinstance(left, (int, float)) and isinstance(right, (int, float)) and abs(right) > 64:
+        raise TemplateExceeds(f"it takes a number to the power of {right}")
+    if operator == "%" and isinstance(left, str):
+        _require_narrow(left, right)
+
+
+def _sized_in_advance(length: int) -> None:
+    if length > MAX_TEXT:
+        raise TemplateExceeds(f"it makes a text of {length:,} characters")
+
+
+def _require_narrow(*values: Any) -> None:
+    """Numbers, and format texts with numbers in them, as widths or counts."""
+    for value in values:
+        wide = isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_WIDTH
+        if wide or (isinstance(value, str) and len(value) < 1_000 and "{:" in value and _WIDE.search(value)):
+            raise TemplateExceeds(f"it asks for {str(value)[:40]} characters or items")
+        if isinstance(value, str) and len(value) < 1_000 and "%" in value and _WIDE.search(value):
+            raise TemplateExceeds(f"it asks for {value[:40]} characters")
+
+
+def _narrow(function: Any) -> Any:
+    """A filter whose own arguments are looked at; what Jinja hands it besides stays."""
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _require_narrow(*args[1:], *kwargs.values())
+        return _sized(function(*args, **kwargs))
+
+    return checked
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

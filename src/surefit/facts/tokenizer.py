@@ -14,7 +14,7 @@ from surefit.core.reading import read_bytes
 from surefit.facts.door import require_sound_special, require_sound_steps
 from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
 from surefit.facts.model import ModelFacts, chat_template_in, read_json_object
-from surefit.facts.template import TemplateRefused, render
+from surefit.facts.template import TemplateExceeds, TemplateRefused, render
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TOOLS = re.compile(r"\btools\b")
@@ -91,7 +91,7 @@ def tokenizer_facts(path: Path) -> TokenizerFacts:
     named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
     vocabulary, added = _vocabulary(path / "tokenizer.json")
     file = path / "tokenizer.json" if vocabulary else None
-    return _facts(file, vocabulary, added, named, _stop_ids(path), chat_template_in(path))
+    return _facts(path, file, vocabulary, added, named, _stop_ids(path), chat_template_in(path))
 
 
 def gguf_tokenizer_facts(header: GgufHeader) -> TokenizerFacts:
@@ -104,10 +104,12 @@ def gguf_tokenizer_facts(header: GgufHeader) -> TokenizerFacts:
     added = {header.tokens[number]: number for number in sorted(whole) if number < len(header.tokens)}
     template = header.metadata.get("tokenizer.chat_template")
     stops = () if ids["eos"] is None else (ids["eos"],)
-    return _facts(header.path, vocabulary, added, named, stops, template if isinstance(template, str) else None)
+    template = template if isinstance(template, str) else None
+    return _facts(header.path, header.path, vocabulary, added, named, stops, template)
 
 
 def _facts(
+    place: Path,
     file: Path | None,
     vocabulary: Mapping[str, int],
     added: Mapping[str, int],
@@ -115,7 +117,7 @@ def _facts(
     stops: tuple[int, ...],
     template: str | None,
 ) -> TokenizerFacts:
-    turn_end = _turn_end(template, {f"{role}_token": text for role, text in named.items() if text})
+    turn_end = _turn_end(place, template, {f"{role}_token": text for role, text in named.items() if text})
     end_of_turn = _first_in(turn_end or "", added)
     shared = {token for token in added if token in vocabulary}
     plain = _largest(vocabulary, {vocabulary[token] for token in shared})
@@ -228,12 +230,18 @@ def _stop_ids(path: Path) -> tuple[int, ...]:
     return ()
 
 
-def _turn_end(template: str | None, special: Mapping[str, str]) -> str | None:
+def _turn_end(path: Path, template: str | None, special: Mapping[str, str]) -> str | None:
     if not template:
         return None
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = render(template, turns, special=special)
+    except TemplateExceeds as error:
+        raise ModelError(
+            f"the chat template cannot be used: {error}",
+            path=path,
+            help="take the template of the model's own repository",
+        ) from None
     except TemplateRefused:
         return None
     return text.rpartition(_ANSWER)[2] if _ANSWER in text else None
