@@ -59,7 +59,7 @@ def test_findings_name_the_keys_and_lines_of_the_file(surefit: Surefit, axolotl:
     answer = surefit("check", axolotl)
     assert answer.code == 1
     assert "axolotl.yml:11: error[CFG004] sequence_len: expected a whole number, got [256]" in answer.stdout
-    assert "axolotl.yml:21: error[ARG001] evaluation_strategy" in answer.stdout
+    assert "axolotl.yml:21: warning[ARG005] evaluation_strategy" in answer.stdout
     assert "axolotl.yml:22: error[ARG002] lora_rank" in answer.stdout
 
 
@@ -141,7 +141,7 @@ def test_an_import_overwrites_nothing(surefit: Surefit, axolotl: Path, tmp_path:
     [
         ('{"zero_optimization": {"stage": 2}}', "describes no whole supervised run"),
         ("base_model: a\nrl: dpo\ndatasets: [{path: b}]\n", "rl: dpo"),
-        ("foo: 1\n", "not a config that SureFit knows"),
+        ("foo: 1\n", "not a file of a tool that SureFit knows"),
         ("base_model: [1\n", "not valid YAML"),
         ("model: {name_or_path: a}\ndata: {train: b}\noutput_dir: c\n", "surefit"),
         (None, "no such file"),

@@ -136,6 +136,16 @@ DEPRECATED = {
     "eval_max_new_tokens": "write generation_max_new_tokens",
 }
 """And only warns about these."""
+ALIASES = {
+    "lora_rank": "lora_r", "lora_target": "lora_target_modules", "model_name_or_path": "base_model",
+    "per_device_train_batch_size": "micro_batch_size", "per_device_eval_batch_size": "eval_batch_size",
+    "num_train_epochs": "num_epochs", "max_length": "sequence_len", "max_seq_length": "sequence_len",
+    "cutoff_len": "sequence_len", "lr_scheduler_type": "lr_scheduler", "optim": "optimizer", "packing": "sample_packing",
+    "use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora", "template": "chat_template",
+    "dataset": "datasets",
+    "val_size": "val_set_size", "lr": "learning_rate", "epochs": "num_epochs",
+}  # fmt: skip
+"""Keys of LLaMA-Factory and TRL; Axolotl passes over them without a word."""
 ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
 DEFAULTS = {
     "adapter.kind": ("adapter", "full"),
@@ -282,4 +292,5 @@ TOOL = Tool(
     passes_over=lambda key: True,
     off_is_unset=True,
     conflicts=axolotl,
+    aliases=ALIASES,
 )

@@ -72,7 +72,9 @@ def read_datasets(draft: Draft) -> None:
     sharded = draft.says("dataset_shard_num")
     part = "split" in first and not is_plain_split(first["split"])
     draft.rows_known = layout is not None and len(sets) == 1 and not sharded and not part
-    if layout in ("messages", "sharegpt"):
+    # A processor, and mistral-common, have templates beside the tokenizer's.
+    own = draft.says("processor_type") or draft.flat.get("tokenizer_use_mistral_common") is True
+    if layout in ("messages", "sharegpt") and not own:
         draft.say("conversations", True, "datasets")
         if first.get("chat_template") not in (None, "tokenizer_default"):
             draft.say("chat_template", str(first["chat_template"]), "datasets")

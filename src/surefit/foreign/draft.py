@@ -66,6 +66,7 @@ class Tool:
         passes_over: whether the tool says nothing about this key if it does not know it.
         off_is_unset: a key that is gone says nothing where its value is false or 0.
         conflicts: adds what values are wrong together.
+        aliases: keys of other tools → what this one calls the same.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Tool:
     passes_over: Callable[[str], bool] = lambda key: False
     off_is_unset: bool = False
     conflicts: Callable[[Draft], None] = lambda draft: None
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def knows(self, key: str) -> bool:
         """Whether the tool takes this key."""
@@ -269,7 +271,7 @@ class Draft:
             self.lose(key, "a comment")
             return
         self.places[key] = self.place(key)
-        meant = self.tool.misspelt(key)
+        meant = self.tool.aliases.get(key) or self.tool.misspelt(key)
         if meant is None and self.tool.passes_over(key):
             self.passed_over.append(key)
             self.lose(key, f"{self.tool.name} does not know it")

@@ -187,6 +187,8 @@ def model(folder: Path) -> Path:
         ("chat_template", "", True),
         ("chat_template", "chat_template: llama3\n", False),
         ("chat_template", "chat_template: tokenizer_default_fallback_chatml\n", False),
+        ("chat_template", "processor_type: AutoProcessor\n", False),
+        ("chat_template", "tokenizer_use_mistral_common: true\n", False),
     ],
 )
 def test_a_template_is_missed_only_where_the_tool_takes_the_model_s_own(
@@ -209,6 +211,13 @@ def test_a_text_as_target_modules_is_a_pattern_and_no_list(tmp_path: Path) -> No
     assert "MOD008" in codes(tmp_path / "run.yaml", text.replace("'model.layers.[0-9]+.self_attn.q_proj'", "[q_prj]"))
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "target_modules": ".*q_proj"}')
     assert read(tmp_path / "adapter_config.json").setup.target_modules is None
+
+
+def test_a_list_for_several_models_is_no_fault(tmp_path: Path) -> None:
+    text = AXOLOTL.format(model=model(tmp_path / "base"), kind="alpaca")
+    assert "MOD008" not in codes(tmp_path / "run.yaml", text + "lora_target_modules: [q_proj, in_proj, embed_tokens]\n")
+    assert "MOD008" in codes(tmp_path / "run.yaml", text + "lora_target_modules: [in_proj, query]\n")
+    assert "MOD008" in codes(tmp_path / "run.yaml", text + "lora_target_modules: [q_prj, v_proj]\n")
 
 
 def test_noise_of_other_machines_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

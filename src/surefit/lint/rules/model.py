@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from surefit.config.schema import Config
 from surefit.core.errors import ModelError, did_you_mean
@@ -14,6 +15,8 @@ from surefit.lint.rule import Finding, LintContext, rule
 
 NAME = "model.name_or_path"
 TARGETS = "adapter.target_modules"
+MISSPELT = 0.8
+"""How alike a name and a layer's are where the layer is meant: q_prj and q_proj are, in_proj and v_proj not."""
 
 
 @rule("MOD001", "model-unusable", severity="error", suppressible=False)
@@ -260,7 +263,8 @@ def target_modules_match_nothing(context: LintContext, config: Config, model: Mo
     """A name in `target_modules` matches no layer of this model.
 
     ## What it does
-    Compares each name with the model's real linear layers, as PEFT does: the whole dotted name or its end.
+    Compares each name with the model's real linear layers, as PEFT does: the whole dotted name or its end. In another
+    tool's config, where some names match, only those that look misspelt are reported: its lists serve several models.
 
     ## Why it is bad
     If none matches, adding the adapter fails. If some do, the run works with fewer factors than intended.
@@ -280,8 +284,16 @@ def target_modules_match_nothing(context: LintContext, config: Config, model: Mo
         return
     known = sorted({name.rpartition(".")[2] for name in model.linear_modules})
     tied_heads = OUTPUT_HEADS if model.tied_embeddings else ()
-    for target in adapter.target_modules:
-        if target not in tied_heads and not any(ends_with(name, target) for name in model.linear_modules):
+    missing = [
+        target
+        for target in adapter.target_modules
+        if target not in tied_heads and not any(ends_with(name, target) for name in model.linear_modules)
+    ]
+    some_match = len(missing) < len(adapter.target_modules)
+    for target in missing:
+        # PEFT takes a list of which some match: in another tool's config a name for other models is no fault.
+        misspelt = bool(get_close_matches(target, known, n=1, cutoff=MISSPELT))
+        if misspelt or not some_match or not context.is_foreign:
             yield Finding(
                 field=TARGETS,
                 message=f"no linear layer of {model.name} is called {target!r}{did_you_mean(target, known)}",
