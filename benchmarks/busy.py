@@ -120,6 +120,7 @@ def answer(path: Path, model: str) -> None:
     from surefit.core import env
 
     env.quiet_libraries()
+    env.sleep_at_barriers()
     from surefit.cli.evaluating import held_out_sets
     from surefit.cli.prepare import prepare
     from surefit.data.tokenize import tokenize_prompt
