@@ -69,14 +69,14 @@ CASES = (
 
 
 def like_words(model: str) -> tuple[list[str], int]:
-    """Words, each with the blank before it, of as few tokens of the model's tokenizer as there are; and how many."""
+    """Words, each with the blank before it, of as few tokens of the model's tokenizer as there are; and how many.
+
+    Args:
+        model: its directory, here as below.
+    """
     from tokenizers import Tokenizer
 
-    from surefit.facts.model import model_facts
-
-    directory = model_facts(model).path
-    assert directory is not None, f"{model} is not on this machine"
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
     lengths = {f" {word}": len(tokenizer.encode(f" {word}", add_special_tokens=False)) for word in WORDS.split()}
     fewest = min(lengths.values())
     return [word for word, tokens in lengths.items() if tokens == fewest], fewest
@@ -211,17 +211,20 @@ def main() -> int:
     if asked.list:
         print("\n".join(case.name for case in chosen))
         return 0
+    from surefit.model.load import model_path
+
+    model = model_path(asked.model)
     asked.out.mkdir(parents=True, exist_ok=True)
     kept = asked.out / "plan_real.jsonl"
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     done = {result["name"]: result for result in map(json.loads, lines) if "failed" not in result}
     for number, case in enumerate(chosen, start=1):
         if case.name not in done:
-            done[case.name] = run(case, asked.model, asked.out)
+            done[case.name] = run(case, model, asked.out)
             with kept.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(done[case.name]) + "\n")
         elif asked.replan:
-            done[case.name] = replanned(done[case.name], case, asked.model, asked.out)
+            done[case.name] = replanned(done[case.name], case, model, asked.out)
         print(f"{number}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
     summary = report([done[case.name] for case in chosen])
     if asked.json:

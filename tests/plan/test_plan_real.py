@@ -9,8 +9,10 @@ from types import ModuleType
 
 import pytest
 
+from surefit import nano
+from surefit.core.errors import SureFitError
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/plan_real.py"
-REAL = Path("/tmp/smollm2")
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +29,30 @@ def plan_real() -> ModuleType:
 @pytest.mark.skipif(sys.platform != "linux", reason="the plan is of glibc's malloc")
 def test_a_real_run_of_the_built_in_model_takes_what_was_planned(plan_real: ModuleType, tmp_path: Path) -> None:
     case = plan_real.Case("nano", 256, 32, set=plan_real.FULL | plan_real.KEPT)
-    found = plan_real.run(case, "surefit/nano", tmp_path)
+    found = plan_real.run(case, str(nano.PATH), tmp_path)
     assert "failed" not in found, found["failed"]
     assert found["how"] == "simulation"
     assert found["low"] < found["actual"] < found["high"]
     assert abs(plan_real.error(found)) < 0.10
     assert found["tokens"] > 0.9 * 32 * 256
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the plan is of glibc's malloc")
+@pytest.mark.parametrize("name", ["lora-256x2-packed-selective", "full-256-whole-logits"])
+def test_a_run_of_a_real_model_takes_what_was_planned(plan_real: ModuleType, name: str, tmp_path: Path) -> None:
+    from surefit.model.load import model_path
+
+    try:
+        model = model_path(plan_real.MODEL)
+    except SureFitError as error:
+        pytest.skip(str(error))
+    if not Path(model).is_dir():
+        pytest.skip(f"{plan_real.MODEL} is not on this machine: pip install 'surefit[real]'")
+    found = plan_real.run(next(case for case in plan_real.CASES if case.name == name), model, tmp_path)
+    assert "failed" not in found, found["failed"]
+    assert found["low"] < found["actual"] < found["high"]
+    assert plan_real.width(found) <= plan_real.WIDEST
 
 
 def test_the_cases_are_what_was_promised(plan_real: ModuleType) -> None:
