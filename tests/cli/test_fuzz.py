@@ -6,6 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/fuzz_inputs.py"
 
@@ -18,3 +21,30 @@ def test_mutated_inputs_end_with_a_message() -> None:
     assert summary["cases"] == 20
     assert len(summary["exit_codes"]) >= 2, "some files are fine, some are not"
     assert summary["failures"] == []
+
+
+READERS = SCRIPT.with_name("fuzz_readers.py")
+
+
+def readers(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, str(READERS), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return summary
+
+
+def test_every_light_reader_says_what_is_wrong_with_a_file() -> None:
+    """Those that need neither torch nor a trained run."""
+    summary = readers("--light", "--n", "150", "--seed", "3")
+    assert summary["failures"] == []
+    assert (summary["cases"], summary["readers"]) == (150, 11)
+    assert summary["refused"] > 40, "most damage is noticed"
+
+
+@pytest.mark.slow
+def test_every_reader_says_what_is_wrong_with_a_file() -> None:
+    summary = readers("--n", "2100", "--seed", "1")
+    assert summary["failures"] == []
+    assert summary["readers"] == 21
+    assert summary["refused"] > 800

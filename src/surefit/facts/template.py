@@ -18,7 +18,7 @@ _OPENING = re.compile(r"(\{%-?\s*)generation(\s*-?%\})")
 _CLOSING = re.compile(r"(\{%-?\s*)endgeneration(\s*-?%\})")
 
 
-MAX_LOOPS = 2_000_000
+MAX_LOOPS = 500_000
 """Turns of all loops in one rendering. A conversation of a thousand messages takes a few thousand."""
 MAX_TEXT = 64 * 2**20
 """Characters of a text that a template makes on its way, and of what it returns."""
