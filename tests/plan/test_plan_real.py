@@ -27,6 +27,7 @@ def plan_real() -> ModuleType:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the plan is of glibc's malloc")
+@pytest.mark.slow
 def test_a_real_run_of_the_built_in_model_takes_what_was_planned(plan_real: ModuleType, tmp_path: Path) -> None:
     case = plan_real.Case("nano", 256, 32, set=plan_real.FULL | plan_real.KEPT)
     found = plan_real.run(case, str(nano.PATH), tmp_path)

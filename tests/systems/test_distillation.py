@@ -9,7 +9,9 @@ import pytest
 
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve
+from surefit.core.units import GIB
 from surefit.evaluate.stats import paired_bootstrap
+from surefit.facts import hardware
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.recipes import get
@@ -68,7 +70,9 @@ def test_nothing_limited_the_checkpoints(check) -> None:
     assert check(TRL.format("max_steps: 9000\nsave_total_limit: 3"), "trl.yaml") == set()
 
 
-def test_flash_attn_had_to_be_compiled(check, installed) -> None:
+def test_flash_attn_had_to_be_compiled(check, installed, monkeypatch) -> None:
+    card = hardware.DetectedGpu("NVIDIA A100-SXM4-80GB", 80 * GIB, (8, 0), "580.00")
+    monkeypatch.setattr(hardware, "detect_gpus", lambda: [card])
     faulty = TRL.format("save_total_limit: 3\nattn_implementation: flash_attention_2")
     installed({"trl": "1.16.0", "transformers": "5.23.0"})
     assert check(faulty, "trl.yaml") == {"STK003"}

@@ -78,7 +78,18 @@ def slips_in(text: str) -> Iterator[Slip]:
         elif re.match(r"#SBATCH[-=:\w]", line):
             yield Slip(number, f"{line.strip()[:40]} is a comment to sbatch", "put a space behind #SBATCH")
         elif line.startswith("#SBATCH"):
-            yield from _directive(number, re.sub(r"\s#.*$", "", line[len("#SBATCH") :]).strip())
+            yield from _directive(number, _without_comment(line[len("#SBATCH") :]).strip())
+
+
+def _without_comment(text: str) -> str:
+    """A directive up to its comment: a # behind a space, outside of quotes."""
+    quote = ""
+    for place, letter in enumerate(text):
+        if letter in "\"'" and quote in ("", letter):
+            quote = "" if quote else letter
+        elif letter == "#" and not quote and text[place - 1 : place].isspace():
+            return text[:place]
+    return text
 
 
 def variables_in(text: str) -> Iterator[tuple[int, str]]:

@@ -95,12 +95,19 @@ class Tool:
         return f"{parent}{dot}{close[0]}" if close else None
 
     def misspelt(self, key: str) -> str | None:
-        """The key that a key is but for a slip of the fingers, or without its prefix (dropout for lora_dropout)."""
+        """The key that a key is but for a slip of the fingers, without its end (gradient_acumulation for
+        gradient_accumulation_steps) or without its prefix (dropout for lora_dropout)."""
         parent, dot, leaf = key.rpartition(".")
         known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
         alike = [name for name in known if abs(len(name) - len(leaf)) <= SLIPS]
         within = [name for name in known if leaf in name.split("_")]
-        close = difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP) or (within if len(within) == 1 else [])
+        parts = leaf.count("_") + 1
+        begun = {"_".join(name.split("_")[:parts]): name for name in known} if parts > 1 else {}
+        close = (
+            difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP)
+            or [begun[start] for start in difflib.get_close_matches(leaf, begun, n=1, cutoff=SLIP)]
+            or (within if len(within) == 1 else [])
+        )
         return f"{parent}{dot}{close[0]}" if close else None
 
     def is_section(self, key: str) -> bool:

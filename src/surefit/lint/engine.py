@@ -81,6 +81,7 @@ def run_rules(context: LintContext, rules: Sequence[Rule] | None = None) -> Lint
         else:
             ran[rule.code] = rule
             findings += _run(rule, context)
+    findings = _without_the_general(findings)
     reasons = context.config.lint.ignore if context.config else {}
     accepted = {code: reasons[code] for code, rule in ran.items() if code in reasons and rule.suppressible}
     suppressed = [Suppressed(each, accepted[each.code]) for each in findings if each.code in accepted]
@@ -94,6 +95,12 @@ def run_rules(context: LintContext, rules: Sequence[Rule] | None = None) -> Lint
         skipped,
         sorted(suppressed, key=lambda one: _position(one.finding)),
     )
+
+
+def _without_the_general(findings: Sequence[Finding]) -> list[Finding]:
+    """Without what a tool refuses (CFG004) where a rule of its own says of the same field why that is so."""
+    explained = {(each.path, each.field) for each in findings if each.code != "CFG004" and each.severity == "error"}
+    return [each for each in findings if each.code != "CFG004" or (each.path, each.field) not in explained]
 
 
 def _position(finding: Finding) -> tuple[int, int, str]:

@@ -238,7 +238,7 @@ def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, s
     if isinstance(error, SafetensorError):
         return f"the weights are damaged: {error}", "fetch the model again: the file was cut short or is something else"
     text = " ".join(reason_of(error).split())
-    if "trust_remote_code" in text:
+    if "trust_remote_code" in str(error):
         return "comes with Python code of its own", "read that code, then set model.trust_remote_code: true"
     return (
         f"the {what} cannot be loaded: {text[:400]}",

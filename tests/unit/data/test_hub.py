@@ -76,10 +76,11 @@ def test_failures_say_what_to_do(hub, raised, kind, field, expected):
     assert caught.value.help
 
 
-def test_an_unforeseen_failure_is_not_hidden(hub):
+def test_an_unforeseen_failure_is_said_with_the_data_set(hub):
     hub(KeyError("a bug"))
-    with pytest.raises(KeyError):
+    with pytest.raises(DataError, match="o/n: datasets cannot read it: KeyError: 'a bug'") as caught:
         load_rows("o/n")
+    assert isinstance(caught.value.__cause__, KeyError), "the cause is there for whoever looks"
 
 
 def test_gated_names_the_page_and_the_token(hub):

@@ -98,7 +98,9 @@ def test_a_label_is_tokenised_as_it_stands_behind_the_prompt(make_tiny):
 def test_an_adapter_in_training_mode_and_half_precision(model, tiny_tokenizer, prompts):
     plain = rank_labels(model, tiny_tokenizer, prompts, LABELS, 3)
     tuned = get_peft_model(model, LoraConfig(target_modules=["q_proj"], lora_dropout=0.5)).train()
-    assert rank_labels(tuned, tiny_tokenizer, prompts, LABELS, 3) == plain, "no dropout"
+    # The factors add zeros; that a matrix product sums in another order from call to call is MKL's, not ours.
+    for ours, theirs in zip(plain, rank_labels(tuned, tiny_tokenizer, prompts, LABELS, 3), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-6), "no dropout"
     assert tuned.training
     half = rank_labels(tuned.to(torch.bfloat16), tiny_tokenizer, prompts, LABELS, 3)
     for ours, theirs in zip(plain, half, strict=True):

@@ -194,7 +194,7 @@ def test_a_package_that_the_converter_lacks_is_named(ready, conversion, held_out
 
 def test_4_bits_need_the_library_of_llama_cpp(conversion, tmp_path, monkeypatch):
     (tmp_path / "convert_hf_to_gguf.py").touch()
-    monkeypatch.setattr(quantised, "find_spec", lambda name: name != "llama_cpp")
+    monkeypatch.setattr(quantised, "find_spec", lambda name: None if name == "llama_cpp" else name)
     require_possible(conversion("gguf", llama_cpp=tmp_path))
     with pytest.raises(MachineError, match=r"llama\.cpp's library, which is not installed") as found:
         require_possible(conversion("gguf", outtype="q4_k_m", llama_cpp=tmp_path))

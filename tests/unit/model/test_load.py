@@ -128,7 +128,7 @@ def test_configs_transformers_cannot_use(directory: Path) -> None:
     with pytest.raises(ModelError, match="model type `gpt99`"):
         load(directory)
     (directory / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="not a valid JSON file"):
+    with pytest.raises(ModelError, match="not valid JSON"):
         load(directory)
 
 

@@ -502,7 +502,7 @@ def test_a_plan_that_does_not_fit_says_so(run: RunDir) -> None:
         ("plan.json", b'{"memory": [{"term": 3}]}', "not of the expected shape: memory.0.term"),
         ("plan.json", b'{"memory_total_bytes": 1e400}', "memory_total_bytes"),
         ("certificate.json", b"\xff\xfe\x00", "not UTF-8 text"),
-        ("certificate.json", b"[" * 100_000, "nested too deeply"),
+        ("certificate.json", b"[" * 100_000, "nested more than 100 levels deep"),
         ("environment.json", b"[]", "not of the expected shape"),
         ("eval/summary.json", b'{"primary_metric": "x", "sets": {"eval": {"variants": 1}}}', "sets.eval.variants"),
         ("eval/eval/base.json", b"null", "not of the expected shape"),
