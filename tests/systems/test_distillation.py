@@ -73,6 +73,7 @@ def test_nothing_limited_the_checkpoints(check) -> None:
 def test_flash_attn_had_to_be_compiled(check, installed, monkeypatch) -> None:
     card = hardware.DetectedGpu("NVIDIA A100-SXM4-80GB", 80 * GIB, (8, 0), "580.00")
     monkeypatch.setattr(hardware, "detect_gpus", lambda: [card])
+    monkeypatch.setattr(hardware, "torch_is_cpu_build", lambda: False)
     faulty = TRL.format("save_total_limit: 3\nattn_implementation: flash_attention_2")
     installed({"trl": "1.16.0", "transformers": "5.23.0"})
     assert check(faulty, "trl.yaml") == {"STK003"}

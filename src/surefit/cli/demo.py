@@ -126,7 +126,7 @@ def judged(data: Path, place: Path, run: RunDir) -> dict[str, Any]:
     for variant in ("base", "merged"):
         lines = read_jsonl(run.eval / LEADERBOARD / f"{variant}{PREDICTIONS}")
         values.append([verdict(asked[line["index"]], line["text"], CATEGORY) for line in lines])
-    pair = paired_bootstrap(*values)
+    pair = paired_bootstrap(values[0], values[1])
     base, tuned = (sum(found) / len(found) for found in values)
     return {"base": base, "tuned": tuned, "gain": pair.difference, "ci95": [pair.low, pair.high], "n": len(values[0])}
 

@@ -95,7 +95,10 @@ def _without_comment(text: str) -> str:
 def variables_in(text: str) -> Iterator[tuple[int, str]]:
     """(line, variable) of directives with a shell variable, which sbatch takes for text."""
     for number, line in enumerate(text.splitlines(), 1):
-        found = re.match(r"#SBATCH\s+(?:(?!\s#).)*?(\$\{?\w+\}?|\$\(|`)", line)
+        if not line.startswith("#SBATCH"):
+            continue
+        meant = re.sub(r"'[^']*'", "", _without_comment(line[len("#SBATCH") :]))  # quoted so, it is meant as text
+        found = re.search(r"(\$\{?\w+\}?|\$\(|`)", meant)
         if found:
             yield number, found[1]
 

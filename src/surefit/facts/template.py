@@ -120,7 +120,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _wrap_texts(holder: Any, concat: type, filtered: Any) -> None:
+def _wrap_texts(holder: Any, concat: Any, filtered: Any) -> None:
     """`a ~ b` makes a text without asking anybody: ask."""
     for name, value in list(holder.iter_fields()):
         if isinstance(value, concat):

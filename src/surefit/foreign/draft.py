@@ -103,6 +103,7 @@ class Tool:
         within = [name for name in known if leaf in name.split("_")]
         parts = leaf.count("_") + 1
         begun = {"_".join(name.split("_")[:parts]): name for name in known} if parts > 1 else {}
+        begun = {} if leaf in begun else begun  # a name of its own: chat_template beside chat_template_path
         close = (
             difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP)
             or [begun[start] for start in difflib.get_close_matches(leaf, begun, n=1, cutoff=SLIP)]

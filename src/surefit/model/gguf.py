@@ -139,7 +139,9 @@ def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], direc
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     roles = ("bos_token_id", "eos_token_id", "pad_token_id")
-    model.generation_config = GenerationConfig(**{role: config[role] for role in roles})
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        **{role: config[role] for role in roles}
+    )
     model.save_pretrained(directory)
     del loaded, model
     gc.collect()
@@ -179,7 +181,7 @@ def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:
     roles = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     ids = {name: header.token_id(role) for name, role in roles.items()}
     template = header.metadata.get("tokenizer.chat_template")
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=build_tokenizer(header),
         model_max_length=header.of_model("context_length"),
         chat_template=template if isinstance(template, str) else None,

