@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import os
@@ -98,9 +99,26 @@ class Case:
             return "a rule failed"
         if not self.said.strip():
             return "no message"
-        if self.cpu_seconds > CPU_LIMIT:
+        if self.cpu_seconds > CPU_LIMIT * slowness():
             return f"{self.cpu_seconds:.1f} s of CPU"
         return f"{self.peak_bytes / 1e6:.0f} MB" if self.peak_bytes > MEMORY_LIMIT else None
+
+
+@functools.cache
+def slowness() -> float:
+    """How much slower than the cores on which the limits were set this one is now; at least 1.
+
+    Processor seconds are no constant: on a virtual machine whose host is busy the same loop takes two to four times as
+    many. The reference is half a million additions in 0.03 s.
+    """
+
+    def once() -> float:
+        start, total = time.process_time(), 0
+        for number in range(500_000):
+            total += number
+        return time.process_time() - start
+
+    return max(1.0, min(once() for _ in range(3)) / 0.03)
 
 
 def rows(draw: random.Random) -> list[dict[str, object]]:
