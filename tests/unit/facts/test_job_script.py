@@ -181,7 +181,7 @@ def test_no_text_makes_it_fail(script) -> None:
 
 @pytest.mark.parametrize("piece", ["A=$A$A\n", "$(", "nvidia-smi -L", "\\ ", "X=1;", "$((1+", "A=$B;B=$A$A$C\n"])
 def test_a_long_script_is_read_in_time(script, piece: str) -> None:
-    """In time that grows with its length: four times the text in at most eight times the time, if seconds mean little."""
+    """In time that grows with its length: four times the text in at most eight times the time, if not in 2 s."""
     text = "#!/bin/bash\nN=" + piece * (200_000 // len(piece))
 
     def seconds(text: str) -> float:

@@ -304,7 +304,7 @@ def test_kill_nine_in_the_middle_leaves_nothing_that_is_believed(file, cache):
 @pytest.mark.slow
 def test_processes_at_once_make_one_conversion(file, cache):
     processes = [started(file, "none:0") for _ in range(3)]
-    places = {process.communicate()[0].strip() for process in processes}
+    places = {process.communicate()[0].strip().splitlines()[-1] for process in processes}  # DeepSpeed talks before
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert places == {model_path(str(file))}
     assert len(kept(cache)) == 1
