@@ -1,7 +1,7 @@
 # From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real real test test-all lint format types contracts docs reference nano samples lock clean
+.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference nano samples lock clean
 
 # The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -34,7 +34,11 @@ test: $(VENV)/.dev ## the default suite
 	$(PYTEST) -n 2 --dist worksteal
 
 test-all: $(VENV)/.dev $(VENV)/.real ## what `make test` leaves out: slow, browser, slurm, distributed, gpu
-	$(PYTEST) -m "slow or browser or slurm or distributed or gpu"
+	$(PYTEST) -n 2 --dist loadfile -m "(slow or browser) and not (slurm or distributed or gpu)"
+	$(PYTEST) -m "slurm or distributed or gpu"
+
+test-long: $(VENV)/.dev $(VENV)/.real ## the rest: the pretrained model at work, thousands of mutated files
+	$(PYTEST) -m long
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(RUN)/ruff check

@@ -42,7 +42,7 @@ def test_every_light_reader_says_what_is_wrong_with_a_file() -> None:
     assert summary["refused"] > 40, "most damage is noticed"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_reader_says_what_is_wrong_with_a_file() -> None:
     summary = readers("--n", "2100", "--seed", "1")
     assert summary["failures"] == []

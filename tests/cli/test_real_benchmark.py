@@ -1,4 +1,4 @@
-"""benchmarks/real.py: rows without leaks, stages that are not run twice, tables from its lines; in `slow`, itself."""
+"""benchmarks/real.py: rows without leaks, stages that are not run twice, tables from its lines; in `long`, itself."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def quick(task: str, model: str, out: Path, data: Path) -> dict[str, Any]:
     return line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_on_the_built_in_model(data: Path, tmp_path: Path) -> None:
     line = quick("function_calling", "surefit/nano", tmp_path, data)
     assert line["certificate"]
@@ -240,7 +240,7 @@ def test_quick_on_the_built_in_model(data: Path, tmp_path: Path) -> None:
     assert line["rss_bytes"]["train"] > 2**27
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_on_the_real_model(data: Path, tmp_path: Path) -> None:
     from surefit.model.load import model_path
 

@@ -34,7 +34,7 @@ from surefit.merge.quantised import Conversion
 from surefit.model import load
 from surefit.model.attention import require_packable, use_varlen
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
 NAME = "surefit/smollm2-135m-instruct"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
