@@ -140,7 +140,11 @@ def _short(rows: Iterable[Row]) -> list[Row]:
 
 
 def judged_by_leaderboard(data: Path) -> Callable[[Mapping[str, Rows], Path], dict[str, Any]]:
-    """Base and merged by the AST checker, with every value that the leaderboard accepts, by category."""
+    """Base and merged by the AST checker, with every value that the leaderboard accepts, by category.
+
+    Where no tool fits the leaderboard takes any answer without a call for right, so a base that only ever writes prose
+    is right on all of those rows, and on no other: they are counted apart.
+    """
 
     def rejudge(sets: Mapping[str, Rows], run: Path) -> dict[str, Any]:
         names = {category(row) for name in ("eval", "users") for row in sets[name]}
@@ -151,7 +155,8 @@ def judged_by_leaderboard(data: Path) -> Callable[[Mapping[str, Rows], Path], di
             for pair in zip(*answered, strict=True):
                 row = sets[name][pair[0]["index"]]
                 values = [verdict(gold[category(row)][row["id"]], line["text"], category(row)) for line in pair]
-                for label in (category(row), "all of them"):
+                called = "rows with a call" if json.loads(row["answers"]) else "rows without"
+                for label in (category(row), called, "all rows"):
                     for variant, value in enumerate(values):
                         verdicts[label][variant].append(value)
         return {f"BFCL {name}": compared("AST", *pair) for name, pair in verdicts.items()}

@@ -77,6 +77,28 @@ def test_the_shared_rows_do_not_leak(data: Path) -> None:
     assert not any("\r" in r["code"] or "\t" in r["code"] for r in tasks["train"])
 
 
+def test_the_leaderboards_verdicts_by_category(data: Path, tmp_path: Path) -> None:
+    """Gold answers where there is a call; a base that writes prose, which is right exactly where no tool fits."""
+    sets = real_tasks.prepare_calls(data, tmp_path, quick=True)
+    for name in ("eval", "users"):
+        for variant in ("base", "merged"):
+            lines = [
+                {"index": place, "text": row["answers"] if variant == "merged" else "Sure!"}
+                for place, row in enumerate(sets[name])
+            ]
+            folder = tmp_path / "eval" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            (folder / f"{variant}.predictions.jsonl").write_text(text)
+    found = real_tasks.judged_by_leaderboard(data)(sets, tmp_path)
+    assert {name: (line["base"], line["tuned"]) for name, line in found.items()} == {
+        **{f"BFCL {name}": (0, 1) for name in ("simple_python", "multiple", "parallel", "parallel_multiple")},
+        **{f"BFCL {name}": (0, 1) for name in ("live_simple", "rows with a call")},
+        **{f"BFCL {name}": (1, 1) for name in ("irrelevance", "rows without")},
+        "BFCL all rows": (1 / 6, 1),
+    }
+
+
 @pytest.mark.parametrize("name", list(real_tasks.tasks(Path())))
 def test_every_config_can_be_read(name: str, tmp_path: Path) -> None:
     paths = {part: tmp_path / f"{part}.jsonl" for part in ("train", "eval", "more")}
@@ -213,7 +235,7 @@ def test_quick_on_the_built_in_model(data: Path, tmp_path: Path) -> None:
     line = quick("function_calling", "surefit/nano", tmp_path, data)
     assert line["certificate"]
     assert line["steps"] == 2
-    assert {"eval", "users", "BFCL simple_python", "BFCL all of them"} <= set(line["sets"])
+    assert {"eval", "users", "BFCL simple_python", "BFCL all rows", "BFCL rows with a call"} <= set(line["sets"])
     assert line["text_loss"]["tokens"] > 100
     assert line["rss_bytes"]["train"] > 2**27
 
