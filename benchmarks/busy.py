@@ -44,7 +44,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 @contextmanager
 def process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is killed at the end, whatever happens here."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, **options) as made:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as made:
         try:
             yield made
         finally:
@@ -87,7 +87,7 @@ def measured(command: list[str], units: Units, seconds: float) -> dict[str, floa
         start = time.monotonic()
         while len(units()) < 2:
             if worker.poll() is not None or time.monotonic() - start > START_SECONDS:
-                sys.exit(f"the workload has not begun within {START_SECONDS} s: {' '.join(command)}")
+                sys.exit(f"the workload ended, or did not begin within {START_SECONDS} s: {' '.join(command)}")
             time.sleep(0.2)
         first = window(units, worker, seconds)
         with busy():

@@ -136,7 +136,7 @@ def resolve(
         "model.dtype": lambda: decide_dtype(hardware),
         "data.packing": lambda: _decide_packing(config, model),
         "speed.attention": lambda: _decide_attention(packing, model),
-        "speed.fused_lora": lambda: _decide_fused_lora(config, hardware),
+        "speed.fused_lora": lambda: _decide_fused_lora(config),
         "checkpoint.every": lambda: _decide_save_every(steps),
         "evaluate.batch_size": lambda: _decide_eval_batch(hardware),
     }
@@ -286,15 +286,15 @@ def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
     return model.padded_attention, why
 
 
-def _decide_fused_lora(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
+def _decide_fused_lora(config: Config) -> tuple[bool, str]:
     if config.adapter.kind != "lora":
         return False, "there are no LoRA factors"
     if config.adapter.use_dora:
         return False, "it computes plain LoRA, not DoRA"
     if config.parallel.tp > 1:
         return False, "tensor parallelism cuts the factors, and it multiplies whole ones"
-    if hardware.kind == "cpu":
-        return False, "on a CPU it is no faster"
+    if config.parallel.mode == "zero3":
+        return False, "zero3 gathers weights when their layer is called, and it reads them without a call"
     return True, "fewer passes over the activations, the same gradients"
 
 

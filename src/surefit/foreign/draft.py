@@ -64,6 +64,7 @@ class Tool:
         open_sections: mappings whose keys are not all known; what is not in `keys` is lost, not unknown.
         deprecated: keys it still takes, with a warning → what to write instead.
         passes_over: whether the tool says nothing about this key if it does not know it.
+        extensions: keys of programs built on the tool, which are no misspelling of its own.
         off_is_unset: a key that is gone says nothing where its value is false or 0.
         conflicts: adds what values are wrong together.
         aliases: keys of other tools → what this one calls the same.
@@ -79,6 +80,7 @@ class Tool:
     open_sections: frozenset[str] = frozenset()
     deprecated: Mapping[str, str] = field(default_factory=dict)
     passes_over: Callable[[str], bool] = lambda key: False
+    extensions: frozenset[str] = frozenset()
     off_is_unset: bool = False
     conflicts: Callable[[Draft], None] = lambda draft: None
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -279,7 +281,7 @@ class Draft:
             self.lose(key, "a comment")
             return
         self.places[key] = self.place(key)
-        meant = self.tool.aliases.get(key) or self.tool.misspelt(key)
+        meant = None if key in self.tool.extensions else self.tool.aliases.get(key) or self.tool.misspelt(key)
         if meant is None and self.tool.passes_over(key):
             self.passed_over.append(key)
             self.lose(key, f"{self.tool.name} does not know it")

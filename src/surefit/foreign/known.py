@@ -105,6 +105,12 @@ TRL_LAUNCHER = keys("""
 """)
 """TRL 1.16.0 hands them to `accelerate launch` (cli/accelerate_config.py)."""
 
+OPEN_R1 = keys("""
+    benchmarks callbacks chat_template hub_model_revision num_completions_to_print overwrite_hub_revision
+    push_to_hub_revision system_prompt wandb_entity wandb_project wandb_run_group
+""")
+"""What open-r1 adds to TRL's SFTConfig and GRPOConfig, whose files look like TRL's (src/open_r1/configs.py)."""
+
 LORA_CONFIG = keys("""
     alora_invocation_tokens alpha_pattern arrow_config auto_mapping base_model_name_or_path bias corda_config
     ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights kasa_config

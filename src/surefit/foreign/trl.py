@@ -11,7 +11,7 @@ from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
 from surefit.foreign.axolotl_data import is_plain_split
 from surefit.foreign.draft import Draft, To, Tool
-from surefit.foreign.known import TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
+from surefit.foreign.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
 
 LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
@@ -232,5 +232,6 @@ TOOL = Tool(
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
     passes_over=lambda key: True,
+    extensions=OPEN_R1,
     conflicts=conflicts.trl,
 )
