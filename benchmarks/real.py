@@ -315,7 +315,7 @@ def against(compared: Mapping[str, Any]) -> dict[str, Any]:
 
 def memory_plan(run: RunDir) -> dict[str, Any]:
     """What the plan promised for the training's memory and what the process held."""
-    estimate = read_json(run.plan).get("estimate") or {}
+    estimate = (read_json(run.plan).get("estimate") or {}).get("training", {})
     phases: dict[str, int] = {}
     for event in read_jsonl(run.events):
         for name, figures in event.get("phases", {}).items():

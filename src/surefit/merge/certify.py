@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -40,6 +40,8 @@ Value = float | int | str
 SAFETY = 4.0
 LOGITS_HELD = 2**27
 """Logits kept per model: 512 MiB in float32."""
+COMPARED_AT_ONCE = 2**20
+"""Logits: 8 MiB in float64, of which some eight copies are held."""
 TOKENS_READ = 2**13
 """What a model is given to read in all: 32 rows of 256 tokens."""
 Logits = list[torch.Tensor]
@@ -193,9 +195,15 @@ def difference(reference: Logits, other: Logits) -> Difference:
     """Compare two models' logits at the same positions."""
     total = Difference()
     for one, two in zip(reference, other, strict=True):
-        for start in range(0, len(one), 64):  # a few positions at a time: float64 over a large vocabulary is large
-            total.add(one[start : start + 64], two[start : start + 64])
+        for rows in _slices(one):
+            total.add(one[rows], two[rows])
     return total
+
+
+def _slices(logits: torch.Tensor) -> Iterator[slice]:
+    """A few positions at a time: float64 over a large vocabulary is large."""
+    step = max(1, COMPARED_AT_ONCE // logits.shape[-1])
+    return (slice(start, start + step) for start in range(0, len(logits), step))
 
 
 def agreement(
@@ -245,8 +253,7 @@ def _worst_position(reference: Logits, other: Logits, nudged: Logits) -> float:
     """
     errors, moves = [], []
     for one, two, moved in zip(reference, other, nudged, strict=True):
-        for start in range(0, len(one), 64):
-            rows = slice(start, start + 64)
+        for rows in _slices(one):
             errors.append((two[rows].double() - one[rows].double()).abs().amax(-1))
             moves.append((moved[rows].double() - two[rows].double()).abs().amax(-1))
     error, move = (torch.cat(each).sort(descending=True).values for each in (errors, moves))
