@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from surefit.cli.evaluating import require_trained
 from surefit.cli.noting import noted
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, ModelError
-from surefit.core.malloc import freed_given_back
 from surefit.core.rundir import RunDir, read_json
 from surefit.core.units import plural
 from surefit.facts.door import require_sound_adapter
@@ -84,8 +83,7 @@ def merge_run(out: Output, run: Prepared, into: str = "auto") -> int:
         _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
         dataset = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)
         sequences = [dataset[index][0].tolist() for index in range(len(dataset))]
-        with freed_given_back():
-            certificate = merge(config, run.hardware, run.run, sequences, on_progress, into)  # type: ignore[arg-type]
+        certificate = merge(config, run.hardware, run.run, sequences, on_progress, into)  # type: ignore[arg-type]
     return _say(out, certificate, run.run.merged if config.adapter.kind == "lora" else run.run.model)
 
 
@@ -97,8 +95,7 @@ def merge_adapter(out: Output, target: Path, into: str, options: AdapterOptions)
     with _job(target, output, into, options) as (job, hardware):
         sequences = _sequences(out, job, options.prompts)
         with output.locked("merge", out.note), out.progress("merging") as on_progress:
-            with freed_given_back():
-                certificate = merge(job, hardware, sequences, on_progress)
+            certificate = merge(job, hardware, sequences, on_progress)
     return _say(out, certificate, job.merged)
 
 

@@ -27,6 +27,12 @@ _OWN_THRESHOLD, _OWN_TRIM = 32 * MIB, 64 * MIB
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
+def give_back() -> None:
+    """What is free goes back to the system, this once; where `freed_given_back` would do nothing, nothing."""
+    if (library := _glibc()) is not None:
+        library.malloc_trim(0)
+
+
 @contextmanager
 def freed_given_back() -> Iterator[bool]:
     """Inside, what is freed goes back to the system; afterwards all that is free does once, and then as glibc has it.

@@ -36,6 +36,8 @@ from typing import Any, Literal
 
 import torch
 
+from surefit.core.malloc import give_back
+
 Value = float | int | str
 SAFETY = 4.0
 LOGITS_HELD = 2**27
@@ -100,6 +102,7 @@ def read_logits(model: Any, sequences: Sequence[Sequence[int]], device: str | to
     Args:
         device: where the model runs, if its parameters do not tell.
     """
+    give_back()  # each reading leaves holes of some hundred MiB, in which the next one's tensors do not fit
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or TOKENS_READ
     share = max(1, min(context, TOKENS_READ // max(1, len(sequences))))
@@ -210,6 +213,7 @@ def agreement(
     label: str, reference: Logits, other: Logits, nudged: Logits, dtype: torch.dtype, size: Size
 ) -> list[Check]:
     """The four logit checks of `other` against the adapter's logits, after one that they are numbers at all."""
+    give_back()
     found = difference(reference, other)
     if found.infinite:
         return [Check(f"{label}_logits_not_finite", found.infinite, 0, "==", "a logit that is no number is no answer")]
