@@ -15,6 +15,8 @@ DATA ?= ../shared/data
 PIP := $(RUN)/python -m pip install $(QUIET) --no-compile --disable-pip-version-check --no-input -c constraints.txt
 # Kept back in constraints.txt so that every extra installs with it: mlflow 3.17 takes no newer pyarrow.
 LOCK_LIMITS := 'pyarrow<26'
+# Nothing is compiled at install, so without the cache of what is imported every process would compile it again: 13 s.
+export PYTHONDONTWRITEBYTECODE :=
 # Two workers share the cores better than torch's threads do.
 PYTEST := OMP_NUM_THREADS=1 $(RUN)/python -m pytest
 

@@ -23,7 +23,7 @@ from surefit.core.errors import (
     GateError,
     ShortOfMemory,
 )
-from surefit.core.malloc import freed_given_back
+from surefit.core.malloc import SMALL, freed_given_back, keep_what_is_freed
 from surefit.core.rundir import RunDir, write_json
 from surefit.core.units import count_text, duration_text, plural, quoted
 
@@ -276,6 +276,8 @@ def _train_once(
     from surefit.train.loop import Training
 
     config = run.resolved.config
+    if planned and planned["estimate"]["training"]["high_bytes"] <= SMALL:
+        keep_what_is_freed()
     engine = engine_of(config.parallel, world or World())
     sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()
     base = load_model(config.model, run.hardware, engine.loading_device(run.hardware.kind))

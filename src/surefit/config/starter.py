@@ -69,7 +69,7 @@ STARTERS: dict[str, dict[str, Any]] = {
         "data.eval": "surefit/function-calling-eval",
         "data.max_length": 1024,
         "train.epochs": 10.0,
-        "train.max_steps": 150,
+        "train.max_steps": 120,
         "train.learning_rate": 1e-2,  # right for a model of a million parameters only
         "train.global_batch_size": 32,
         "evaluate.max_new_tokens": 96,

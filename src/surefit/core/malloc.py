@@ -4,7 +4,7 @@ glibc keeps what is freed for the next `malloc`: a block below its threshold is 
 grows with every large block that is freed, to 32 MiB. What a step frees then lies in pieces between what is still held,
 and the process grows far beyond its tensors. With a low threshold a block from there on is a mapping of its own, and is
 gone when it is freed. That has a price, the pages of every new one, so it is for training alone: decoding holds as much
-either way, and takes a third longer (docs/plan.md has the figures).
+either way, and takes a third longer; and a small process is let off (docs/plan.md has the figures).
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ THRESHOLD = MIB
 """Bytes from which on a block is a mapping of its own."""
 TRIM = MIB
 """Free bytes at the end of the heap from which on they are given back."""
+SMALL = 1536 * MIB
+"""A process planned to stay below that has no use for it, and a third of its time would be the price."""
+_SMALL_THRESHOLD, _SMALL_TRIM = 8 * MIB, 64 * MIB
 _OWN_THRESHOLD, _OWN_TRIM = 32 * MIB, 64 * MIB
 """Where glibc's own, which cannot be switched on again, end up (DEFAULT_MMAP_THRESHOLD_MAX and twice that)."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -31,6 +34,12 @@ def give_back() -> None:
     """What is free goes back to the system, this once; where `freed_given_back` would do nothing, nothing."""
     if (library := _glibc()) is not None:
         library.malloc_trim(0)
+
+
+def keep_what_is_freed() -> None:
+    """Inside `freed_given_back`: blocks of a few MiB come from the heap again. For a process that stays `SMALL`."""
+    if (library := _glibc()) is not None:
+        _set(library, _SMALL_THRESHOLD, _SMALL_TRIM)
 
 
 @contextmanager

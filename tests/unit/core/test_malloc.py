@@ -15,7 +15,7 @@ GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc
 FREED = """
 import sys
 from contextlib import nullcontext
-from surefit.core.malloc import freed_given_back
+from surefit.core.malloc import freed_given_back, keep_what_is_freed
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 def step():  # what it frees lies between what is kept
@@ -26,6 +26,8 @@ def step():  # what it frees lies between what is kept
     return kept, resident()
 before = resident()
 with freed_given_back() as done:
+    if "small" in sys.argv:
+        keep_what_is_freed()
     kept, full = step()
     left = resident()
 after, _ = step()
@@ -33,11 +35,15 @@ print(done, full - before, left - before, resident() - before)
 """
 
 
-def freed(**variables: str) -> tuple[str, int, int, int]:
+def freed(small: bool = False, **variables: str) -> tuple[str, int, int, int]:
     """(whether it was set, MiB of 100 blocks of 2 MiB, MiB when they were freed, and freed once more afterwards)."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     done = subprocess.run(
-        [sys.executable, "-c", FREED], env=plain | variables, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FREED, *(["small"] if small else [])],
+        env=plain | variables,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     said, *sizes = done.stdout.split()
     full, left, after = map(int, sizes)
@@ -51,6 +57,14 @@ def test_what_is_freed_goes_back_to_the_system_until_it_is_over() -> None:
     assert full >= 199
     assert left <= 4
     assert after >= 150, "then glibc keeps it again, which is faster"
+
+
+@GLIBC
+def test_a_small_process_keeps_blocks_of_a_few_mib() -> None:
+    said, full, left, _ = freed(small=True)
+    assert said == "True"
+    assert full >= 199
+    assert left >= 100, "they were cut from the heap, whose holes stay"
 
 
 @GLIBC

@@ -2,20 +2,21 @@
 
 import pytest
 
-from surefit.facts.threads import WORTH_THREADS, cpu_threads
+from surefit.facts.threads import SMALL_MODEL, cpu_threads
 
 
 @pytest.mark.parametrize(
     ("parameters", "cores", "processes", "asked", "threads"),
     [
-        (1_400_000, 2, 1, None, 1),
-        (WORTH_THREADS - 1, 64, 1, None, 1),
-        (WORTH_THREADS, 64, 1, None, 64),
+        (1_400_000, 2, 1, None, 2),
+        (SMALL_MODEL - 1, 64, 1, None, 2),
+        (SMALL_MODEL - 1, 64, 64, None, 1),
+        (SMALL_MODEL, 64, 1, None, 64),
         (135_000_000, 2, 1, None, 2),
         (135_000_000, 64, 4, None, 16),
         (135_000_000, 2, 4, None, 1),
         (None, 2, 1, None, 2),
-        (1_400_000, 2, 1, 2, 2),
+        (1_400_000, 2, 1, 1, 1),
         (135_000_000, 64, 1, 3, 3),
     ],
 )

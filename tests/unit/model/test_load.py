@@ -56,11 +56,12 @@ def test_weights_arrive_in_the_dtype_asked_for(good: Path, dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")  # which puts the number back
-@pytest.mark.parametrize(("asked", "threads"), [(None, 1), ("2", 2)])
-def test_a_small_model_has_one_thread_unless_the_user_asks_for_more(
+@pytest.mark.parametrize(("asked", "threads"), [(None, 2), ("1", 1)])
+def test_a_small_model_has_two_threads_unless_the_user_asks_for_others(
     good: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, threads: int
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("surefit.model.load.cpu_count", lambda: 8)
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
     torch.set_num_threads(3)
@@ -71,7 +72,7 @@ def test_a_small_model_has_one_thread_unless_the_user_asks_for_more(
 def test_a_large_model_has_the_cores(good: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("surefit.model.load.cpu_count", lambda: 4)
-    monkeypatch.setattr("surefit.facts.threads.WORTH_THREADS", 1)
+    monkeypatch.setattr("surefit.facts.threads.SMALL_MODEL", 1)
     load(good)
     assert torch.get_num_threads() == 4
 

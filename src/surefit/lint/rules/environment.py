@@ -12,7 +12,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
-from surefit.facts.threads import WORTH_THREADS
+from surefit.facts.threads import SMALL_MODEL
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 
 MANY_CORES = 4
@@ -151,7 +151,7 @@ def threads_against_cores(
     if not text.isdecimal() or hardware.source != "detected":
         return
     threads, processes = int(text), _processes_here(setup)
-    big = context.model is not None and (context.model.parameters or 0) >= WORTH_THREADS
+    big = context.model is not None and (context.model.parameters or 0) >= SMALL_MODEL
     if threads * processes > cores:
         product = f"{processes} processes × {threads} threads" if processes > 1 else f"{threads} threads"
         message = f"OMP_NUM_THREADS={threads}: {product} on {cores} cores"
