@@ -17,7 +17,7 @@ MAX_VARIANTS = 12
 MAX_COMPARISONS = 72
 MAX_CONTESTS = 10
 HELPED = "Did training help?"
-KEPT = "Is what the base could do still there?"
+ALSO = "Better or worse here than the base?"
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
         kept,
         rows,
         compared[:MAX_COMPARISONS],
-        list(_contests(compared, primary, tuned, HELPED if name == HELD_OUT else KEPT)) if primary and tuned else [],
+        list(_contests(compared, primary, tuned, HELPED if name == HELD_OUT else ALSO)) if primary and tuned else [],
         {e.variant: e for e in found.evaluations if e.set == name and e.variant in variants},
         [
             f"{count:,} {what}"

@@ -66,9 +66,14 @@ def judge(found: Artefacts, training: Training | None, changes: Sequence[Effect]
         return _without_scores(found, training, tries)
     tone, headline = _helped(main)
     sentences = [_change_sentence(main)]
-    lost = [change for change in changes if change.set != HELD_OUT and change.tone == "bad"]
+    lost, gained = (
+        [change for change in changes if change.set != HELD_OUT and change.tone == sign] for sign in ("bad", "good")
+    )
     if lost and tone == "good":
         tone, headline = "warning", "Training helped, at a price elsewhere"
+    elif gained and tone == "neutral":
+        headline = f"No clear effect on the held-out prompts, a gain on {gained[0].set}"
+    sentences += [f"On {change.set} the model gained: {_span(change)}." for change in gained]
     sentences += [f"On {change.set} the model lost: {_span(change)}." for change in lost]
     if found.summary and found.summary.gate and not found.summary.gate.passed:
         tone, headline = "bad", f"{headline}, but the score gate did not pass"

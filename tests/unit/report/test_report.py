@@ -477,6 +477,19 @@ def test_the_headline_follows_the_interval(run: RunDir, interval: list[float], h
     assert headline in page_of(run)["verdict"]
 
 
+def test_a_gain_on_another_set_alone_is_in_the_headline(run: RunDir) -> None:
+    def set_intervals(summary: Any) -> None:
+        for name, interval in (("eval", [-0.1, 0.1]), ("old_tools", [0.02, 0.4])):
+            for line in summary["sets"][name]["comparisons"]:
+                line["ci95"] = interval
+
+    change(run.eval_summary, set_intervals)
+    page = page_of(run)
+    assert "No clear effect on the held-out prompts, a gain on old_tools" in page["verdict"]
+    assert "On old_tools the model gained: ast accuracy 93.5 % before, 87.5 % after." in page["verdict"]
+    assert "Also scored: old_tools" in page["examples"]
+
+
 def test_a_failed_certificate_and_a_failed_gate_are_in_the_headline(run: RunDir) -> None:
     change(run.certificate, lambda c: c.update(passed=False, reason="logit_error_max is 4, required <= 0.1"))
     change(run.eval_summary, lambda s: s["gate"].update(passed=False, reason="ast_accuracy of merged is 0.925"))
