@@ -487,7 +487,7 @@ def test_a_gain_on_another_set_alone_is_in_the_headline(run: RunDir) -> None:
     page = page_of(run)
     assert "No clear effect on the held-out prompts, a gain on old_tools" in page["verdict"]
     assert "On old_tools the model gained: ast accuracy 93.5 % before, 87.5 % after." in page["verdict"]
-    assert "Also scored: old_tools" in page["examples"]
+    assert "Also scored: old_tools" in page["verdict"]
 
 
 def test_a_failed_certificate_and_a_failed_gate_are_in_the_headline(run: RunDir) -> None:
