@@ -159,7 +159,7 @@ def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(
     arguments = ("train", "run.yaml", "--set", "train.max_steps=30")
     whole = surefit(*arguments, "--set", "output_dir=runs/whole")
     assert whole.code == 0, whole.text
-    command = [sys.executable, "-m", "surefit", *arguments]
+    command = [sys.executable, "-m", "surefit", "run", *arguments[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "runs/one/metrics.jsonl"
@@ -171,7 +171,7 @@ def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75, said
-    assert "--resume" in said
+    assert "surefit run runs/one --resume" in said
     assert "Traceback" not in said
     assert not (tmp_path / "runs/one/adapter").exists()
     resumed = surefit(*arguments, "--resume")

@@ -29,7 +29,7 @@ from surefit.plan.operations import Operation, Operations, Tally, extended
 from surefit.plan.profile import Profile, Rates, device_of, load_profile, rates_of, speed_at, stored_profile
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import record
-from surefit.plan.time import length_curve, operations, roofline, run_time, step_time
+from surefit.plan.time import operations, roofline, run_time, step_time
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step
 
@@ -170,13 +170,6 @@ def test_a_card_whose_speed_is_not_known_is_named() -> None:
     with pytest.raises(MachineError, match="RTX PRO 6000") as caught:
         step_time(setting(), GPUS["rtx-pro-6000"])
     assert "surefit calibrate" in str(caught.value.help)
-
-
-def test_the_length_curve_passes_between_what_it_was_drawn_through() -> None:
-    curve = length_curve(setting(), FLAT, [32, 200, 384])
-    for length in (32, 100, 300):
-        assert curve(length) == pytest.approx(step_time(setting(length=length), FLAT).seconds, rel=0.02)
-    assert length_curve(setting(), FLAT, [64])(64) == pytest.approx(step_time(setting(length=64), FLAT).seconds)
 
 
 def test_a_run_adds_up_and_costs() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ def demo(out: Output, output_dir: str | None, *, real: bool = False, data: Path 
         write_leaderboard(data, rows)
         changes.append(f"evaluate.also={json.dumps({LEADERBOARD: str(rows)})}")
         out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
-    run = prepare(chosen.config, changes)
+    run = replace(prepare(chosen.config, changes), verb="run")
     code = stages.run(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
     result = summary(run.run, time.monotonic() - start)
     if data is not None:

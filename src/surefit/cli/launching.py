@@ -67,7 +67,7 @@ def run(
 ) -> int:
     """All stages; training alone is shared between processes."""
     changes = _with_count(target, overrides, gpus)
-    prepared = prepare(target, changes)
+    prepared = dataclasses.replace(prepare(target, changes), verb="run")
     if _processes(prepared) == 1:
         return stages.run(out, prepared, resume=resume, overwrite=overwrite, adapt=adapt)
 
@@ -181,7 +181,7 @@ def _launch(
         given = {"--resume": resume, "--overwrite": overwrite, **flags}
         arguments = [*command, *(flag for flag, on in given.items() if on)]
         out.note(_arithmetic(run))
-        again = f"surefit train {quoted(run.run.path)} --resume"
+        again = f"surefit {run.verb} {quoted(run.run.path)} --resume"
         code = launch(arguments, _processes(run), again, adapted=less, aside=aside)
         if code != EXIT_SHORT:
             return code

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from surefit.config.load import Loaded, load_config
 from surefit.config.resolve import Resolved, resolve
@@ -51,7 +51,12 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that any stage can work on. `gathered` is the same with its gaps, for the rules."""
+    """A run that any stage can work on.
+
+    Attributes:
+        gathered: the same with its gaps, for the rules.
+        verb: what trains it, and with --resume goes on.
+    """
 
     loaded: Loaded
     run: RunDir
@@ -62,6 +67,7 @@ class Prepared:
     mixed: dict[str, Rows]
     resolved: Resolved
     gathered: Gathered
+    verb: Literal["train", "run"] = "train"
 
 
 def gather(

@@ -299,7 +299,7 @@ def _train_once(
             config,
             run.run,
             conversations=data.conversations,
-            resume_command=f"surefit train {quoted(target)} --resume",
+            resume_command=f"surefit {run.verb} {quoted(target)} --resume",
             on_progress=on_step,
             on_note=out.note,
             score=_scorer(run, data),

@@ -35,7 +35,6 @@ LOG_BYTES = 351
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 TOKENIZER_ENTRY = 100
 """Bytes of tokenizer files per vocabulary entry, about, where they are not on this machine."""
-ARRAY_HEADER, CACHE_META = 128, 300
 _DTYPES = {2: "BF16", 4: "F32"}
 _WIDTHS = {"U8": 1, "F32": 4, "I64": 8}
 
@@ -119,11 +118,6 @@ def _content(shapes: list[tuple[str, Shape]], number: int, part: Trained) -> int
     """The numbers themselves in the files of weights and of AdamW's state."""
     states = 3 if part.master_bytes else 2
     return (number + FLOAT32 * states) * part.parameters + FLOAT32 * len(shapes)
-
-
-def token_cache_bytes(examples: int, tokens: int) -> int:
-    """The tokenised data in the cache: 4 bytes per id, 1 per label, 8 per example; `data/cache.py` writes it."""
-    return 5 * tokens + 8 * (examples + 1) + 3 * ARRAY_HEADER + CACHE_META
 
 
 _METADATA = {"__metadata__": {"format": "pt"}}

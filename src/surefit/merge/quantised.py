@@ -34,7 +34,6 @@ from surefit.model.load import load_model
 from surefit.model.quantize import finish_loading
 from surefit.model.streamed import FromFiles, nudged
 
-FORMATS = ("nf4", "int8", "fp8", "gguf")
 Outtype = Literal["f16", "bf16", "q8_0", "q4_k_m"]
 ERRORS = {"nf4": 0.092, "int8": 0.0079, "fp8": 0.0264, "q4_k_m": 0.0713, "q8_0": 0.0053, "bf16": 0.0017, "f16": 0.0002}
 """The root mean square error of normally distributed weights, as a share of theirs (measured: docs/export.md)."""
@@ -53,7 +52,7 @@ class Conversion:
     """What to make.
 
     Attributes:
-        format: one of `FORMATS`.
+        format: nf4, int8, fp8 or gguf.
         source: the merged model's directory.
         section: that model, as it is stored.
         hardware: where it is read and run; NF4, int8 and fp8 are made of the whole model in its memory.

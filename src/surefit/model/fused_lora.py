@@ -44,13 +44,6 @@ def fuse_lora(model: PeftModel) -> int:
     return sum(map(is_fused, model.modules()))
 
 
-def unfuse_lora(model: PeftModel) -> None:
-    """Give every layer back to PEFT."""
-    for module in filter(is_fused, model.modules()):
-        module.__dict__.pop("fused_group", None)
-        module.__class__ = type(module).__mro__[1]
-
-
 def left_to_peft(model: PeftModel) -> dict[str, str]:
     """The LoRA layers that are not fused: dotted name → why."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}

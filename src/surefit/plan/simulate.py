@@ -90,11 +90,6 @@ class Memory:
         """Bytes that the allocator holds beyond the fullest moment of the tensors."""
         return self.reserved - self.allocated
 
-    @property
-    def device_total(self) -> int:
-        """What the device must have free: the allocator's segments, cuBLAS's workspaces among them, and the context."""
-        return self.reserved + self.context
-
 
 def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = True, merge: bool = True) -> Memory:
     """The memory of every phase.

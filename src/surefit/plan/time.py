@@ -6,7 +6,6 @@ Each operator of the real step, simulated, takes as long as its arithmetic or th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -125,29 +124,6 @@ def preferred(device: Gpu | Profile) -> Gpu | Profile:
     return device if isinstance(device, Profile) else stored_profile(device) or device
 
 
-def length_curve(setting: Setting, device: Gpu | Profile | Rates, lengths: Sequence[int]) -> Callable[[float], float]:
-    """Seconds per step by padded length: the parabola through the shortest, middle and longest of `lengths`.
-
-    Attention grows with the square of the length and everything else with the length, so a parabola is exact but for
-    where an operator turns from one limit to the other.
-    """
-    low, high = min(lengths), max(lengths)
-    points = sorted({low, (low + high) // 2, high})
-    times = [step_time(replace(setting, length=length), device).seconds for length in points]
-
-    def at(length: float) -> float:
-        """Lagrange's interpolation."""
-        total = 0.0
-        for here, seconds in zip(points, times, strict=True):
-            for other in points:
-                if other != here:
-                    seconds *= (length - other) / (here - other)
-            total += seconds
-        return total
-
-    return at
-
-
 def run_time(
     step: StepTime,
     steps: int,
@@ -164,7 +140,7 @@ def run_time(
     """The time of a run, from the command to the trained adapter.
 
     Args:
-        step: of a step of usual length (see `length_curve` where the lengths differ).
+        step: of a step of usual length.
         steps: optimizer steps.
         tokens_per_step: padding included; what the data loader puts together between two steps.
         weight_bytes: read from the disk before the first step.

@@ -10,8 +10,7 @@ import pytest
 import tiny_run
 
 from surefit.config.resolve import Resolved
-from surefit.data.cache import Stats, store
-from surefit.facts.disk import disk_terms, token_cache_bytes
+from surefit.facts.disk import disk_terms
 from surefit.facts.model import model_facts
 from surefit.generate.save import save_model
 
@@ -101,12 +100,3 @@ def test_a_merged_model_has_the_size_that_is_planned(
     save_model(tiny_run.training(config).model.unload(), tiny_run.tokenizer(), base, merged)
     planned = sizes(replace(make_resolved(str(base)), config=config, total_steps=None), str(base))
     assert bytes_in(merged) == pytest.approx(planned["merged"] + planned["tokenizer"] / 2, rel=0.01)
-
-
-@pytest.mark.parametrize("count", [100, 2000])
-def test_the_token_cache_has_the_size_that_is_planned(tmp_path: Path, count: int) -> None:
-    rows = [(ids.astype("int32"), (labels >= 0).astype("uint8")) for ids, labels in tiny_run.rows(count)]
-    tokens = sum(len(ids) for ids, _ in rows)
-    stats = Stats(count, count, 0, 0, tokens, tokens, 20)
-    written = store("key", tmp_path, rows, stats).path
-    assert bytes_in(written) == pytest.approx(token_cache_bytes(count, tokens), rel=0.01)

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from surefit.config.schema import AdapterSection
 from surefit.model import fused_lora
 from surefit.model.adapter import add_adapter
-from surefit.model.fused_lora import FusedLinear, fuse_lora, is_fused, left_to_peft, unfuse_lora
+from surefit.model.fused_lora import FusedLinear, fuse_lora, left_to_peft
 
 X = torch.linspace(-1, 1, 5 * 16).view(5, 16)
 
@@ -74,9 +74,6 @@ def test_projections_of_one_input_are_computed_together(runs: list[int]) -> None
     assert runs == [3, 1]  # q, k, v, and o, which no group has
     assert close(gradients(model, X), grads)
     assert fuse_lora(model) == 4  # again: nothing changes
-    unfuse_lora(model)
-    assert not any(map(is_fused, model.modules()))
-    assert torch.equal(model(X), expected)
 
 
 def test_a_group_of_those_that_have_factors(runs: list[int]) -> None:
@@ -155,7 +152,8 @@ def test_a_result_is_not_given_out_after_a_change(what: str) -> None:
         elif what == "scaling":
             attention.k_proj.set_scale("default", 3.0)
         got = attention.k_proj(x)
-    unfuse_lora(model)
+    # PEFT's own layer, with the same factors
+    attention.k_proj.__class__ = type(attention.k_proj).__mro__[1]
     assert torch.allclose(got, attention.k_proj(x), atol=1e-5)
     assert not got.requires_grad
 

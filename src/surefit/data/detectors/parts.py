@@ -12,7 +12,6 @@ from surefit.facts.dataset import TARGETS
 
 ANSWERS = (*TARGETS, "code", "gold", "reference_summary", "highlights", "canonical_solution")
 """Columns that hold an answer, in the order they are looked for."""
-QUESTIONS = ("prompt", "question", "query", "instruction", "problem", "input")
 CONVERSATIONS = ("messages", "conversations")
 _DEEPEST = 40
 """Brackets inside brackets that are followed; no reader lets more than 100 through."""
@@ -42,16 +41,6 @@ def answer_text(row: Mapping[str, Any]) -> str:
         value = value[0]
     if isinstance(value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) else ""
-
-
-def question_text(row: Mapping[str, Any]) -> str:
-    """What was asked; of a conversation its last user turn. "" where there is none."""
-    for turn in reversed(turns(row)):
-        if _role(turn) == "user":
-            value = turn.get("content", turn.get("value"))
-            return value if isinstance(value, str) else ""
-    value = next((row[name] for name in QUESTIONS if name in row), None)
     return value if isinstance(value, str) else ""
 
 
