@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import surefit
 from surefit.core import env
 from surefit.core.units import MIB, bytes_text
 from surefit.doctor.probe import Probe
+from surefit.doctor.torch_builds import OF_CUDA_13, TORCH, install_command
 from surefit.facts.hardware import BF16_CAPABILITY, DetectedGpu, detect_gpus, installed_version, usable_gpus
 
 TRY_SECONDS = 180
@@ -22,9 +23,8 @@ TRY_SECONDS = 180
 SELF_TEST = Path(surefit.__file__).parent / "model" / "self_test.py"
 FLASH_CAPABILITY, FP8_CAPABILITY = (8, 0), (8, 9)
 """FlashAttention-2 needs Ampere, FP8 multiplication Ada or Hopper: docs.nvidia.com/cuda, "Compute Capabilities"."""
-_REINSTALL = "pip install --force-reinstall 'torch>=2.11,<2.14'"
-_CUDA_BUILD = "install a CUDA build of torch: https://pytorch.org/get-started/locally/"
-_OLD_DRIVER = "update the NVIDIA driver: it is older than this CUDA version needs"
+_REINSTALL = f"pip install --force-reinstall '{TORCH}'"
+_NO_BUILD = f"update the NVIDIA driver to {OF_CUDA_13} or newer: no build of torch {TORCH[5:]} runs on this one"
 
 
 def gpu() -> Iterator[Probe]:
@@ -38,7 +38,7 @@ def gpu() -> Iterator[Probe]:
     usable = usable_gpus(cards)
     if len(usable) < len(cards):
         yield Probe("gpu", f"CUDA_VISIBLE_DEVICES leaves {len(usable)} of {len(cards)} to use")
-    yield from torch_probes(bool(usable))
+    yield from torch_probes(usable)
 
 
 def card_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
@@ -69,10 +69,10 @@ def free_memory() -> list[int | None]:
     return []
 
 
-def torch_probes(gpu_present: bool, interpreter: str = sys.executable) -> Iterator[Probe]:
+def torch_probes(cards: Sequence[DetectedGpu], interpreter: str = sys.executable) -> Iterator[Probe]:
     """Whether torch can be imported, what it can use, and which of its attentions and collectives run here."""
     if installed_version("torch") is None and interpreter == sys.executable:
-        yield Probe("torch works", "not installed", "fail", "pip install 'torch>=2.11,<2.14'", True)
+        yield Probe("torch works", "not installed", "fail", f"pip install '{TORCH}'", True)
         return
     results, ending = _self_test(interpreter)
     first = results.pop("torch", None)
@@ -80,10 +80,10 @@ def torch_probes(gpu_present: bool, interpreter: str = sys.executable) -> Iterat
         problem = first["detail"] if first else ending
         yield Probe("torch works", f"import fails: {env.redact(problem)[:200]}", "fail", _REINSTALL, True)
         return
-    yield _torch_works(first["detail"], gpu_present)
+    yield _torch_works(first["detail"], cards)
     for name, result in results.items():
         what = name if name in ("gloo", "nccl") else f"attention {name}"
-        yield _attempted(what, result or {"ok": False, "detail": ending}, gpu_present)
+        yield _attempted(what, result or {"ok": False, "detail": ending})
 
 
 def _self_test(interpreter: str) -> tuple[dict[str, dict[str, Any] | None], str]:
@@ -109,16 +109,17 @@ def _exit_text(code: int) -> str:
     return f"crashed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _torch_works(found: dict[str, Any], gpu_present: bool) -> Probe:
+def _torch_works(found: dict[str, Any], cards: Sequence[DetectedGpu]) -> Probe:
     build = f"built for CUDA {found['cuda']}" if found["cuda"] else "built for the CPU"
     fact = f"{found['version']}, {build}"
-    if gpu_present and not found["available"]:
-        fix = _OLD_DRIVER if found["cuda"] else _CUDA_BUILD
-        return Probe("torch works", f"{fact}: it cannot use the GPU that is here", "warn", fix)
+    if cards and not found["available"]:
+        command = install_command(cards[0])
+        fact += f": it cannot use the GPU that is here (driver {cards[0].driver})"
+        return Probe("torch works", fact, "warn", command or _NO_BUILD, command is not None)
     return Probe("torch works", fact + (f", sees {found['gpus']} GPU(s)" if found["available"] else ""))
 
 
-def _attempted(name: str, result: dict[str, Any], gpu_present: bool) -> Probe:
+def _attempted(name: str, result: dict[str, Any]) -> Probe:
     detail = env.redact(str(result["detail"]))
     if result["ok"]:
         return Probe(name, detail)

@@ -48,7 +48,7 @@ def torch_of(cuda: str | None = None, available: bool = False) -> str:
     ],
 )
 def test_torch_in_every_state(tmp_path: Path, script: str, gpu: bool, verdict: str, fact: str) -> None:
-    (probe,) = torch_probes(gpu, interpreter(tmp_path, script))
+    (probe,) = torch_probes([H200] if gpu else [], interpreter(tmp_path, script))
     assert probe.verdict == verdict
     assert fact in probe.fact
     assert (probe.fix is None) == (verdict == "ok")
@@ -56,18 +56,18 @@ def test_torch_in_every_state(tmp_path: Path, script: str, gpu: bool, verdict: s
 
 def test_torch_that_hangs_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "TRY_SECONDS", 0.5)
-    (probe,) = torch_probes(False, interpreter(tmp_path, "exec sleep 30"))
+    (probe,) = torch_probes([], interpreter(tmp_path, "exec sleep 30"))
     assert (probe.verdict, probe.fact) == ("fail", "import fails: no answer in 0.5 s")
-    (probe,) = torch_probes(False, str(tmp_path / "no-such-python"))
+    (probe,) = torch_probes([], str(tmp_path / "no-such-python"))
     assert probe.verdict == "fail"
     monkeypatch.setattr(devices, "installed_version", lambda name: None)
-    (probe,) = torch_probes(False)
+    (probe,) = torch_probes([])
     assert probe.fact == "not installed"
 
 
 def test_a_crash_is_known_by_the_attempt_that_it_ended(tmp_path: Path) -> None:
     script = "\n".join([torch_of("13.0", True), says("sdpa", "runs"), 'echo \'{"try": "varlen"}\'', "kill -ABRT $$"])
-    found = {probe.name: probe for probe in torch_probes(True, interpreter(tmp_path, script))}
+    found = {probe.name: probe for probe in torch_probes([H200], interpreter(tmp_path, script))}
     assert found["attention sdpa"] == Probe("attention sdpa", "runs")
     assert found["attention varlen"].fact == "crashed by signal 6"
     assert (found["attention varlen"].verdict, found["attention varlen"].is_command) == ("warn", False)
@@ -75,9 +75,31 @@ def test_a_crash_is_known_by_the_attempt_that_it_ended(tmp_path: Path) -> None:
 
 def test_without_any_attention_or_gloo_nothing_trains(tmp_path: Path) -> None:
     script = torch_of() + "\n" + says("sdpa", "RuntimeError: x", False) + "\n" + says("gloo", "OSError: y", False)
-    found = list(torch_probes(False, interpreter(tmp_path, script)))
+    found = list(torch_probes([], interpreter(tmp_path, script)))
     assert [probe.verdict for probe in found] == ["ok", "fail", "fail"]
     assert all(probe.is_command for probe in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "build"),
+    [
+        ("580.65.06", (9, 0), "'torch>=2.11,<2.14'"),
+        ("535.183.01", (8, 0), "'torch>=2.11,<2.14' --index-url https://download.pytorch.org/whl/cu126"),
+        ("575.57.08", (12, 0), "'torch==2.11.*' --index-url https://download.pytorch.org/whl/cu128"),
+        ("550.90.07", (10, 0), None),
+        ("470.256.02", (7, 5), None),
+        ("[N/A]", (8, 0), None),
+    ],
+)
+def test_the_torch_that_a_driver_can_run(
+    tmp_path: Path, driver: str, capability: tuple[int, int], build: str | None
+) -> None:
+    card = DetectedGpu("a GPU", None, capability, driver)
+    (probe,) = torch_probes([card], interpreter(tmp_path, torch_of("13.0")))
+    assert f"(driver {driver})" in probe.fact
+    assert probe.is_command == (build is not None)
+    expected = f"pip install --force-reinstall {build}" if build else "update the NVIDIA driver to 580 or newer"
+    assert expected in str(probe.fix)
 
 
 def test_what_an_architecture_supports() -> None:
@@ -97,7 +119,7 @@ def test_gpus_are_listed_with_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(devices.shutil, "which", lambda name: str(smi))
     assert devices.free_memory() == [143000 * 2**20, None]
     monkeypatch.setattr(devices, "detect_gpus", lambda: [H200, H200])
-    monkeypatch.setattr(devices, "torch_probes", lambda present: iter([Probe("torch works", str(present))]))
+    monkeypatch.setattr(devices, "torch_probes", lambda present: iter([Probe("torch works", str(bool(present)))]))
     first, second, works = devices.gpu()
     assert "139.65 GiB free" in first.fact
     assert "free" not in second.fact
