@@ -31,6 +31,8 @@ NANO = "surefit/nano"
 _FOLDER = "name the folder that holds config.json and *.safetensors"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CATALOGUE = Path(__file__).parent / "catalogue"
+_UNSLOTH_4BIT = re.compile(r"(-unsloth)?-bnb-4bit$")
+_NF4_OF_BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.pth")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _HEADER_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -127,9 +129,9 @@ def model_facts(name_or_path: str, revision: str | None = None, patience: float 
     cached = directory_facts(snapshot, name_or_path, "cache") if snapshot else None
     if cached and cached.parameters is not None:
         return cached
-    known = catalogue()
-    if name_or_path in known:
-        return _catalogue_facts(name_or_path, known[name_or_path])
+    known = known_model(name_or_path)
+    if known:
+        return _catalogue_facts(name_or_path, known)
     try:
         return _hub_facts(name_or_path, revision, patience)
     except MachineError:
@@ -361,6 +363,29 @@ def catalogue() -> dict[str, dict[str, Any]]:
     """The packaged models: hub id → `{"gated", "chat_template", "config"}`, numbers only, nobody's text."""
     entries = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(CATALOGUE.glob("*.json")))
     return {entry["name"]: entry for entry in entries}
+
+
+def known_model(name: str) -> dict[str, Any] | None:
+    """The catalogue's entry of a hub id: by its own name, by one it had before, or of the copy that unsloth publishes.
+
+    >>> known_model("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit")["config"]["quantization_config"]["quant_method"]
+    'bitsandbytes'
+    """
+    entries = catalogue()
+    if name in entries:
+        return entries[name]
+    owner, _, own = name.partition("/")
+    plain = _UNSLOTH_4BIT.sub("", own)
+    shortened = plain.removeprefix("Meta-") if plain.startswith("Meta-Llama-3.") else plain
+    if owner == "meta-llama":
+        return entries.get(f"{owner}/{shortened}")
+    if owner != "unsloth":
+        return None
+    entry = next((entry for full, entry in entries.items() if full.partition("/")[2] == shortened), None)
+    if entry is None:
+        return None
+    config = entry["config"] if plain == own else entry["config"] | {"quantization_config": _NF4_OF_BITSANDBYTES}
+    return entry | {"gated": False, "config": config}
 
 
 def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:

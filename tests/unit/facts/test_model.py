@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaForCausalLM
 
-from surefit.core.errors import MachineError, ModelError
+from surefit.core.errors import MachineError, ModelError, SureFitError
 from surefit.facts.model import build_facts, catalogue, model_facts
 from surefit.facts.safetensors import Tensor
 
@@ -31,6 +31,7 @@ PUBLISHED = {
     "Qwen/Qwen3-0.6B": 596_049_920,
     "Qwen/Qwen3-4B": 4_022_468_096,
     "Qwen/Qwen3-4B-Instruct-2507": 4_022_468_096,
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
 }
 """The totals on the models' pages (Qwen3-0.6B's without the tied head that its file repeats)."""
 
@@ -49,6 +50,28 @@ def test_the_catalogue_has_the_published_totals(name: str) -> None:
     assert facts.weight_bytes == 2 * PUBLISHED[name]
     assert (facts.source, facts.path, facts.has_weights) == ("catalogue", None, False)
     assert facts.gated is name.startswith("meta-llama/")
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "quantization"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", None),
+        ("unsloth/Meta-Llama-3.1-8B", "meta-llama/Llama-3.1-8B", None),
+        ("unsloth/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-1B-Instruct", None),
+        ("unsloth/Qwen3-4B-unsloth-bnb-4bit", "Qwen/Qwen3-4B", "bitsandbytes"),
+        ("unsloth/Qwen2.5-7B-Instruct-bnb-4bit", "Qwen/Qwen2.5-7B-Instruct", "bitsandbytes"),
+    ],
+)
+def test_other_names_of_a_model_of_the_catalogue(name: str, same: str, quantization: str | None) -> None:
+    facts = model_facts(name)
+    assert (facts.name, facts.expected_parameters, facts.quantization) == (name, PUBLISHED[same], quantization)
+    assert facts.gated is name.startswith("meta-llama/")
+
+
+@pytest.mark.parametrize("name", ["somebody/Llama-3.2-1B", "unsloth/another", "meta-llama/Meta-Llama-3-8B"])
+def test_a_name_that_only_resembles_one_is_another_model(name: str) -> None:
+    with pytest.raises(SureFitError):
+        model_facts(name)
 
 
 def test_every_entry_of_the_catalogue_is_tested() -> None:
