@@ -51,6 +51,19 @@ def test_an_error_stops_train_and_run_and_an_accepted_one_does_not(surefit: Sure
     assert (again.code, "not counted, by lint.ignore: SCH001 (only the speed" in again.stdout) == (0, True), again.text
 
 
+@pytest.mark.parametrize("recipe", ["sft", "math_reasoning"])
+def test_rows_of_another_recipe_are_told_which(surefit: Surefit, recipe: str) -> None:
+    row = {"query": "Boil water.", "tools": "[]", "answers": "[]"}  # as xLAM's rows are
+    Path("xlam.jsonl").write_text(f"{json.dumps(row)}\n" * 8, encoding="utf-8")
+    Path("run.yaml").write_text(
+        f"recipe: {recipe}\nmodel: {{name_or_path: surefit/nano}}\ndata: {{train: xlam.jsonl}}\noutput_dir: out\n",
+        encoding="utf-8",
+    )
+    answer = surefit("check", "run.yaml", "--select", "DAT001", "--json")
+    (finding,) = answer.json["findings"]
+    assert "write recipe: function_calling" in finding["help"]
+
+
 def test_rows_that_cannot_be_used_are_under_the_key_that_names_them(surefit: Surefit) -> None:
     graph = "(r / run-02 :ARG0 (d / dog))"
     Path("bare.txt").write_text(f"# ::snt A dog runs.\n{graph}\n\n{graph}\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.checking import mixed_problems, scored_sources
+from surefit.cli.checking import fitting_recipe, mixed_problems, scored_sources
 from surefit.cli.prepare import gather
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, DataError, SureFitError
@@ -234,7 +234,7 @@ def _data_subject(target: str) -> Subject:
     except DataError as error:
         problems = (error,)
     columns = rows.columns if rows else []
-    name = _fitting_recipe(columns)
+    name = fitting_recipe(columns)
     question = Question(source=target, columns=(), recipe_name=name)
     expected: Sequence[str] = ()
     if name is not None:
@@ -243,19 +243,6 @@ def _data_subject(target: str) -> Subject:
         question = replace(question, recipe=partial(recipes.get, name))
         expected = recipes.get(name).columns_in(columns)
     return Subject(rows, question, LintContext(None, Path(target), problems=problems), expected=expected)
-
-
-def _fitting_recipe(columns: Sequence[str]) -> str | None:
-    """The recipe whose own columns are all there, or the general one where they fit a known layout."""
-    from surefit import recipes
-    from surefit.data.formats import LAYOUTS
-
-    for name in recipes.names():
-        own = recipes.get(name).columns_in(columns)
-        if own and all(column in columns for column in own):
-            return name
-    known = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
-    return "sft" if known else None
 
 
 # What is said

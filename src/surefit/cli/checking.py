@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from surefit.facts.examples import ExampleFacts
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.lint.rule import Rule
+    from surefit.task import TaskRecipe
 
 LATER = {"BatchFacts", "JobScript"}
 """Facts that no config can give: the batches are looked at by `train`, a batch script is checked by itself."""
@@ -184,8 +185,31 @@ def _examples(found: Gathered, tokenizer: TokenizerFacts | None) -> tuple[Exampl
     try:
         examples = to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
     except SureFitError as error:
+        _name_the_recipe(error, found.rows.columns, found.recipe)
         return None, [error]
     return example_facts(examples, tokenizer, section.max_length), list(documents_missing(section, examples))
+
+
+def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
+    """Where the columns are another recipe's, not this one's, the advice begins with that."""
+    own = recipe.columns_in(columns)
+    fits = fitting_recipe(columns)
+    if fits not in (None, recipe.name) and not (own and all(column in columns for column in own)):
+        advice = f"these are the columns of another recipe: write recipe: {fits}"
+        error.help = f"{advice}; {error.help}" if error.help else advice
+
+
+def fitting_recipe(columns: Sequence[str]) -> str | None:
+    """The recipe whose own columns are all there, or the general one where they fit a known layout."""
+    from surefit import recipes
+    from surefit.data.formats import LAYOUTS
+
+    for name in recipes.names():
+        own = recipes.get(name).columns_in(columns)
+        if own and all(column in columns for column in own):
+            return name
+    known = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
+    return "sft" if known else None
 
 
 def mixed_problems(found: Gathered, limit: int | None = None) -> list[SureFitError]:
