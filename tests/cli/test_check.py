@@ -51,12 +51,11 @@ def test_an_error_stops_train_and_run_and_an_accepted_one_does_not(surefit: Sure
     assert (again.code, "not counted, by lint.ignore: SCH001 (only the speed" in again.stdout) == (0, True), again.text
 
 
-@pytest.mark.parametrize("recipe", ["sft", "math_reasoning"])
-def test_rows_of_another_recipe_are_told_which(surefit: Surefit, recipe: str) -> None:
+def test_rows_of_another_recipe_are_told_which(surefit: Surefit) -> None:
     row = {"query": "Boil water.", "tools": "[]", "answers": "[]"}  # as xLAM's rows are
     Path("xlam.jsonl").write_text(f"{json.dumps(row)}\n" * 8, encoding="utf-8")
     Path("run.yaml").write_text(
-        f"recipe: {recipe}\nmodel: {{name_or_path: surefit/nano}}\ndata: {{train: xlam.jsonl}}\noutput_dir: out\n",
+        "recipe: sft\nmodel: {name_or_path: surefit/nano}\ndata: {train: xlam.jsonl}\noutput_dir: out\n",
         encoding="utf-8",
     )
     answer = surefit("check", "run.yaml", "--select", "DAT001", "--json")
