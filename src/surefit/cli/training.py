@@ -258,6 +258,12 @@ def _adapt(run: Prepared, changes: dict[str, Any], dry_run: bool) -> tuple[Prepa
     return run, planned
 
 
+def _stays_small(planned: dict[str, Any] | None, kind: str) -> bool:
+    """Whether the plan, where it has an estimate, says so; of a GPU run it speaks of the GPU's memory."""
+    estimate = planned["estimate"] if planned and kind == "cpu" else None
+    return estimate is not None and estimate["training"]["high_bytes"] <= SMALL
+
+
 def _train_once(
     out: Output,
     run: Prepared,
@@ -276,7 +282,7 @@ def _train_once(
     from surefit.train.loop import Training
 
     config = run.resolved.config
-    if planned and planned["estimate"]["training"]["high_bytes"] <= SMALL:
+    if _stays_small(planned, run.hardware.kind):
         keep_what_is_freed()
     engine = engine_of(config.parallel, world or World())
     sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()

@@ -378,7 +378,7 @@ def known_model(name: str) -> dict[str, Any] | None:
     plain = _UNSLOTH_4BIT.sub("", own)
     shortened = plain.removeprefix("Meta-") if plain.startswith("Meta-Llama-3.") else plain
     if owner == "meta-llama":
-        return entries.get(f"{owner}/{shortened}")
+        return entries.get(f"{owner}/{shortened}") if plain == own else None
     if owner != "unsloth":
         return None
     entry = next((entry for full, entry in entries.items() if full.partition("/")[2] == shortened), None)

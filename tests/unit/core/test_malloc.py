@@ -6,9 +6,11 @@ import os
 import platform
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from surefit.cli import training
 from surefit.core import env, malloc
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be set")
@@ -65,6 +67,20 @@ def test_a_small_process_keeps_blocks_of_a_few_mib() -> None:
     assert said == "True"
     assert full >= 199
     assert left >= 100, "they were cut from the heap, whose holes stay"
+
+
+@pytest.mark.parametrize(
+    ("planned", "kind", "small"),
+    [
+        ({"estimate": {"training": {"high_bytes": malloc.SMALL}}}, "cpu", True),
+        ({"estimate": {"training": {"high_bytes": malloc.SMALL + 1}}}, "cpu", False),
+        ({"estimate": {"training": {"high_bytes": 1}}}, "cuda", False),
+        ({"estimate": None}, "cpu", False),
+        (None, "cpu", False),
+    ],
+)
+def test_small_is_what_the_plan_says_of_this_process(planned: dict[str, Any] | None, kind: str, small: bool) -> None:
+    assert training._stays_small(planned, kind) is small
 
 
 @GLIBC
