@@ -1,16 +1,19 @@
-"""Writes docs/reference/ from what the code says of itself: the config from its schema, the rules from their pages.
+"""Writes docs/reference/ from what the code says of itself: the config from its schema, the rules from their pages,
+what does not go together from its table.
 
 python scripts/reference.py          (or `make reference`; a test compares the pages with the code)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from surefit.config.capabilities import CONFLICTS, Trait
 from surefit.config.load import expected_text
 from surefit.config.schema import Config
 from surefit.core.rundir import write_atomic
@@ -77,7 +80,35 @@ def rules_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"config.md": config_page, "rules.md": rules_page}
+def combinations_page() -> str:
+    """What does not go together, rows of one reason in one line."""
+    lines = [
+        "# What does not go together",
+        "",
+        "Everything else does: `tests/combinations` trains two steps of combinations in which every two values of",
+        "thirteen settings meet, with what is `auto` decided for seven kinds of hardware. `check` names each row that",
+        "a config meets, `auto` and the search of `surefit plan` choose none, and training refuses by the same table",
+        "(`config/capabilities.py`).",
+        "",
+        "| with | not | why | rule |",
+        "|---|---|---|---|",
+    ]
+    refused: dict[tuple[str, str, Trait], list[Trait]] = {}
+    for row in CONFLICTS:
+        refused.setdefault((row.code, row.why, row.other), []).append(row.one)
+    alike: dict[tuple[str, str, tuple[Trait, ...]], list[Trait]] = {}
+    for (code, why, other), ones in refused.items():
+        alike.setdefault((code, why, tuple(ones)), []).append(other)
+    for (code, why, ones), others in alike.items():
+        lines.append(f"| {_words(ones)} | {_words(others)} | {why} | [{code}](rules.md#{code.lower()}) |")
+    return "\n".join(lines) + "\n"
+
+
+def _words(names: Iterable[Trait]) -> str:
+    return ", ".join(f"`{name}`" if name.islower() and name.isidentifier() else name for name in names)
+
+
+PAGES = {"config.md": config_page, "rules.md": rules_page, "combinations.md": combinations_page}
 
 
 def main() -> None:

@@ -87,7 +87,6 @@ def test_each_process_keeps_about_half(found: list[dict[str, Any]], kind: str) -
     ("what", "says"),
     [
         ("groups", "2 processes cannot share their tokens in groups of 3"),
-        ("noise", "NEFTune"),
         ("alibi", "ALiBi"),
         ("state", "llama cannot share the tokens of an example between processes: the logits are off by"),
     ],

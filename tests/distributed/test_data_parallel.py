@@ -46,17 +46,18 @@ def test_twenty_steps_are_those_of_one_process(two: dict[str, Any], one: dict[st
     assert two[scenario]["tokens"] == one[scenario]["tokens"]
 
 
-def test_over_four_bit_weights_they_are_those_of_one_process(
-    two: dict[str, Any], one: dict[str, Any], mode: str
+@pytest.mark.parametrize("scenario", list(sharing.QUANTIZED))
+def test_over_quantised_weights_they_are_those_of_one_process(
+    two: dict[str, Any], one: dict[str, Any], mode: str, scenario: str
 ) -> None:
-    found = two.get("lora nf4")
+    found = two.get(scenario)
     if mode == "ddp":
         assert found is not None
         for key in ("loss", "norm", "held_out"):
-            assert found[key] == pytest.approx(one["lora nf4"][key], rel=BOUND), key
+            assert found[key] == pytest.approx(one[scenario][key], rel=BOUND), key
         assert found["loss"] != pytest.approx(two["lora padded"]["loss"], rel=BOUND), "the base is quantised"
     else:
-        assert found is None, "FSDP shards no 4-bit weights: parallel/fsdp.py refuses them"
+        assert found is None, "FSDP shards none: config/capabilities.py"
 
 
 def test_in_bfloat16_they_are_so_up_to_its_rounding(two: dict[str, Any], one: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ from surefit.model import varlen
 from surefit.model.attention import require_packable, use_varlen
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.fused_lora import fuse_lora
-from surefit.model.neftune import Neftune
 from surefit.model.tiling import tile_mlps
 from surefit.parallel.context import ContextParallel
 from surefit.parallel.engine import SINGLE, Engine
@@ -217,14 +216,12 @@ def refusals(world: World, size: int) -> dict[str, str]:
         return "nothing"
 
     engine = ContextParallel(world, size)
-    noisy, blind = build(), families.build("llama")
-    Neftune(noisy, 5.0)
+    blind = families.build("llama")
     # What a model with a state of its own would do, were it missing in the tables: a token reads the one before it.
     blind.model.layers[0].register_forward_pre_hook(lambda _, args: (args[0] + args[0].roll(1, 1), *args[1:]))
     use_varlen(blind)
     return {
         "groups": refused(lambda: ContextParallel(world, world.size + 1)),
-        "noise": refused(lambda: engine.wrap(noisy)),
         "alibi": refused(lambda: engine.wrap(families.build("bloom"))),
         "state": refused(lambda: engine.wrap(blind)),
     }

@@ -34,8 +34,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "recomputed": {"gradient_checkpointing": True},
     "bfloat16": {"dtype": "bfloat16", "kind": "full"},
 }
-FOUR_BIT = {"lora nf4": {"quantization": "nf4"}}
-"""Beside a frozen base in 4 bits: every process holds all of it, so only where nothing of the base is sharded."""
+QUANTIZED = {"lora nf4": {"quantization": "nf4"}, "lora fp8": {"quantization": "fp8"}}
+"""Beside a quantised base: every process holds all of it, so only where nothing of the base is sharded."""
 
 
 def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any:
@@ -76,7 +76,7 @@ def outcome(made: Any) -> dict[str, Any]:
 def alone(base: Path, out: Path) -> dict[str, Any]:
     """Every scenario in one process."""
     found = {}
-    for name, changes in (SCENARIOS | FOUR_BIT).items():
+    for name, changes in (SCENARIOS | QUANTIZED).items():
         made = settings(base, out / name.replace(" ", "-"), **changes)
         fit(made, None)
         found[name] = outcome(made)
@@ -86,7 +86,7 @@ def alone(base: Path, out: Path) -> dict[str, Any]:
 def shared(base: Path, out: Path, mode: str, world: World) -> dict[str, Any]:
     """Every scenario as one of several processes; then a run that is stopped half way and resumed."""
     found: dict[str, Any] = {}
-    for name, changes in (SCENARIOS | (FOUR_BIT if mode == "ddp" else {})).items():
+    for name, changes in (SCENARIOS | (QUANTIZED if mode == "ddp" else {})).items():
         made = settings(base, out / name.replace(" ", "-"), mode, **changes)
         engine = engine_of(made.parallel, world)
         job, _ = fit(made, engine)
@@ -128,27 +128,29 @@ def resumed(base: Path, out: Path, mode: str, world: World, **changes: Any) -> d
     return {"again": outcome(made)} if world.is_first else {}
 
 
+def places(processes: int) -> list[dict[str, str]]:
+    """What each process finds in its environment, as a launcher would set it; over gloo, on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}
+    return [
+        {name: str(value) for name, value in (common | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        for rank in range(processes)
+    ]
+
+
 def start(
     mode: str, folder: Path, processes: int = 2, timeout: float = 400, script: str | Path = __file__
 ) -> dict[str, Any]:
     """Start the script, or another that takes the same arguments, and return what the first process wrote."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     base = save_base(folder / "base")
     result = folder / "result.json"
     command = [sys.executable, str(script), str(base), str(folder / "runs"), str(result), mode]
-    place = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    place |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}
     running = [
-        subprocess.Popen(
-            command,
-            env=os.environ | {k: str(v) for k, v in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(processes)
+        subprocess.Popen(command, env=os.environ | place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for place in places(processes)
     ]
     try:
         said = [process.communicate(timeout=timeout)[0] for process in running]

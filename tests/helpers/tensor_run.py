@@ -5,7 +5,6 @@ from functools import partial
 from engine_steps import micro_batches, prepared, refused, same_path, saved_and_resumed, tell
 from torch.distributed.tensor import DTensor
 
-from surefit.model.fused_lora import fuse_lora
 from surefit.parallel.tensor import TensorParallel
 
 
@@ -40,7 +39,6 @@ def scenarios(world, folder):
         "resume_full": saved_and_resumed(make, folder / "full", num_hidden_layers=2, lora=False, tied=True),
         "no_plan": refused(make(), family="gpt_bigcode"),
         "odd_heads": refused(make(), num_key_value_heads=1),
-        "fused": refused(make(), fuse_lora),
     }
 
 

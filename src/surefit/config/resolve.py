@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from surefit import __version__
+from surefit.config.capabilities import obstacle
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, Loaded, is_overridden
 from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED, Needed, decide_memory
 from surefit.config.schema import Config
@@ -289,12 +290,8 @@ def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
 def _decide_fused_lora(config: Config) -> tuple[bool, str]:
     if config.adapter.kind != "lora":
         return False, "there are no LoRA factors"
-    if config.adapter.use_dora:
-        return False, "it computes plain LoRA, not DoRA"
-    if config.parallel.tp > 1:
-        return False, "tensor parallelism cuts the factors, and it multiplies whole ones"
-    if config.parallel.mode == "zero3":
-        return False, "zero3 gathers weights when their layer is called, and it reads them without a call"
+    if found := obstacle(config, "fused LoRA"):
+        return False, found.why
     return True, "fewer passes over the activations, the same gradients"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surefit.config.capabilities import conflicts, traits
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.units import bytes_text
@@ -108,17 +109,13 @@ def _likely(config: Config, count: int) -> tuple[dict[str, Any], str]:
 
 def ways_to_share(config: Config, count: int) -> Iterator[dict[str, Any]]:
     """What several processes can do with this config, the least to exchange first; `cp` stays where it is set."""
-    shards = config.model.quantization == "none" and config.train.optimizer == "adamw"
     if config.parallel.cp > 1:
-        yield {MODE: "cp"}
-        if shards:
-            yield {MODE: "fsdp"}
-        return
-    modes = ["fsdp"] * shards
-    yield from ({MODE: mode} for mode in ("ddp", *modes))
-    if config.data.packing is True and config.train.neftune_noise_alpha is None:
-        sizes = [size for size in range(2, count + 1) if count % size == 0]
-        yield from ({MODE: mode, "parallel.cp": size} for mode in ("cp", *modes) for size in sizes)
+        ways: list[dict[str, Any]] = [{MODE: "cp"}, {MODE: "fsdp"}]
+    else:
+        sizes = [size for size in range(2, count + 1) if count % size == 0 and config.data.packing is True]
+        ways = [{MODE: "ddp"}, {MODE: "fsdp"}]
+        ways += [{MODE: mode, "parallel.cp": size} for mode in ("cp", "fsdp") for size in sizes]
+    yield from (way for way in ways if not conflicts(traits(sharing_by(config, way))))
 
 
 def sharing_by(config: Config, way: Mapping[str, Any]) -> Config:
@@ -169,24 +166,6 @@ def require_possible(config: Config) -> None:
             f"parallel.mode is {parallel.mode}, with {set_to}",
             field=MODE,
             help=f"{why}: set the others to 1, and the mode to auto",
-        )
-    if parallel.mode == "tp" and config.train.optimizer != "adamw":
-        raise ConfigError(
-            f"{config.train.optimizer} cannot update matrices that several processes share",
-            field="train.optimizer",
-            help="use adamw, or another parallel.mode",
-        )
-    if parallel.mode == "tp" and config.speed.compile:
-        raise ConfigError(
-            "layers whose matrices are shared cannot be compiled",
-            field="speed.compile",
-            help="set speed.compile: false, or another parallel.mode",
-        )
-    if parallel.cp > 1 and config.speed.attention.startswith("flash"):
-        raise ConfigError(
-            f"{config.speed.attention} cannot read an example whose tokens are shared",
-            field="speed.attention",
-            help="leave it at auto",
         )
     _require_effect(config, count)
     for name in (*used, *(["dp_replicate"] if parallel.dp_replicate > 1 else [])):

@@ -49,6 +49,21 @@ class Sharing:
         return self.processes // (self.size if self.mode in ("tp", "cp", "pp") else self.tokens)
 
 
+def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | None:
+    """Why processes cannot share this model as the config says: the setting, and the reason as a clause."""
+    parallel = config.parallel
+    if parallel.tp > 1:
+        widths = {"attention heads": model.num_attention_heads, "key heads": model.num_key_value_heads}
+        uneven = next(((what, count) for what, count in widths.items() if count % parallel.tp), None)
+        if uneven:
+            return "parallel.tp", f"it has {uneven[1]} {uneven[0]}, which {parallel.tp} processes cannot share evenly"
+    if parallel.pp > model.num_layers:
+        return "parallel.pp", f"it has {model.num_layers} layers, and {parallel.pp} stages need one each"
+    if parallel.cp > 1 and model.packing_obstacle:
+        return "parallel.cp", f"its tokens cannot be shared: {model.packing_obstacle}"
+    return None
+
+
 def sharing_of(config: Config) -> Sharing | None:
     """How the processes of a decided config share it; None for one process, and where the mode is not decided."""
     count, parallel = processes(config), config.parallel

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from surefit.config.capabilities import conflicts, traits
 from surefit.config.load import OVERRIDE, is_overridden
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
@@ -198,3 +199,11 @@ def rule(
         return Rule(code, name, severity, needs, check, suppressible)
 
     return wrap
+
+
+def named_by(context: LintContext, config: Config, code: str) -> Iterator[Finding]:
+    """What this rule names of what does not go together in a config of ours, decided as far as it can be."""
+    decided = context.resolved.config if context.resolved else config
+    for row in conflicts(traits(decided)) if not context.is_foreign else ():
+        if row.code == code:
+            yield Finding(field=row.field, message=row.message, help=row.help)

@@ -20,7 +20,6 @@ from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.budget import ends_with
 from surefit.facts.door import require_sound_adapter
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
-from surefit.model.quantize import Float8Linear
 
 FIELD = "adapter.target_modules"
 START = "adapter.start_from"
@@ -42,14 +41,8 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
     as they were.
 
     Raises:
-        ConfigError: an entry of `target_modules` matches no linear layer; DoRA over weights in float8.
+        ConfigError: an entry of `target_modules` matches no linear layer.
     """
-    if section.use_dora and any(isinstance(module, Float8Linear) for module in model.modules()):
-        raise ConfigError(
-            "PEFT's DoRA reads float8 weights without their scales",
-            field="adapter.use_dora",
-            help="set model.quantization: nf4 or none, or adapter.use_dora: false",
-        )
     targets = adapted_modules(model, section.target_modules)
     config = LoraConfig(
         r=section.r,

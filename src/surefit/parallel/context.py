@@ -14,8 +14,8 @@ Here each process has the whole model; parallel/sharded_context.py shares its we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,6 @@ from surefit.data.cache import MASKED
 from surefit.data.collate import pack
 from surefit.facts.attention import attention_needs
 from surefit.model.attention import NAME, require_packable, use_varlen
-from surefit.model.neftune import Neftune
 from surefit.model.varlen import Documents, Share, sharing
 from surefit.parallel.engine import Batch, Engine, Loss
 from surefit.parallel.gradients import sum_gradients
@@ -74,10 +73,8 @@ class SharedTokens(Engine):
 
         Raises:
             ModelError: it would: attention of its own, a state that tokens hand on.
-            ConfigError: NEFTune, which looks at whole documents.
         """
         assert isinstance(model, PreTrainedModel | PeftModel)
-        _refuse_noise(model)
         if _base(model).config._attn_implementation != NAME:
             use_varlen(model)
             require_packable(model)
@@ -297,16 +294,6 @@ def _base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(base, PreTrainedModel)
     return base
-
-
-def _refuse_noise(model: PreTrainedModel | PeftModel) -> None:
-    hooks: Iterator[Any] = chain.from_iterable(module._forward_hooks.values() for module in model.modules())
-    if any(isinstance(getattr(hook, "__self__", None), Neftune) for hook in hooks):
-        raise ConfigError(
-            "NEFTune's noise depends on the length of a document, of which each process has a part",
-            field="train.neftune_noise_alpha",
-            help="leave it out, or do not share tokens between processes",
-        )
 
 
 def _two_documents(model: PreTrainedModel, size: int) -> dict[str, Any]:

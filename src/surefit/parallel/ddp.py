@@ -47,6 +47,7 @@ class DataParallel(Engine):
         self.ddp = DistributedDataParallel(
             LossOf(model),
             **compat.without_buffers(),  # none of them changes in training
+            init_sync=False,  # all have read the same files and drawn by the same seed; gloo cannot send float8
             gradient_as_bucket_view=True,
             find_unused_parameters=any(".experts." in name for name in trained),
         )

@@ -10,7 +10,7 @@ outermost module is one whose forward pass is the whole loss, as under DDP: whil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from surefit.core.errors import ConfigError, ModelError
+from surefit.core.errors import ModelError
 from surefit.model.compile import decoder_layers
 from surefit.parallel.ddp import LossOf
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
@@ -59,10 +59,8 @@ class FullySharded(Engine):
         """Shard the model in place, each decoder layer by itself, and return it.
 
         Raises:
-            ConfigError: its weights are quantised.
             ModelError: it has no decoder layers of transformers' kind.
         """
-        _require_plain(model)
         layers = decoder_layers(model)
         if not layers:
             raise ModelError(
@@ -100,21 +98,6 @@ class FullySharded(Engine):
             assert isinstance(parameter, DTensor), f"{name} is not sharded"
             assert parameter.shape == shapes[name], name
             assert parameter.to_local().shape[0] <= -(-shapes[name][0] // size), f"{name} is whole in each process"
-
-    def optimizer(self, model: torch.nn.Module, make: Callable[[torch.nn.Module], Any]) -> Any:
-        """Over the shards.
-
-        Raises:
-            ConfigError: it is one of bitsandbytes, whose kernels do not know shards.
-        """
-        made = make(model)
-        if not all(isinstance(inner, torch.optim.AdamW) for inner in made.inner):
-            raise ConfigError(
-                "the optimizers of bitsandbytes cannot update sharded weights",
-                field="train.optimizer",
-                help="set train.optimizer: adamw, whose state is sharded too; or parallel.mode: ddp",
-            )
-        return made
 
     def loss(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> torch.Tensor:
         loss: torch.Tensor = self.root(batch, loss_of)
@@ -221,15 +204,3 @@ def _share(tensors: Mapping[str, torch.Tensor], name: str, like: torch.Tensor | 
     return DTensor.from_local(
         part.to(like.device), like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
-
-
-def _require_plain(model: torch.nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or parameter.element_size() == 1:
-            raise ConfigError(
-                f"fsdp cannot shard quantised weights: {name} is {str(parameter.dtype).removeprefix('torch.')}, whose "
-                "scales are kept beside it",
-                field="parallel.mode",
-                help="set parallel.mode: ddp, which holds the quantised model on each device, or "
-                "model.quantization: none",
-            )

@@ -24,7 +24,6 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from surefit.core.errors import ConfigError, ModelError
-from surefit.model.fused_lora import is_fused
 from surefit.model.prepare import base_of
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
 from surefit.parallel.flat import Lazy
@@ -94,10 +93,8 @@ class TensorParallel(Engine):
         Raises:
             ModelError: transformers has no plan for it, the plan has a style that is not here, layers are quantised,
                 or heads do not divide; or the cut model computes something else (tried out on a few tokens).
-            ConfigError: a switch of `speed` that does not know cut matrices.
         """
         causal_lm = cast(Any, base_of(model))
-        _require_plain(model)
         before = _hidden(causal_lm)
         chosen = list(_chosen(causal_lm, self.size))
         for part in chosen:
@@ -292,22 +289,6 @@ def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> 
                 field=FIELD,
                 help=f"choose a number of processes that divides {count}, or {OTHER_MODES.removeprefix('set ')}",
             )
-
-
-def _require_plain(model: torch.nn.Module) -> None:
-    """Refuse what computes with whole matrices behind the layers' backs."""
-    if any(is_fused(module) for module in model.modules()):
-        raise ConfigError(
-            "fused LoRA multiplies whole factors, and tensor parallelism cuts them",
-            field="speed.fused_lora",
-            help="set speed.fused_lora: false",
-        )
-    if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
-        raise ConfigError(
-            "compiled layers and tensor parallelism have not been proven together",
-            field="speed.compile",
-            help="set speed.compile: false",
-        )
 
 
 def _put_together(module: torch.nn.Module, inputs: Any, output: Any) -> torch.Tensor:

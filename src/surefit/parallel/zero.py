@@ -25,10 +25,9 @@ import torch.distributed as dist
 
 from surefit.config.schema import ParallelSection
 from surefit.core import env
-from surefit.core.errors import ConfigError, MachineError
+from surefit.core.errors import MachineError
 from surefit.core.reading import read_json_file
 from surefit.foreign.adopt import TUNING
-from surefit.model.fused_lora import is_fused
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
 from surefit.parallel.mesh import World, device_of
 
@@ -62,11 +61,7 @@ class Zero(Engine):
         self._optimizer: ZeroOptimizer | None = None
 
     def optimizer(self, model: torch.nn.Module, make: Callable[..., Any]) -> ZeroOptimizer:
-        """Cut up `model` and the state of its AdamW; asked again for the same model, forget all updates.
-
-        Raises:
-            ConfigError: a switch that does not go with weights in shares.
-        """
+        """Cut up `model` and the state of its AdamW; asked again for the same model, forget all updates."""
         if self._optimizer is not None:
             assert self._optimizer.model is model, "one engine trains one model"
             self._optimizer.forget()
@@ -75,8 +70,6 @@ class Zero(Engine):
             backend = "nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if self.stage == 3:
-            _require_plain(model)
         (inner,) = make(model, masters=False).inner
         config = settings(self._section, next(iter(trained.values())).dtype)
         runtime = self._deepspeed.initialize(
@@ -311,22 +304,6 @@ class ZeroOptimizer:
         size = p.ds_tensor.numel()
         part = value.flatten()[size * dist.get_rank() :][:size]
         return torch.nn.functional.pad(part, (0, size - part.numel()))
-
-
-def _require_plain(model: torch.nn.Module) -> None:
-    """Refuse what reads weights without calling the layer that they belong to: only the call gathers them."""
-    modules = list(model.modules())
-    refused = (
-        (any(is_fused(module) for module in modules), "speed.fused_lora", "fused LoRA reads the weights of all factors "
-         "at once, and zero3 gathers those of one layer", "set speed.fused_lora: false"),
-        (any(getattr(module, "_compiled_call_impl", None) is not None for module in modules), "speed.compile",
-         "compiled layers leave out the hooks with which zero3 gathers weights", "set speed.compile: false"),
-        (any(p.dtype.itemsize == 1 for p in model.parameters()), "model.quantization", "quantised weights lose "
-         "their scales when zero3 cuts them up", "set parallel.mode: zero2 or ddp; or model.quantization: none"),
-    )  # fmt: skip
-    for found, field, why, instead in refused:
-        if found:
-            raise ConfigError(why, field=field, help=instead)
 
 
 class _WithLoss(torch.nn.Module):

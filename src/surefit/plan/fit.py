@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from surefit.config.capabilities import require_together
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
@@ -164,7 +165,7 @@ def require_possible(resolved: Resolved, model: ModelFacts, hardware: HardwareFa
 
     Raises:
         MachineError: a device without memory.
-        ConfigError: a LoRA rank over the model's hidden size.
+        ConfigError: settings that do not go together; a LoRA rank over the model's hidden size.
     """
     if hardware.memory_bytes is not None and hardware.memory_bytes <= 0:
         raise MachineError(
@@ -172,6 +173,7 @@ def require_possible(resolved: Resolved, model: ModelFacts, hardware: HardwareFa
             field="hardware.gpu",
             help="name the GPU to plan for, e.g. --gpu h100",
         )
+    require_together(resolved.config)
     adapter = resolved.config.adapter
     if adapter.kind == "lora" and adapter.r > model.hidden_size:
         raise ConfigError(

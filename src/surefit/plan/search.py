@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from surefit.config.capabilities import conflicts, obstacle, traits
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.spread import accumulation, own_batch, processes
@@ -22,6 +23,7 @@ from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import covered
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, catalogue, model_facts
+from surefit.facts.shares import sharing_obstacle
 from surefit.plan.fit import Need, Verdict, need, require_possible, verdict
 from surefit.plan.forecast import Planner
 
@@ -174,44 +176,24 @@ def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]
     if mine not in ways:
         ways.insert(0, mine)
     for way in ways:
-        changed = _set(resolved, parallel=way, **_needs_of(way))
+        changed = _set(resolved, parallel=way)
+        if obstacle(changed.config, "fused LoRA"):
+            changed = _set(changed, speed={"fused_lora": False})
+        if changed.config.parallel.cp > 1:
+            changed = _set(changed, speed={"attention": "torch_varlen"})
         if _possible(changed, model):
             yield changed
-
-
-def _needs_of(way: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What else a way of sharing changes, and nothing that is learnt by it."""
-    if way["mode"] in ("tp", "zero3"):
-        return {"speed": {"fused_lora": False}}
-    if way["cp"] > 1:
-        return {"speed": {"attention": "torch_varlen"}}
-    return {}
 
 
 def _possible(resolved: Resolved, model: ModelFacts) -> bool:
     """Whether `train` takes this way of sharing."""
     config = resolved.config
-    mode, quantized = config.parallel.mode, config.model.quantization != "none"
-    count = config.parallel.tp
-    if config.parallel.cp > 1 and (model.packing_obstacle is not None or config.train.neftune_noise_alpha is not None):
-        return False
-    dora = config.adapter.kind == "lora" and config.adapter.use_dora
-    if dora and (mode not in ("ddp", "fsdp") or config.parallel.cp > 1):  # rule ADP006
+    if conflicts(traits(config)) or sharing_obstacle(config, model):
         return False
     with contextlib.suppress(ConfigError):
         require_shareable(config)
-        match mode:
-            case "fsdp":
-                return not quantized and config.train.optimizer == "adamw"
-            case "zero2":
-                return config.train.optimizer == "adamw"
-            case "zero3":
-                return not quantized and config.train.optimizer == "adamw" and not config.speed.compile
-            case "tp":
-                widths = (model.num_attention_heads, model.num_key_value_heads, model.intermediate_size or 1)
-                return not quantized and covered(model) and all(width % count == 0 for width in widths)
-            case _:
-                return True
+        even = (model.intermediate_size or 1) % config.parallel.tp == 0
+        return config.parallel.mode != "tp" or (covered(model) and even)
     return False
 
 

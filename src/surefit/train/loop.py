@@ -19,6 +19,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.checkpoint.snapshot import state_of
+from surefit.config.capabilities import require_together
 from surefit.config.resolve import HardwareLike, leaves, optimizer_steps
 from surefit.config.schema import Config
 from surefit.core.errors import Interrupted
@@ -73,7 +74,7 @@ class Training:
 
     Raises:
         DataError: no rows, or one without a supervised token.
-        ConfigError: `checkpoint.keep_best` is not measured.
+        ConfigError: settings that do not go together; `checkpoint.keep_best` is not measured.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Training:
         sinks: Sequence[Sink] = (),
         engine: Engine = SINGLE,
     ) -> None:
+        require_together(config)
         self.engine, self.world = engine, engine.world
         self.adapted = lora_modules(model) if isinstance(model, PeftModel) else {}
         self.model, self.tokenizer, self.config, self.run = engine.wrap(model), tokenizer, config, run

@@ -31,16 +31,11 @@ def make_optimizer(model: torch.nn.Module, train: TrainSection, masters: bool = 
             place of the parameters in `inner`.
 
     Raises:
-        ConfigError: bitsandbytes is needed and not installed; or this optimizer cannot work in shares.
+        ConfigError: bitsandbytes is needed and not installed.
     """
     if train.optimizer == "adamw":
         return MasterAdamW(model, train.weight_decay, masters)
-    if not masters:
-        raise ConfigError(
-            f"the state of {train.optimizer} is not one number per weight, so DeepSpeed cannot share it out",
-            field="train.optimizer",
-            help="set adamw: its state is shared by all devices; or parallel.mode: ddp",
-        )
+    assert masters, "config/capabilities.py: no 8-bit or paged state in shares"
     return BitsAndBytesAdamW(model, train.weight_decay, train.optimizer)
 
 

@@ -40,18 +40,6 @@ def config(count: int, **sections: Any) -> Config:
         (2, {"parallel": {"mode": "ddp", "dp_replicate": 2}}, "parallel.mode ddp has no use for it"),
         (2, {"parallel": {"mode": "ddp", "offload": True}}, "parallel.mode ddp with 2 processes keeps nothing"),
         (1, {"parallel": {"mode": "fsdp", "offload": True}}, "parallel.mode fsdp with 1 process keeps nothing"),
-        (2, {"parallel": {"mode": "tp", "tp": 2}, "train": {"optimizer": "adamw_8bit"}}, "adamw_8bit cannot update"),
-        (2, {"parallel": {"mode": "tp", "tp": 2}, "speed": {"compile": True}}, "cannot be compiled"),
-        (
-            2,
-            {"parallel": {"mode": "cp", "cp": 2}, "speed": {"attention": "flash_attention_2"}},
-            "flash_attention_2 cannot",
-        ),
-        (
-            2,
-            {"parallel": {"mode": "fsdp", "cp": 2}, "speed": {"attention": "flash_attention_2"}},
-            "flash_attention_2 cannot",
-        ),
     ],
 )
 def test_impossible_ways_of_sharing(count: int, sections: dict[str, Any], problem: str) -> None:

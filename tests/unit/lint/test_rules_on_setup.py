@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from surefit.config.schema import Config
 from surefit.core.units import GIB
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
@@ -281,12 +282,14 @@ def test_no_rule_raises_on_odd_values(values: dict[str, Any], tool: str) -> None
     [
         ("fsdp", "no process has the whole model"),
         ("tp", "no process has the whole model"),
-        ("cp", "attention waits for the other parts"),
-        ("zero2", "is not supported"),
+        ("cp", "none can answer alone"),
+        ("zero2", "has not been built"),
     ],
 )
 def test_why_a_shared_model_is_not_scored_in_training(mode, reason):
-    context = LintContext(None, Path("run.yaml"), setup=Setup(tool="surefit", parallel=mode, generates_in_loop=True))
+    sections = {"parallel": {"mode": mode}, "evaluate": {"in_training": True}}
+    tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x"} | sections
+    context = LintContext(Config.model_validate(tree), Path("run.yaml"))
     (said,) = (found.message for found in run_rules(context).findings if found.code == "PAR011")
-    assert said.startswith(f"with parallel.mode {mode} ")
+    assert said.startswith(f"parallel.mode {mode} and answers in training do not go together: ")
     assert reason in said

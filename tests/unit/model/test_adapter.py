@@ -14,7 +14,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, GateError
 from surefit.model.adapter import adapted_modules, add_adapter, completeness, lora_modules, trainable_parameters
-from surefit.model.quantize import finish_loading
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -159,12 +158,6 @@ def test_of_dora_the_magnitudes_belong_to_it(tmp_path: Path, change: dict[str, A
         return
     with pytest.raises(GateError, match=words):
         completeness(tmp_path, lora_modules(model))
-
-
-def test_dora_over_float8_is_refused() -> None:
-    model = finish_loading(tiny_run.llama(), "fp8")
-    with pytest.raises(ConfigError, match="reads float8 weights without their scales"):
-        add_adapter(model, AdapterSection(use_dora=True))
 
 
 def test_an_unreadable_adapter_is_stopped(saved: tuple[Path, PeftModel]) -> None:

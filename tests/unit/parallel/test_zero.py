@@ -3,21 +3,18 @@
 import importlib
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import tiny_run
 import torch
 
 from surefit.config.schema import ParallelSection
-from surefit.core.errors import ConfigError, MachineError
-from surefit.model.fused_lora import fuse_lora
-from surefit.model.prepare import prepare_for_training
+from surefit.core.errors import MachineError
 from surefit.parallel import zero
 from surefit.parallel.engine import engine_of
 from surefit.parallel.mesh import World
 from surefit.train.loss import can_chunk
-from surefit.train.optim import MasterAdamW, make_optimizer
+from surefit.train.optim import MasterAdamW
 
 INSTALLED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(not INSTALLED, reason='needs DeepSpeed: pip install "surefit[deepspeed]"')
@@ -40,13 +37,6 @@ def test_the_engine_is_found_by_its_mode() -> None:
     assert (engine.name, engine.stage, engine.data_size) == ("zero3", 3, 1)
 
 
-@pytest.mark.parametrize("kind", ["adamw_8bit", "paged_adamw"])
-def test_an_optimizer_whose_state_cannot_be_shared_out_is_refused(kind: str) -> None:
-    settings = tiny_run.config(Path("unused"), Path("unused"), optimizer=kind).train
-    with pytest.raises(ConfigError, match=kind):
-        make_optimizer(tiny_run.llama(), settings, masters=False)
-
-
 def test_without_masters_the_parameters_themselves_are_in_the_groups() -> None:
     model = tiny_run.llama().bfloat16()
     optimizer = MasterAdamW(model, 0.1, masters=False)
@@ -54,37 +44,6 @@ def test_without_masters_the_parameters_themselves_are_in_the_groups() -> None:
     held = {id(p) for group in inner.param_groups for p in group["params"]}
     assert held == {id(p) for p in model.parameters()}
     assert [group["weight_decay"] for group in inner.param_groups] == [0.1, 0.0]
-
-
-def _fused() -> torch.nn.Module:
-    settings = tiny_run.config(Path("unused"), Path("unused"))
-    model, _ = prepare_for_training(tiny_run.llama(), settings, tiny_run.CPU)
-    fuse_lora(model)
-    return model
-
-
-def _compiled() -> torch.nn.Module:
-    model = tiny_run.llama()
-    model.model.layers[0].compile()
-    return model
-
-
-def _quantised() -> torch.nn.Module:
-    model = tiny_run.llama()
-    layer = model.model.layers[0].mlp.up_proj
-    layer.weight = torch.nn.Parameter(layer.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "field"),
-    [(_fused, "speed.fused_lora"), (_compiled, "speed.compile"), (_quantised, "model.quantization")],
-)
-def test_stage_three_refuses_what_reads_weights_behind_its_back(make, field: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        zero._require_plain(make())
-    assert caught.value.field == field
-    zero._require_plain(tiny_run.llama())
 
 
 def test_what_deepspeed_is_told(tmp_path) -> None:

@@ -13,15 +13,13 @@ from surefit.core.units import bytes_text, count_text
 from surefit.facts.budget import MOMENTS, OUTPUT_HEADS
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, LintContext, named_by, rule
 
 SCALES = (1 / 64, 32)
 """alpha / r of settings that are known to train: PEFT's default alpha of 8 at rank 512, and alpha 32 at rank 1."""
 KNOWN = "settings that are known to train lie between 0.06 and 32"
 STABILISED = 16
 """alpha / √r of alpha = r at rank 256: above, it was written for alpha / r."""
-PROVED = (None, "none", "ddp", "fsdp")
-"""Ways to share a run in which DoRA trains what one process trains: tests/distributed/test_data_parallel.py."""
 FROZEN_STORAGE = ("nf4", "fp4", "int8", "gptq", "awq")
 """Ways to store weights in which no gradient step can be expressed."""
 STORED_QUANTIZED = ("bitsandbytes", "gptq", "awq")
@@ -243,8 +241,8 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
             )
 
 
-@rule("ADP006", "dora-not-possible-there", severity="error", needs=(Config, Setup), suppressible=False)
-def dora_not_possible_there(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
+@rule("ADP006", "dora-not-possible-there", severity="error", needs=(Config,), suppressible=False)
+def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Finding]:
     """DoRA is asked for together with something that cannot compute it, or was never shown to.
 
     ## What it does
@@ -267,26 +265,7 @@ def dora_not_possible_there(context: LintContext, config: Config, setup: Setup) 
     `get_weight_norm` takes the norm of each row, of what `dequantize_module_weight` makes of bitsandbytes' and
     torchao's weights.
     """
-    if setup.tool != "surefit" or setup.adapter != "dora":
-        return
-    mode = setup.parallel
-    causes = {
-        "model.quantization": config.model.quantization == "fp8"
-        and ("PEFT's DoRA reads float8 weights without their scales", "set model.quantization: nf4 or none"),
-        "speed.fused_lora": config.speed.fused_lora is True
-        and ("fused LoRA computes plain LoRA, and has no magnitudes", "set speed.fused_lora: auto"),
-        "speed.compile": config.speed.compile
-        and ("compiled layers and DoRA have not been proved together", "set speed.compile: false"),
-        "parallel.cp": config.parallel.cp > 1
-        and mode in PROVED
-        and ("shared tokens and DoRA have not been proved together", "set parallel.cp: 1"),
-        "parallel.mode": mode not in PROVED
-        and (f"parallel.mode {mode} and DoRA have not been proved together", "set parallel.mode: ddp or fsdp"),
-    }
-    for field, found in causes.items():
-        if found:
-            message, change = found
-            yield Finding(field=field, message=message, help=f"{change}, or adapter.use_dora: false")
+    yield from named_by(context, config, "ADP006")
 
 
 def _adapter_config(directory: Path) -> dict[str, Any] | str:

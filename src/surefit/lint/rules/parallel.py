@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from surefit.config.schema import Config
 from surefit.config.spread import data_ranks
+from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.facts.shares import sharing_obstacle
+from surefit.lint.rule import Finding, LintContext, named_by, rule
 
 SPREADING = {"auto", "balanced", "balanced_low_0", "sequential"}
 """Values of device_map that lay one model over several GPUs."""
@@ -284,17 +286,17 @@ def unused_parameters_with_checkpointing(context: LintContext, setup: Setup) -> 
         )
 
 
-@rule("PAR009", "quantised-weights-in-shards", severity="error", needs=(Setup,))
-def quantised_weights_in_shards(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR009", "quantised-weights-in-shards", severity="error", needs=(Config,), suppressible=False)
+def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterator[Finding]:
     """Quantised weights are to be cut into shards, and their scales are kept beside them.
 
     ## What it does
-    Looks, in SureFit's own config, for `parallel.mode` fsdp together with `model.quantization` nf4 or fp8.
+    Looks, in SureFit's own config, for `parallel.mode` fsdp, zero3 or tp together with `model.quantization` nf4 or fp8.
 
     ## Why it is bad
     The layers read their scales from the weight itself, which is another object each time that it is gathered:
-    bitsandbytes then builds a new one inside the forward pass, that FSDP knows nothing of. SureFit refuses it when
-    training starts; this says so before.
+    bitsandbytes then builds a new one inside the forward pass, that FSDP knows nothing of. zero3 gathers the weights
+    without their scales, and tensor parallelism cuts through the blocks that share one.
 
     ## Example
     `model.quantization: nf4`, `parallel.mode: fsdp`.
@@ -306,12 +308,7 @@ def quantised_weights_in_shards(context: LintContext, setup: Setup) -> Iterator[
     bitsandbytes 0.50, `nn/modules.py`: `fix_4bit_weight_quant_state_from_module` replaces `module.weight` by a fresh
     `Params4bit` where it finds a plain parameter.
     """
-    if setup.tool == "surefit" and setup.parallel == "fsdp" and setup.quantization in ("nf4", "fp8"):
-        yield Finding(
-            field="parallel",
-            message=f"fsdp cannot shard weights in {setup.quantization}",
-            help="set parallel.mode: ddp, or model.quantization: none",
-        )
+    yield from named_by(context, config, "PAR009")
 
 
 @rule("PAR010", "processes-without-micro-batches", severity="warning", needs=(Config,))
@@ -349,8 +346,8 @@ def processes_without_micro_batches(context: LintContext, config: Config) -> Ite
         )
 
 
-@rule("PAR011", "scores-in-training-of-a-shared-model", severity="error", needs=(Setup,))
-def scores_in_training_of_a_shared_model(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR011", "scores-in-training-of-a-shared-model", severity="error", needs=(Config,), suppressible=False)
+def scores_in_training_of_a_shared_model(context: LintContext, config: Config) -> Iterator[Finding]:
     """Answers are to be generated in training by a model that one process alone cannot run.
 
     ## What it does
@@ -370,18 +367,62 @@ def scores_in_training_of_a_shared_model(context: LintContext, setup: Setup) -> 
     ## Evidence
     Of the design: `fully_shard` gathers a layer by a call that all processes must make.
     """
-    shared = setup.parallel not in (None, "none", "ddp")
-    if setup.tool == "surefit" and setup.generates_in_loop and shared:
+    yield from named_by(context, config, "PAR011")
+
+
+@rule("PAR012", "mode-excludes-setting", severity="error", needs=(Config,), suppressible=False)
+def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Finding]:
+    """A way to share the run does not go with another setting.
+
+    ## What it does
+    Looks up `parallel.mode` and `parallel.cp`, as they are decided, with the optimizer, fused LoRA, compiled layers,
+    NEFTune and flash attention in the table of what does not go together.
+
+    ## Why it is bad
+    The engine would stop after the model is loaded, or train something else than one process does.
+
+    ## Example
+    `speed.compile: true` with `parallel.mode: zero3`.
+
+    ## Fix
+    The finding says what to change.
+
+    ## Evidence
+    `config/capabilities.py` has a reason for each row; `tests/combinations` trains two steps of all pairs that it
+    allows. Found by that test: 8-bit optimizers under fsdp and zero2, compiled layers under pp, fused LoRA under zero3
+    were refused by the engines only, after loading.
+    """
+    yield from named_by(context, config, "PAR012")
+
+
+@rule("PAR013", "model-not-shareable", severity="error", needs=(Config, ModelFacts), suppressible=False)
+def model_not_shareable(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+    """This model cannot be shared by as many processes, or not in this way.
+
+    ## What it does
+    Divides the attention heads and the key heads by `parallel.tp`, compares the layers with `parallel.pp`, and asks
+    whether tokens read each other only by attention where `parallel.cp` shares them.
+
+    ## Why it is bad
+    A head cannot be cut, and a stage needs a layer: training would stop after the model is loaded. A layer that hands
+    on a state would not see the tokens of the other processes.
+
+    ## Example
+    `parallel: {mode: tp, tp: 4}` with a model of 14 attention heads and 2 key heads.
+
+    ## Fix
+    Another number of processes, or another `parallel.mode`.
+
+    ## Evidence
+    Qwen2.5-0.5B has 14 heads and 2 key heads: `parallel/tensor.py` refused tp: 4 when the model was there.
+    """
+    decided = context.resolved.config if context.resolved else config
+    found = sharing_obstacle(decided, model)
+    if found:
+        field, why = found
+        size = getattr(decided.parallel, field.rpartition(".")[2])
         yield Finding(
-            field="generates_in_loop",
-            message=f"with parallel.mode {setup.parallel} {_why_not_alone(setup.parallel)}",
-            help="set evaluate.in_training: false, and run `surefit evaluate` afterwards",
+            field=field,
+            message=f"{model.name} cannot be trained with {field}: {size}: {why}",
+            help="choose a number that divides them, or another parallel.mode",
         )
-
-
-def _why_not_alone(mode: str | None) -> str:
-    reasons = {
-        "cp": "each process reads a part of the tokens, and attention waits for the other parts: none can answer alone",
-        "zero2": "answering while training is not supported: it is under ddp and on one device",
-    }
-    return reasons.get(mode or "", "no process has the whole model that is to answer")

@@ -1,0 +1,267 @@
+"""What the code says of its own form: size, length of functions, files that an addition touches, dead and double names.
+
+python scripts/house.py [--json]          (tests/arch/test_house.py holds the lines that must not be crossed)
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import statistics
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parents[1] / "src" / "surefit"
+EXEMPLARS = {
+    "a parallel mode": r"zero3",
+    "an optimizer": r"paged_adamw\b",
+    "a telemetry sink": r"tensorboard",
+    "a recipe": r"amr_parsing\b",
+    "a rule": r"PAR013",
+}
+"""Kind of addition → what every file that knows one of that kind mentions."""
+PATCHED = {"model/compat.py", "plan/ranks.py", "plan/simulate.py"}
+"""Where names of other packages may be replaced (docs/adr)."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package."""
+
+    path: Path
+
+    @property
+    def file(self) -> str:
+        return self.path.relative_to(SOURCE).as_posix()
+
+    @property
+    def name(self) -> str:
+        return ".".join(["surefit", *self.path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def definitions(self) -> Iterator[Function | ast.ClassDef]:
+        """At the top of the file."""
+        yield from (node for node in self.tree.body if isinstance(node, Function | ast.ClassDef))
+
+    @property
+    def functions(self) -> Iterator[Function]:
+        yield from (node for node in ast.walk(self.tree) if isinstance(node, Function))
+
+
+def modules() -> list[Module]:
+    return [Module(path) for path in sorted(SOURCE.rglob("*.py"))]
+
+
+def source_lines(module: Module) -> int:
+    """Lines with code on them: no blank lines, comments or docstrings."""
+    ignored = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type not in ignored:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - set(_docstring_lines(module.tree)))
+
+
+def _docstring_lines(tree: ast.AST) -> Iterator[int]:
+    """Those of every string that stands alone as a statement."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def function_lengths(found: Iterable[Module]) -> list[int]:
+    """Lines of each function, its docstring left out."""
+    return [
+        (node.end_lineno or node.lineno) - node.lineno + 1 - len(set(_docstring_lines(node)))
+        for module in found
+        for node in module.functions
+    ]
+
+
+def touched(found: Iterable[Module], pattern: str) -> list[str]:
+    """Files that mention what an addition of this kind is called."""
+    return [module.file for module in found if re.search(pattern, module.text)]
+
+
+def defined_twice(found: Iterable[Module]) -> dict[str, list[str]]:
+    """Public names at the top of more than one file; rules and commands have theirs from a table."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in found:
+        for node in module.definitions:
+            if not node.name.startswith("_"):
+                places[node.name].append(module.file)
+    return {name: files for name, files in sorted(places.items()) if len(files) > 1}
+
+
+def without_caller(found: Iterable[Module]) -> list[str]:
+    """Functions and classes that nothing in the package mentions; decorated ones are called by what decorates them."""
+    found = list(found)
+    mentioned: dict[str, int] = defaultdict(int)
+    for module in found:
+        for name in _mentions(module.tree):
+            mentioned[name] += 1
+    return [
+        f"{module.file}:{node.lineno} {node.name}"
+        for module in found
+        for node in module.definitions
+        if not mentioned[node.name] and not node.decorator_list and node.name != "main"
+    ]
+
+
+def _mentions(tree: ast.AST) -> Iterator[str]:
+    """Every name that is read, imported from another file's text, or written in a string that a loader takes apart."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 80:
+            yield from re.findall(r"\w+", node.value)
+
+
+def circles(found: Iterable[Module]) -> list[list[str]]:
+    """Files that import one another, directly or around; imports for types alone do not count."""
+    found = list(found)
+    names = {module.name: module.file for module in found}
+    graph = {module.file: {names[name] for name in _imports(module, names) if name != module.name} for module in found}
+    return sorted(group for group in _strong(graph) if len(group) > 1)
+
+
+def _imports(module: Module, names: dict[str, str]) -> Iterator[str]:
+    skipped = {
+        id(inner)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(module.tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in names:
+                    yield inner
+                elif node.module in names:
+                    yield node.module
+
+
+def _strong(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """Strongly connected components (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in order:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], order[other])
+        if low[node] == order[node]:
+            place = stack.index(node)
+            groups.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for node in sorted(graph):
+        if node not in order:
+            visit(node)
+    return iter(groups)
+
+
+def patches(found: Iterable[Module]) -> list[str]:
+    """Attributes of other packages' modules and classes that are replaced, outside the places for it."""
+    return [
+        f"{module.file}:{line} {what}"
+        for module in found
+        if module.file not in PATCHED
+        for line, what in _replaced(module.tree)
+    ]
+
+
+def _replaced(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    foreign = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            foreign |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("surefit"):
+            foreign |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                text = ast.unparse(target)
+                if isinstance(target, ast.Attribute) and _root(target) in foreign and ".config." not in text:
+                    yield node.lineno, text
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "mock.patch.object", "patch.object"):
+            if node.args and _root(node.args[0]) in foreign:
+                yield node.lineno, ast.unparse(node)[:80]
+
+
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def report() -> dict[str, Any]:
+    found = modules()
+    lengths = sorted(function_lengths(found))
+    return {
+        "files": len(found),
+        "source_lines": sum(map(source_lines, found)),
+        "functions": len(lengths),
+        "function_lines": {
+            "p50": round(statistics.median(lengths)),
+            "p90": lengths[int(0.9 * len(lengths))],
+            "max": lengths[-1],
+        },
+        "files_to_touch": {kind: touched(found, pattern) for kind, pattern in EXEMPLARS.items()},
+        "defined_twice": defined_twice(found),
+        "without_caller": without_caller(found),
+        "circles": circles(found),
+        "patches_outside_their_place": patches(found),
+    }
+
+
+def main() -> None:
+    found = report()
+    if "--json" in sys.argv[1:]:
+        print(json.dumps(found, indent=1))
+        return
+    lines = found["function_lines"]
+    print(f"{found['source_lines']:,} lines of code in {found['files']} files")
+    print(f"{found['functions']:,} functions: p50 {lines['p50']}, p90 {lines['p90']}, max {lines['max']} lines")
+    for kind, files in found["files_to_touch"].items():
+        print(f"{kind}: {len(files)} files: {', '.join(files)}")
+    for title in ("defined_twice", "without_caller", "circles", "patches_outside_their_place"):
+        print(f"\n{title.replace('_', ' ')}: {len(found[title])}")
+        entries = found[title].items() if isinstance(found[title], dict) else found[title]
+        for entry in entries:
+            print(f"  {entry}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What does not go with what: one table, with the reason and the way out.
+
+`check` names every row that a config meets, `resolve` and the plan's search choose nothing that meets one, and the
+engines refuse by the same rows what they find in a model. To allow or refuse a combination, change the table; the
+combinations of tests/combinations say whether it is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError
+
+Trait = Literal[
+    "single", "ddp", "fsdp", "zero2", "zero3", "tp", "cp", "pp",  # parallel.mode
+    "shared tokens",  # parallel.cp, under any mode
+    "nf4", "fp8",  # model.quantization
+    "adamw_8bit", "paged_adamw", "paged_adamw_8bit",  # train.optimizer
+    "all weights", "DoRA", "fused LoRA", "compiled layers", "NEFTune", "flash attention", "answers in training",
+]  # fmt: skip
+"""What a run has, as far as it matters for the table."""
+TRAITS: tuple[Trait, ...] = get_args(Trait)
+
+QUANTIZED: tuple[Trait, ...] = ("nf4", "fp8")
+BITSANDBYTES: tuple[Trait, ...] = ("adamw_8bit", "paged_adamw", "paged_adamw_8bit")
+WITHOUT: dict[Trait, str] = {
+    **dict.fromkeys(QUANTIZED, "model.quantization: none"),
+    **dict.fromkeys(BITSANDBYTES, "train.optimizer: adamw"),
+    "all weights": "adapter.kind: lora",
+    "DoRA": "adapter.use_dora: false",
+    "fused LoRA": "speed.fused_lora: false",
+    "compiled layers": "speed.compile: false",
+    "NEFTune": "train.neftune_noise_alpha: null",
+    "flash attention": "speed.attention: auto",
+    "answers in training": "evaluate.in_training: false",
+    "shared tokens": "parallel.cp: 1",
+}
+"""The setting with which a trait is gone; the others are values of `parallel.mode`."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two traits that do not go together.
+
+    Attributes:
+        one, other: the traits; `other` is the one that is named as the fault, and given up in the help.
+        why: as a clause.
+        instead: another way out than giving up `other`.
+        code: the rule that names it.
+    """
+
+    one: Trait
+    other: Trait
+    why: str
+    instead: str
+    code: str
+
+    @property
+    def field(self) -> str:
+        return WITHOUT[self.other].partition(":")[0]
+
+    @property
+    def message(self) -> str:
+        return f"{_named(self.one)} and {_named(self.other)} do not go together: {self.why}"
+
+    @property
+    def help(self) -> str:
+        return f"set {WITHOUT[self.other]}{f'; or {self.instead}' if self.instead else ''}"
+
+
+def _named(trait: Trait) -> str:
+    if trait in (*QUANTIZED, *BITSANDBYTES):
+        return f"{WITHOUT[trait].partition(':')[0]} {trait}"
+    return trait if trait in WITHOUT else f"parallel.mode {trait}"
+
+
+def _rows(code: str, ones: Iterable[Trait], others: Iterable[Trait], why: str, instead: str = "") -> Iterator[Conflict]:
+    yield from (Conflict(one, other, why, instead, code) for one in ones for other in others)
+
+
+NOT_PROVED = "that it trains what one process trains has not been proved"
+WHOLE = "parallel.mode: ddp"
+CONFLICTS: tuple[Conflict, ...] = (
+    *_rows("PAR009", ["fsdp"], QUANTIZED, "the scales of quantised weights are kept beside them", WHOLE),
+    *_rows("PAR009", ["zero3"], QUANTIZED, "quantised weights lose their scales when they are cut up",
+           "parallel.mode: zero2 or ddp"),
+    *_rows("PAR009", ["tp"], QUANTIZED, "the blocks of quantised weights run across the edges of slices",
+           "parallel.mode: pp or ddp"),
+    *_rows("PAR012", ["fsdp"], BITSANDBYTES, "the optimizers of bitsandbytes cannot update shards", WHOLE),
+    *_rows("PAR012", ["zero2", "zero3"], BITSANDBYTES,
+           "its state is not one number per weight, so DeepSpeed cannot share it out", WHOLE),
+    *_rows("PAR012", ["tp"], BITSANDBYTES, "it cannot update matrices that several processes share",
+           "another parallel.mode"),
+    *_rows("PAR012", ["zero3"], ["fused LoRA"],
+           "it reads the factors of several layers at once, and zero3 gathers those of the layer that is called"),
+    *_rows("PAR012", ["tp"], ["fused LoRA"], "it multiplies whole factors, and tensor parallelism cuts them"),
+    *_rows("PAR012", ["zero3"], ["compiled layers"], "they leave out the hooks with which zero3 gathers weights"),
+    *_rows("PAR012", ["tp"], ["compiled layers"], NOT_PROVED),
+    *_rows("PAR012", ["pp"], ["compiled layers"], "torch cannot trace what leaves out other stages' layers"),
+    *_rows("PAR012", ["shared tokens"], ["NEFTune"],
+           "its noise depends on the length of a document, of which each process has a part"),
+    *_rows("PAR012", ["shared tokens"], ["flash attention"],
+           "it cannot read an example whose tokens several processes share"),
+    *_rows("ADP003", ["all weights"], QUANTIZED, "integers have no gradient", "adapter.kind: lora"),
+    *_rows("ADP006", ["fp8"], ["DoRA"], "PEFT's DoRA reads float8 weights without their scales",
+           "model.quantization: nf4 or none"),
+    *_rows("ADP006", ["DoRA"], ["fused LoRA"], "it computes plain LoRA, and has no magnitudes"),
+    *_rows("ADP006", ["DoRA"], ["compiled layers"], NOT_PROVED),
+    *_rows("ADP006", ["zero2", "zero3", "tp", "pp"], ["DoRA"], NOT_PROVED, "parallel.mode: ddp or fsdp"),
+    *_rows("ADP006", ["shared tokens"], ["DoRA"], NOT_PROVED, "parallel.cp: 1"),
+    *_rows("PAR011", ["fsdp", "zero3", "tp", "pp"], ["answers in training"],
+           "no process has the whole model that is to answer", "`surefit evaluate` afterwards"),
+    *_rows("PAR011", ["cp"], ["answers in training"], "attention waits for the other processes' share of the tokens: "
+           "none can answer alone", "`surefit evaluate` afterwards"),
+    *_rows("PAR011", ["zero2"], ["answers in training"], "it has not been built: answers are given under ddp and on "
+           "one device", "`surefit evaluate` afterwards"),
+)  # fmt: skip
+
+
+def traits(config: Config) -> frozenset[Trait]:
+    """Those of a config; what is "auto" in it counts as chosen so that nothing conflicts."""
+    adapter, train, speed, parallel = config.adapter, config.train, config.speed, config.parallel
+    lora = adapter.kind == "lora"
+    there = {
+        "shared tokens": parallel.cp > 1,
+        "all weights": not lora,
+        "DoRA": lora and adapter.use_dora,
+        "fused LoRA": lora and speed.fused_lora is True,
+        "compiled layers": speed.compile,
+        "NEFTune": train.neftune_noise_alpha is not None,
+        "flash attention": speed.attention.startswith("flash"),
+        "answers in training": config.evaluate.in_training,
+    }
+    # tp, pp and cp say by their size alone which mode `auto` will be.
+    sized = [name for name in ("tp", "pp") if getattr(parallel, name) > 1]
+    values = {parallel.mode, *sized, config.model.quantization, train.optimizer}
+    return frozenset(trait for trait in TRAITS if trait in values or there.get(trait, False))
+
+
+def conflicts(there: frozenset[Trait]) -> list[Conflict]:
+    """Every row that these traits meet."""
+    return [row for row in CONFLICTS if row.one in there and row.other in there]
+
+
+def obstacle(config: Config, trait: Trait) -> Conflict | None:
+    """The first row that the config would meet with this trait added."""
+    before = traits(config)
+    return next((row for row in conflicts(before | {trait}) if trait in (row.one, row.other)), None)
+
+
+def require_together(config: Config) -> None:
+    """Refuse settings that do not go together.
+
+    Raises:
+        ConfigError: the first row that they meet, the others behind it.
+    """
+    errors = [ConfigError(row.message, field=row.field, help=row.help) for row in conflicts(traits(config))]
+    if errors:
+        first, *rest = errors
+        first.also = tuple(rest)
+        raise first
