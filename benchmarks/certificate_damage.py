@@ -27,8 +27,9 @@ from safetensors.torch import load_file, save_file
 from surefit.cli.prepare import prepare
 from surefit.config.schema import ModelSection
 from surefit.core.sampling import evenly
+from surefit.data.dataset import build_dataset
 from surefit.data.formats import read_splits
-from surefit.data.tokenize import build_dataset, tokenize_prompt
+from surefit.data.tokenize import tokenize_prompt
 from surefit.evaluate.rows import read_answer
 from surefit.evaluate.stats import paired_bootstrap
 from surefit.generate.engine import Decoding, generate

@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.cli.foreign import findings_of
+from surefit.cli.foreign import run_fair_rules
 from surefit.core.errors import SureFitError
 from surefit.foreign import Foreign, read
 from surefit.foreign.write import config_text
+from surefit.lint.engine import all_rules
 
 REJECTED = "the_tools_own_parser_rejects"
 REFUSED = "not a file of a tool that SureFit knows"
@@ -65,7 +66,7 @@ def judged(root: Path, entry: dict[str, str]) -> Judged:
             one.errors = [f"{error.line}: {error.message}"]
         return one
     one.taken_for = found.tool
-    for finding in findings_of(found):
+    for finding in run_fair_rules(found, all_rules())[0].findings:
         said = f"{finding.code}:{finding.line}: {finding.message}"
         {"error": one.errors, "warning": one.warnings}.get(finding.severity, []).append(said)
     if found.loaded is not None:

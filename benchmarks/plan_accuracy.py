@@ -181,17 +181,17 @@ def _batch(case: Case, seed: int) -> dict[str, Any]:
 
 def predict(case: Case, gpu: str) -> dict[str, Any]:
     """What the plan says of it."""
-    from surefit.facts.gpus import find_gpu
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
+    from surefit.plan.forecast import Planner
     from surefit.plan.setting import setting_of
     from surefit.plan.simulate import simulate
-    from surefit.plan.time import step_time
 
-    setting = setting_of(resolved(case), model_facts(SHAPES[case.shape]), hardware_facts(gpu, Path.cwd()))
-    found, known = simulate(setting, expandable=case.expandable), find_gpu(gpu)
+    made, model, hardware = resolved(case), model_facts(SHAPES[case.shape]), hardware_facts(gpu, Path.cwd())
+    found = simulate(setting_of(made, model, hardware), expandable=case.expandable)
+    step = Planner(model).step(made, hardware)
     phases = {phase.name: {"allocated": phase.allocated, "reserved": phase.reserved} for phase in found.phases}
-    return {"phases": phases, "seconds": step_time(setting, known).seconds if known else None}
+    return {"phases": phases, "seconds": step.seconds if step else None}
 
 
 def run(case: Case) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def write_rows(folder: Path, workload: Workload) -> dict[str, Any]:
     import yaml
 
     from surefit.cli.prepare import prepare
+    from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
-    from surefit.data.tokenize import build_dataset
     from surefit.model.load import load_tokenizer
 
     source = SHARED if SHARED.is_file() else SAMPLES

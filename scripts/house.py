@@ -30,6 +30,7 @@ EXEMPLARS = {
 """Kind of addition → what every file that knows one of that kind mentions."""
 PATCHED = {"model/compat.py", "plan/ranks.py", "plan/simulate.py"}
 """Where names of other packages may be replaced (docs/adr)."""
+SETTERS = ("setattr", "mock.patch.object", "patch.object")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -215,9 +216,8 @@ def _replaced(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 text = ast.unparse(target)
                 if isinstance(target, ast.Attribute) and _root(target) in foreign and ".config." not in text:
                     yield node.lineno, text
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "mock.patch.object", "patch.object"):
-            if node.args and _root(node.args[0]) in foreign:
-                yield node.lineno, ast.unparse(node)[:80]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in SETTERS and _root(node.args[0]) in foreign:
+            yield node.lineno, ast.unparse(node)[:80]
 
 
 def _root(node: ast.expr) -> str | None:

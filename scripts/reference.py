@@ -99,8 +99,8 @@ def combinations_page() -> str:
     alike: dict[tuple[str, str, tuple[Trait, ...]], list[Trait]] = {}
     for (code, why, other), ones in refused.items():
         alike.setdefault((code, why, tuple(ones)), []).append(other)
-    for (code, why, ones), others in alike.items():
-        lines.append(f"| {_words(ones)} | {_words(others)} | {why} | [{code}](rules.md#{code.lower()}) |")
+    for (code, why, first), others in alike.items():
+        lines.append(f"| {_words(first)} | {_words(others)} | {why} | [{code}](rules.md#{code.lower()}) |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The Berkeley leaderboard's checker and decoder, case by case: recorded verdicts of the real code against ours."""
+"""The Berkeley leaderboard's checker, case by case: recorded verdicts of the real code against ours."""
 
 import json
 from collections import Counter
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from surefit.metrics.bfcl_checker import check_calls
-from surefit.metrics.bfcl_decode import DecodeError, decode_calls
 
 DATA = Path(__file__).parents[2] / "../shared/data/function_calling"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the shared benchmark data is not beside this checkout")
@@ -40,20 +39,6 @@ def test_checker_agrees_on_every_recorded_case(questions, answers):
     assert disagreements == []
     verdicts = Counter(case["valid"] for case in cases)
     assert min(verdicts[True], verdicts[False]) > 100, "cases of both verdicts, or agreement would mean little"
-
-
-@pytest.mark.parametrize("case", _read(DATA / "scorer/bfcl_decode_cases.jsonl") if DATA.is_dir() else [], ids=repr)
-def test_decoder_agrees_on_every_recorded_case(case):
-    try:
-        decoded = [{call["name"]: call["arguments"]} for call in decode_calls(case["raw"])]
-    except DecodeError:
-        decoded = None
-    assert (decoded is not None) == case["ok"]
-    assert bool(decoded) == case["counts_as_call"]
-    if "decoded_repr" in case:
-        assert repr(decoded) == case["decoded_repr"]
-    elif case["ok"]:
-        assert json.loads(json.dumps(decoded)) == case["decoded"]
 
 
 @pytest.mark.parametrize("row_id", ["live_simple_106-63-0", "live_multiple_862-181-3", "live_multiple_964-207-0"])

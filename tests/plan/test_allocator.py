@@ -69,13 +69,6 @@ def test_emptying_the_cache_gives_back_whole_segments_alone() -> None:
     assert (allocator.totals.reserved, allocator.totals.allocated) == (0, 0)
 
 
-def test_what_the_device_does_not_have() -> None:
-    events, sizes = [1, -1, 2], [30 * MIB, 50 * MIB]
-    assert replay(events, sizes, capacity=60 * MIB).peak_reserved == 50 * MIB, "the cache is emptied first"
-    with pytest.raises(MemoryError, match=str(50 * MIB)):
-        replay(events, sizes, capacity=49 * MIB)
-
-
 @st.composite
 def traces(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     """Up to 40 allocations, some freed again, in any order."""

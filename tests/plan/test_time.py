@@ -18,18 +18,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.config.schema import AdapterSection
+from surefit.config.load import Loaded
+from surefit.config.resolve import resolve
+from surefit.config.schema import AdapterSection, Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.data.collate import supervision
 from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import hardware_facts
+from surefit.facts.model import model_facts
 from surefit.plan import calibrate as calibrating
 from surefit.plan import profile as profiles
+from surefit.plan.forecast import Planner
 from surefit.plan.operations import Operation, Operations, Tally, extended
 from surefit.plan.profile import Profile, Rates, device_of, load_profile, rates_of, speed_at, stored_profile
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import record
-from surefit.plan.time import operations, roofline, run_time, step_time
+from surefit.plan.time import StepTime, operations, roofline, run_time
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step
 
@@ -148,32 +152,48 @@ def test_the_roofline_by_hand() -> None:
     assert roofline(Counter({thin: 1}), FLAT)[1] == "memory bandwidth"
 
 
+def step_on(gpu: str, **sections: Any) -> StepTime:
+    """Of the built-in model in padded micro batches of 4 × 512 tokens."""
+    tree = {
+        "model": {"name_or_path": "surefit/nano", "dtype": "bfloat16"},
+        "data": {"train": "unused", "max_length": 512, "packing": False},
+        "train": {"global_batch_size": 8, "per_device_train_batch_size": 4, "gradient_checkpointing": False},
+        "output_dir": "unused",
+    }
+    tree = {name: tree.get(name, {}) | sections.get(name, {}) if name != "output_dir" else "unused" for name in tree}
+    hardware, model = hardware_facts(gpu), model_facts("surefit/nano")
+    made = resolve(Loaded(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100)
+    step = Planner(model).step(made, hardware)
+    assert step is not None
+    return step
+
+
 def test_a_step_on_gpus_of_the_catalogue() -> None:
-    slow, fast = (step_time(setting(length=512), GPUS[name]) for name in ("t4", "h100"))
+    slow, fast = (step_on(name) for name in ("t4", "h100"))
     assert slow.seconds > fast.seconds
     assert (slow.flops, slow.bytes, slow.kernels) == (fast.flops, fast.bytes, fast.kernels)
     for each in (slow, fast):
         assert each.low < each.seconds < each.high
-        assert each.tokens_per_second == pytest.approx(2 * 512 / each.seconds)
+        assert each.tokens_per_second == pytest.approx(8 * 512 / each.seconds)
         assert each.evaluation_tokens_per_second > each.tokens_per_second
         assert 0 < each.mfu < 1
         assert each.source.startswith("data sheet")
 
 
 def test_mfu_does_not_count_recomputation() -> None:
-    plain, again = (step_time(setting(checkpointing=each), FLAT) for each in (False, True))
+    plain, again = (step_on("h100", train={"gradient_checkpointing": each}) for each in (False, True))
     assert again.flops > plain.flops
     assert again.mfu * again.seconds == pytest.approx(plain.mfu * plain.seconds)
 
 
 def test_a_card_whose_speed_is_not_known_is_named() -> None:
     with pytest.raises(MachineError, match="RTX PRO 6000") as caught:
-        step_time(setting(), GPUS["rtx-pro-6000"])
+        rates_of(GPUS["rtx-pro-6000"])
     assert "surefit calibrate" in str(caught.value.help)
 
 
 def test_a_run_adds_up_and_costs() -> None:
-    step = step_time(setting(), FLAT)
+    step = StepTime(0.5, 0.45, 0.55, 10**9, 10**9, 100, 0.4, 200.0, 400.0, "arithmetic", "a test")
     run = run_time(
         step, 100, tokens_per_step=96, weight_bytes=10**9, evaluations=4, evaluation_tokens=1000, saves=2,
         save_bytes=10**8, disk=1e8, loading=1e6,
@@ -204,19 +224,19 @@ def profile(device: str, **changes: Any) -> Profile:
 
 
 def test_what_was_measured_is_preferred_to_the_data_sheet(tmp_path: Path) -> None:
-    before = step_time(setting(), GPUS["h100"])
+    before = step_on("h100")
     measured = profile("NVIDIA H100 80GB HBM3")
     measured.save(measured.stored_at)
     profile("NVIDIA L4").save(profile("NVIDIA L4").stored_at)
-    after = step_time(setting(), GPUS["h100"])
+    after = step_on("h100")
     assert stored_profile(GPUS["h100"]) == measured
     assert stored_profile(GPUS["a100-80"]) is None
     assert device_of(hardware_facts("h100", tmp_path)) == measured
     assert device_of(hardware_facts("a100-80", tmp_path)) == GPUS["a100-80"]
     assert device_of(hardware_facts("cpu", tmp_path)) is None
-    assert after.seconds == step_time(setting(), measured).seconds != before.seconds
+    assert after.seconds != before.seconds
     assert "driver 580.65.06" in after.source
-    assert after.mfu == pytest.approx(after.flops / after.seconds / 989e12)
+    assert after.mfu * after.seconds == pytest.approx(before.mfu * before.seconds), "of the data sheet's peak in both"
 
 
 def test_between_sizes_the_speed_is_on_a_line_of_logarithms() -> None:
@@ -232,7 +252,7 @@ def test_a_damaged_profile_is_named(content: str) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(content)
     with pytest.raises(ConfigError, match="no profile") as caught:
-        step_time(setting(), GPUS["h100"])
+        device_of(hardware_facts("h100"))
     assert caught.value.path == str(path)
 
 
@@ -274,7 +294,7 @@ def test_a_step_of_the_built_in_model_takes_about_what_this_cpu_is_measured_for(
         start = time.perf_counter()
         train_step(model, [batch], optimizer, 1.0)
         taken.append(time.perf_counter() - start)
-    predicted = step_time(planned, rates_of(measured)).seconds
+    predicted, _ = roofline(operations(planned)[0], rates_of(measured))
     assert 0.1 < predicted / min(taken) < 10
 
 

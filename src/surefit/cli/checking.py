@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
+from surefit.cli.findings import SAMPLED_ROWS, say_report, without_facts
 from surefit.cli.prepare import Gathered, gather
-from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, SureFitError
-from surefit.core.units import duration_text, plural, quoted
+from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.units import plural, quoted
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.lint.rule import Rule
     from surefit.task import TaskRecipe
-
-LATER = {"BatchFacts", "JobScript"}
-"""Facts that no config can give: the batches are looked at by `train`, a batch script is checked by itself."""
-NEEDED = {
-    "Config": "a whole run", "Resolved": "the run's steps and batches", "ModelFacts": "the model",
-    "TokenizerFacts": "the tokenizer", "HardwareFacts": "the device", "DatasetFacts": "the rows",
-    "AuditFacts": "the rows", "ExampleFacts": "the rows", "StackFacts": "the installed packages",
-}  # fmt: skip
-"""What a rule needs, in words."""
-SAMPLED_ROWS = 500
-"""Rows that `check` converts: enough for a systematic fault, and little of its two seconds."""
 
 
 def check_file(
@@ -89,40 +78,6 @@ def _say_check(out: Output, found: Gathered, report: dict[str, Any], show: int =
             f"{plural(fixable, 'finding')} with one right answer: `surefit check {quoted(found.loaded.path)} --fix`"
         )
     return say_report(out, report, found.loaded.path, notes, style)
-
-
-def say_report(out: Output, report: dict[str, Any], path: Path, notes: Iterable[str] = (), style: str = "text") -> int:
-    """Say what a check found, in the format that was asked for; the exit code.
-
-    Args:
-        report: the content of check.json.
-        path: the file that was checked.
-        notes: what the check does not speak for.
-        style: text, json, sarif or github.
-    """
-    from surefit.cli.annotations import DOCUMENTS
-
-    out.findings(report["findings"])
-    errors, warnings, infos = (_count(report, severity) for severity in ("error", "warning", "info"))
-    if report["findings"]:
-        counted = f"{plural(errors, 'error')}, {plural(warnings, 'warning')}"
-        out.say(f"{path}: {counted}{f', {infos} info' if infos else ''}")
-    else:
-        out.say(f"{path}: no problem found by {report['rules']} rules in {duration_text(report['seconds'])}", "green")
-    if report["suppressed"]:
-        out.say(f"{path}: not counted, by lint.ignore: {_suppressed_text(report['suppressed'])}")
-    for line in notes:
-        out.note(line)
-    if style in DOCUMENTS:
-        out.document(DOCUMENTS[style](report, path))
-    out.result(report)
-    return EXIT_FINDINGS if errors else EXIT_OK
-
-
-def _suppressed_text(suppressed: Sequence[dict[str, Any]]) -> str:
-    """The codes with their reasons, in one line."""
-    counts = Counter((one["code"], " ".join(one["reason"].split())) for one in suppressed)
-    return "; ".join(f"{code}{f' ×{n}' if n > 1 else ''} ({reason})" for (code, reason), n in counts.items())
 
 
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
@@ -270,15 +225,6 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
     return [*notes, *without_facts(report["skipped"])]
 
 
-def without_facts(skipped: Mapping[str, Sequence[str]]) -> list[str]:
-    """One line that says how many rules had nothing to judge, and what it is that is not known."""
-    rules = [lacked for lacked in skipped.values() if not LATER & set(lacked)]
-    if not rules:
-        return []
-    unknown = dict.fromkeys(NEEDED.get(fact, fact) for lacked in rules for fact in lacked)
-    return [f"{plural(len(rules), 'rule')} had nothing to judge; not known here: {', '.join(unknown)}"]
-
-
 def _show_examples(out: Output, found: Gathered, count: int) -> None:
     from surefit.data.formats import to_examples
     from surefit.data.show import segments
@@ -292,7 +238,3 @@ def _show_examples(out: Output, found: Gathered, count: int) -> None:
     for example, where in zip(examples, examples.where, strict=True):
         out.heading(f"{where}: the loss falls on the marked text")
         out.segments(segments(example, tokenizer))
-
-
-def _count(report: dict[str, Any], severity: str) -> int:
-    return sum(finding["severity"] == severity for finding in report["findings"])

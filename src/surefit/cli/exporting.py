@@ -141,8 +141,8 @@ def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Map
 
 def _sequences(run: Prepared) -> list[list[int]]:
     """The held-out rows as tokens, prompt and gold answer."""
+    from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
-    from surefit.data.tokenize import build_dataset
     from surefit.model.load import load_tokenizer
 
     config = run.resolved.config

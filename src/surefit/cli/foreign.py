@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefit import __version__
 from surefit.cli.about import hand_over
+from surefit.cli.findings import SAMPLED_ROWS, say_report, without_facts
 from surefit.config.resolve import Resolved, resolve
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, quoted, shortened
 from surefit.foreign import Foreign, Lost, read, tool_of
-from surefit.lint.rule import Finding, LintContext, Rule
+from surefit.lint.rule import LintContext, Rule
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from surefit.facts.model import ModelFacts
     from surefit.facts.setup import Setup
     from surefit.facts.tokenizer import TokenizerFacts
+    from surefit.lint.engine import LintResult
 
 T = TypeVar("T")
 SHOWN = 20
@@ -62,9 +64,6 @@ def check_foreign(
         style: text, json, sarif or github.
         unusable: options that were given and only make sense for SureFit's own configs.
     """
-    from surefit.cli.checking import say_report, without_facts
-    from surefit.lint.engine import run_rules
-
     found = read(target)
     if unusable:
         help_text = f"`surefit import {quoted(target)}` makes a SureFit config of it"
@@ -72,8 +71,7 @@ def check_foreign(
             f"{', '.join(unusable)} needs a SureFit config, and this is {found.tool}'s", path=target, help=help_text
         )
     start = time.monotonic()
-    context, notes = context_of(found)
-    result = run_rules(context, [rule for rule in rules if _fair(rule, context)])
+    result, notes = run_fair_rules(found, rules)
     report = {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict(), **_document(found)}
     for finding in report["findings"]:
         finding["fix"] = None  # there is no editing of other tools' files
@@ -81,12 +79,12 @@ def check_foreign(
     return say_report(out, report, target, [*_not_looked_at(found.lost), *notes], style)
 
 
-def findings_of(found: Foreign) -> list[Finding]:
-    """What all rules find in another tool's config."""
-    from surefit.lint.engine import all_rules, run_rules
+def run_fair_rules(found: Foreign, rules: Sequence[Rule]) -> tuple[LintResult, list[str]]:
+    """What those of the rules find that are fair to another tool's config, and notes on what is missing."""
+    from surefit.lint.engine import run_rules
 
-    context, _ = context_of(found)
-    return run_rules(context, [rule for rule in all_rules() if _fair(rule, context)]).findings
+    context, notes = context_of(found)
+    return run_rules(context, [rule for rule in rules if _fair(rule, context)]), notes
 
 
 def _document(found: Foreign) -> dict[str, Any]:
@@ -228,7 +226,6 @@ def _dataset(rows: Rows | None) -> Any:
 def _row_problems(found: Foreign, rows: Rows | None) -> list[SureFitError]:
     """What converting a sample of the rows runs into."""
     from surefit import recipes
-    from surefit.cli.checking import SAMPLED_ROWS
     from surefit.data.formats import to_examples
 
     if rows is None or found.loaded is None:

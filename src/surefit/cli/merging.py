@@ -71,8 +71,8 @@ def merge(out: Output, target: Path, overrides: list[str] | None, into: str, opt
 
 def merge_run(out: Output, run: Prepared, into: str = "auto") -> int:
     """Merge and certify a run's adapter, or certify what a full fine-tune saved."""
+    from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
-    from surefit.data.tokenize import build_dataset
     from surefit.merge.merge import merge
     from surefit.model.load import load_tokenizer
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.prepare import Prepared, prepare
+from surefit.cli.prepare import Prepared, lengths_of, prepare
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
-from surefit.core.rundir import RunDir, read_json, write_atomic
+from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.plan.forecast import Lengths
     from surefit.plan.verify import Compared
 
 VERDICT_STYLE = {"fits": "bold green", "does not fit": "bold red"}
@@ -63,20 +62,6 @@ def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
 
     rows = len(run.rows) if run.rows is not None else None
     return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths_of(run))
-
-
-def lengths_of(run: Prepared) -> Lengths:
-    """The lengths that `surefit audit` wrote into the run directory, if it was for these very rows."""
-    from surefit.plan.forecast import Lengths
-
-    if not run.run.passport.is_file() or run.rows is None:
-        return Lengths()
-    passport = read_json(run.run.passport)
-    whole = passport.get("lengths", {}).get("whole", {})
-    if passport.get("sha256") != run.rows.sha256 or passport.get("unit") != "tokens" or "max" not in whole:
-        return Lengths()
-    source = "the real rows', as passport.json has them"
-    return Lengths(whole["max"], whole["mean"], source, passport.get("supervised_share") or 1.0)
 
 
 def say_plan(out: Output, planned: dict[str, Any]) -> int:

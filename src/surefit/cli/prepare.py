@@ -14,7 +14,7 @@ from surefit.config.resolve import Resolved, resolve
 from surefit.config.spread import Started
 from surefit.core import env
 from surefit.core.errors import ConfigError, SureFitError
-from surefit.core.rundir import RunDir
+from surefit.core.rundir import RunDir, read_json
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from surefit.facts.hardware import HardwareFacts
     from surefit.facts.model import ModelFacts
     from surefit.foreign.adopt import Adopted
+    from surefit.plan.forecast import Lengths
     from surefit.task import TaskRecipe
 
 T = TypeVar("T")
@@ -164,6 +165,20 @@ def prepare(target: Path, overrides: Sequence[str] | None = None, *, training: b
         found.resolved,
         found,
     )
+
+
+def lengths_of(run: Prepared) -> Lengths:
+    """The lengths that `surefit audit` wrote into the run directory, if it was for these very rows."""
+    from surefit.plan.forecast import Lengths
+
+    if not run.run.passport.is_file() or run.rows is None:
+        return Lengths()
+    passport = read_json(run.run.passport)
+    whole = passport.get("lengths", {}).get("whole", {})
+    if passport.get("sha256") != run.rows.sha256 or passport.get("unit") != "tokens" or "max" not in whole:
+        return Lengths()
+    source = "the real rows', as passport.json has them"
+    return Lengths(whole["max"], whole["mean"], source, passport.get("supervised_share") or 1.0)
 
 
 def run_directory(target: Path) -> RunDir:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.planning import lengths_of
-from surefit.cli.prepare import Prepared
+from surefit.cli.prepare import Prepared, lengths_of
 from surefit.config.resolve import resolve
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, did_you_mean
 from surefit.core.units import GIB, bytes_text, duration_text, plural

@@ -180,8 +180,8 @@ def _tokenised(out: Output, run: Prepared, world: World | None) -> _Tokenised:
 
 
 def _tokenise(out: Output, run: Prepared) -> _Tokenised:
+    from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
-    from surefit.data.tokenize import build_dataset
     from surefit.model.load import load_tokenizer
 
     config = run.resolved.config

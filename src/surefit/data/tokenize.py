@@ -8,18 +8,14 @@ given when it is evaluated, whatever the answer's first letters would merge with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from jinja2 import TemplateError
 
 from surefit.core.errors import DataError, ModelError
-from surefit.core.progress import OnProgress, silent
-from surefit.data.cache import MASKED, Encoded, Stats, TokenDataset, cache_key, open_cached, store
-from surefit.data.formats import Examples, bad_rows_error
+from surefit.data.cache import MASKED, Encoded
 from surefit.data.messages import trained_on
 from surefit.task import Example, Message
 
@@ -277,123 +273,3 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_token
     )
     ids: list[list[int]] = batch["input_ids"]
     return ids
-
-
-def build_dataset(
-    examples: Examples,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    too_long: str = "drop",
-    cache: Path | None = None,
-    on_progress: OnProgress = silent,
-) -> TokenDataset:
-    """Tokenise once: the result lies in SureFit's cache and is found again by the hash of all that it depends on.
-
-    Args:
-        examples: what `read_splits` returned.
-        tokenizer: the model's.
-        max_length: tokens per example. A longer one is never cut at its end: that would take the answer away.
-        too_long: "drop" leaves longer examples out and counts them, "error" stops; "truncate" and "truncate_middle" cut
-            their documents (`data.shorten`).
-        cache: the directory of the cache; `core.env.cache_dir()` if None.
-        on_progress: called after every batch with the examples done.
-
-    Raises:
-        DataError: no example is left, one is too long and must not be or cannot be cut, or the template does not fit
-            one.
-        MachineError: the cache cannot be written.
-    """
-    settings = {"max_length": max_length, "too_long": too_long, "date": TEMPLATE_DATE}
-    key = cache_key(examples, tokenizer, settings)
-    dataset = open_cached(key, cache)
-    if dataset is None:
-        encoded: Iterator[Encoded] = _encode_all(examples, tokenizer, on_progress)
-        cut: list[int] = []
-        if too_long.startswith("truncate"):
-            encoded = _shortened(encoded, examples, tokenizer, max_length, too_long, cut)
-        kept, stats = _select(encoded, examples, max_length, too_long)
-        dataset = store(key, cache, kept, replace(stats, cut=len(cut)))
-    else:
-        on_progress(len(examples), len(examples), "from the cache")
-    return dataset.counting_skipped(len(examples.skipped))
-
-
-def _encode_all(examples: Examples, tokenizer: PreTrainedTokenizerBase, on_progress: OnProgress) -> Iterator[Encoded]:
-    total, tokens = len(examples), 0
-    on_progress(0, total, "")
-    for start in range(0, total, BATCH):
-        batch = examples[start : start + BATCH]
-        try:
-            encoded = encode(tokenizer, batch)
-        except DataError:
-            encoded = [_encode_placed(tokenizer, examples, i) for i in range(start, start + len(batch))]
-        tokens += sum(len(ids) for ids, _ in encoded)
-        yield from encoded
-        on_progress(start + len(batch), total, f"{tokens:,} tokens")
-
-
-def _encode_placed(tokenizer: PreTrainedTokenizerBase, examples: Examples, index: int) -> Encoded:
-    """One example again, to say in which row the problem is."""
-    try:
-        return encode(tokenizer, [examples[index]])[0]
-    except DataError as error:
-        path = examples.where[index]
-        raise DataError(error.message, path=path, field=error.field, help=error.help) from error
-
-
-def _shortened(
-    encoded: Iterator[Encoded],
-    examples: Examples,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    too_long: str,
-    cut: list[int],
-) -> Iterator[Encoded]:
-    """The examples with documents that fit; `cut` takes the numbers of those that did not."""
-    from surefit.data.shorten import shorten
-
-    for index, one in enumerate(encoded):
-        if len(one[0]) > max_length:
-            try:
-                one = encode(tokenizer, [shorten(examples[index], tokenizer, max_length, too_long)])[0]
-            except DataError as error:
-                where = examples.where[index]
-                raise DataError(error.message, path=where, field=error.field, help=error.help) from error
-            cut.append(index)
-        yield one
-
-
-def _select(
-    encoded: Iterator[Encoded], examples: Examples, max_length: int, too_long: str
-) -> tuple[list[tuple[Any, Any]], Stats]:
-    """The examples to train on as arrays (int32 ids, uint8 mask), and the count of the others."""
-    kept, long, unsupervised = [], [], 0
-    longest_of_all = 0
-    for index, (ids, supervised) in enumerate(encoded):
-        longest_of_all = max(longest_of_all, len(ids))
-        if len(ids) > max_length:
-            long.append(DataError(f"{len(ids):,} tokens, over max_length {max_length:,}", path=examples.where[index]))
-        elif not any(supervised):
-            unsupervised += 1
-        else:
-            kept.append((np.array(ids, np.int32), np.array(supervised, np.uint8)))
-    way_out = f"set data.max_length to {longest_of_all} or more, or data.too_long to drop"
-    if long and too_long == "error":
-        raise bad_rows_error(long, len(examples), "data.train", way_out)
-    if not kept:
-        raise DataError(
-            f"no example is left: of {len(examples):,}, {len(long):,} are longer than max_length {max_length:,} tokens "
-            f"(the longest has {longest_of_all:,}) and {unsupervised:,} have no token to learn",
-            field="data.max_length",
-            help=f"set data.max_length to {longest_of_all} or more, as far as the model's context allows",
-        )
-    return kept, Stats(
-        rows=len(examples),
-        kept=len(kept),
-        dropped_too_long=len(long),
-        dropped_unsupervised=unsupervised,
-        tokens=sum(len(ids) for ids, _ in kept),
-        supervised_tokens=sum(int(mask.sum()) for _, mask in kept),
-        longest=max(len(ids) for ids, _ in kept),
-    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ModelError
+from surefit.core.reading import read_json_file
 from surefit.core.units import MIB
 
 MAX_TEMPLATE_BYTES = MIB
@@ -266,3 +267,26 @@ def _refused(where: object, key: str, value: Any, wanted: str, help: str | None 
     return ModelError(
         f"{key} is {value!r:.60}; it should be {wanted}", path=str(where), help=help or _TAKE_AGAIN.format(name)
     )
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A model's JSON file; one that cannot be read, is damaged or holds no object is a `ModelError`."""
+    try:
+        value = read_json_file(path)
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
+    except ValueError as error:
+        line = getattr(error, "lineno", None)
+        raise ModelError("not valid JSON", path=path, line=line, help="download the file again") from None
+    if not isinstance(value, dict):
+        raise ModelError("not a JSON object", path=path, help="download the file again")
+    return value
+
+
+def template_of(tokenizer_config: Mapping[str, Any]) -> str | None:
+    """`chat_template` in a tokenizer_config.json: a text, or a list of named texts of which `default` is used."""
+    entry = tokenizer_config.get("chat_template")
+    if isinstance(entry, list):
+        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None

@@ -16,7 +16,7 @@ from typing import Any
 
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
-from surefit.facts.door import require_sound_config
+from surefit.facts.door import read_json_object, require_sound_config, template_of
 from surefit.facts.safetensors import INDEX, SINGLE, Tensor
 
 
@@ -90,8 +90,6 @@ def _within(patience: float, heard: Event, name: str, look: Callable[[], HubMode
 def _fetched(name: str, revision: str | None, known: Sequence[str], heard: Event) -> HubModel:
     from huggingface_hub import HfApi, hf_hub_download
 
-    from surefit.facts.model import read_json_object
-
     token = env.hub_token()
     with hub_errors(name, revision, known):
         api = HfApi(token=token)
@@ -132,7 +130,6 @@ def _headers(api: Any, name: str, revision: str | None) -> dict[str, Tensor]:
 
 
 def _template(files: set[str], download: Any) -> str | None:
-    from surefit.facts.model import read_json_object, template_of
 
     if "chat_template.jinja" in files:
         text: str = download("chat_template.jinja").read_text(encoding="utf-8")

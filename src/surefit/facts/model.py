@@ -18,10 +18,10 @@ from typing import Any, Literal
 from surefit import nano
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
-from surefit.core.reading import read_bytes, read_json_file
+from surefit.core.reading import read_bytes
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
-from surefit.facts.door import MAX_TEMPLATE_BYTES, require_sound_config
+from surefit.facts.door import MAX_TEMPLATE_BYTES, read_json_object, require_sound_config, template_of
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
@@ -222,20 +222,6 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A model's JSON file; one that cannot be read, is damaged or holds no object is a `ModelError`."""
-    try:
-        value = read_json_file(path)
-    except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
-    except ValueError as error:
-        line = getattr(error, "lineno", None)
-        raise ModelError("not valid JSON", path=path, line=line, help="download the file again") from None
-    if not isinstance(value, dict):
-        raise ModelError("not a JSON object", path=path, help="download the file again")
-    return value
-
-
 def build_facts(
     name: str,
     config: Mapping[str, Any],
@@ -337,15 +323,6 @@ def chat_template_in(directory: Path) -> str | None:
             raise ModelError(f"cannot be read: {error.strerror}", path=file, help="download the file again") from None
     config = directory / "tokenizer_config.json"
     return template_of(read_json_object(config)) if config.is_file() else None
-
-
-def template_of(tokenizer_config: Mapping[str, Any]) -> str | None:
-    """`chat_template` in a tokenizer_config.json: a text, or a list of named texts of which `default` is used."""
-    entry = tokenizer_config.get("chat_template")
-    if isinstance(entry, list):
-        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
-        entry = named.get("default")
-    return entry if isinstance(entry, str) else None
 
 
 def cached_snapshot(name: str, revision: str | None = None) -> Path | None:

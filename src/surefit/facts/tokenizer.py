@@ -11,9 +11,9 @@ from typing import Any
 
 from surefit.core.errors import ModelError
 from surefit.core.reading import read_bytes
-from surefit.facts.door import require_sound_special, require_sound_steps
+from surefit.facts.door import read_json_object, require_sound_special, require_sound_steps
 from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
-from surefit.facts.model import ModelFacts, chat_template_in, read_json_object
+from surefit.facts.model import ModelFacts, chat_template_in
 from surefit.facts.template import TemplateExceeds, TemplateRefused, render
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -60,11 +60,10 @@ class CachingAllocator:
 
     Args:
         expandable: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: one segment per pool that grows.
-        capacity: bytes the driver can give; None for as many as are asked for.
     """
 
-    def __init__(self, expandable: bool = False, capacity: int | None = None) -> None:
-        self.expandable, self.capacity = expandable, capacity
+    def __init__(self, expandable: bool = False) -> None:
+        self.expandable = expandable
         self.totals = Totals()
         self._small: list[tuple[int, int, _Block]] = []
         self._large: list[tuple[int, int, _Block]] = []
@@ -73,11 +72,7 @@ class CachingAllocator:
         self._next_address = 0
 
     def allocate(self, size: int) -> _Block:
-        """A block of at least `size` bytes: the smallest free one that fits, else new memory from the driver.
-
-        Raises:
-            MemoryError: `capacity` is exceeded even after the cached segments were given back.
-        """
+        """A block of at least `size` bytes: the smallest free one that fits, else new memory from the driver."""
         size = max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
         pool = self._small if size <= SMALL else self._large
         block = self._take(pool, size) or self._grow(pool, size)
@@ -108,10 +103,6 @@ class CachingAllocator:
 
     def _grow(self, pool: list[tuple[int, int, _Block]], size: int) -> _Block:
         wanted = self._segment_size(size)
-        if self.capacity is not None and self.totals.reserved + wanted > self.capacity:
-            self.empty_cache()
-            if self.totals.reserved + wanted > self.capacity:
-                raise MemoryError(f"{size} bytes: {self.totals.reserved} of {self.capacity} are reserved")
         self.totals.reserved += wanted
         self.totals.peak_reserved = max(self.totals.peak_reserved, self.totals.reserved)
         if self.expandable:
@@ -192,7 +183,6 @@ def replay(
     events: Iterable[int],
     sizes: list[int],
     expandable: bool = False,
-    capacity: int | None = None,
     empty_at: Collection[int] = (),
 ) -> Totals:
     """What a recorded trace takes.
@@ -200,11 +190,8 @@ def replay(
     Args:
         events: `+i` where allocation i - 1 is made, `-i` where it is freed, in order.
         sizes: bytes of each allocation.
-        expandable, capacity: as `CachingAllocator`.
+        expandable: as `CachingAllocator`.
         empty_at: positions before which `torch.cuda.empty_cache()` is called.
-
-    Raises:
-        MemoryError: the trace does not fit `capacity`.
 
     Example: three tensors of 3, 3 and 4 MiB, the first freed before the last is made: the 20 MiB segment of the first
     holds all three.
@@ -212,7 +199,7 @@ def replay(
     >>> replay([1, 2, -1, 3], [3 << 20, 3 << 20, 4 << 20]).peak_reserved >> 20
     20
     """
-    allocator = CachingAllocator(expandable, capacity)
+    allocator = CachingAllocator(expandable)
     blocks: dict[int, _Block] = {}
     for position, event in enumerate(events):
         if position in empty_at:

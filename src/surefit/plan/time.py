@@ -11,9 +11,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from surefit.core.errors import ConfigError
-from surefit.facts.gpus import Gpu
 from surefit.plan.operations import Operation, Operations, Tally, extended
-from surefit.plan.profile import Profile, Rates, rates_of, speed_at, stored_profile
+from surefit.plan.profile import Rates, speed_at
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import DEEP, record
 from surefit.plan.trace import Again
@@ -84,44 +83,6 @@ class RunTime:
             raise ConfigError(f"a price of {price:g} per hour", field="--price", help="0 or more, e.g. --price 2.5")
         hours = price * devices / 3600
         return self.seconds * hours, self.low * hours, self.high * hours
-
-
-def step_time(setting: Setting, device: Gpu | Profile | Rates) -> StepTime:
-    """The time of one optimizer step.
-
-    Args:
-        setting: what is trained; its `length` is that of the padded micro batches.
-        device: a GPU of the catalogue, for which a stored profile is preferred to the data sheet; or a profile.
-
-    Raises:
-        MachineError: how fast that GPU is, is not known.
-    """
-    rates = device if isinstance(device, Rates) else rates_of(preferred(device))
-    step, evaluation = operations(setting)
-    seconds, limit = roofline(step, rates)
-    flops = _total(step, "flops")
-    once = replace(setting, checkpointing=False, tiled_mlp=False)
-    needed = _total(operations(once)[0], "flops") if once != setting else flops
-    tokens = setting.rows * setting.length * setting.micro_batches
-    peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
-    return StepTime(
-        seconds,
-        seconds * (1 - rates.margin),
-        seconds * (1 + rates.margin),
-        flops,
-        _total(step, "bytes"),
-        _total(step, "kernels"),
-        needed / (seconds * peak),
-        tokens / seconds,
-        setting.rows * setting.length / roofline(evaluation, rates)[0],
-        limit,
-        rates.source,
-    )
-
-
-def preferred(device: Gpu | Profile) -> Gpu | Profile:
-    """The stored profile of a GPU, if it was ever measured; else the GPU."""
-    return device if isinstance(device, Profile) else stored_profile(device) or device
 
 
 def run_time(
@@ -227,8 +188,3 @@ def _count(setting: Setting) -> tuple[Operations, Operations]:
 
     record(setting, watch)
     return step.operations, evaluation.operations
-
-
-def _total(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> int:
-    total: int = sum(times * getattr(operation, what) for operation, times in counted.items())
-    return total

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from surefit.core.errors import DataError, MachineError
-from surefit.data import tokenize
+from surefit.data import dataset as token_dataset
 from surefit.data.cache import MASKED, cache_key
+from surefit.data.dataset import build_dataset
 from surefit.data.formats import Examples
-from surefit.data.tokenize import build_dataset, tokenize_example
+from surefit.data.tokenize import tokenize_example
 from surefit.task import Example
 
 from .conftest import MARKED_TEMPLATE, as_examples, chat
@@ -23,8 +24,8 @@ EXAMPLES = as_examples(*(chat(f"question {i}", "yes " * (i + 1)) for i in range(
 def build(tokenizer, tmp_path, monkeypatch):
     """build(…) → (data set, whether it was tokenised now)."""
     calls = []
-    real = tokenize.encode
-    monkeypatch.setattr(tokenize, "encode", lambda *args: calls.append(1) or real(*args))
+    real = token_dataset.encode
+    monkeypatch.setattr(token_dataset, "encode", lambda *args: calls.append(1) or real(*args))
 
     def run(examples=EXAMPLES, tokenizer=tokenizer, max_length=64, cache=tmp_path, **more):
         calls.clear()

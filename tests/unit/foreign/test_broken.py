@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from surefit.cli.foreign import findings_of
+from surefit.cli.foreign import run_fair_rules
 from surefit.core.errors import SureFitError
 from surefit.foreign import read
+from surefit.lint.engine import all_rules
 
 COLLECTION = Path(__file__).parents[4] / "shared/data/foreign_configs"
 EACH = 2
@@ -205,7 +206,11 @@ def lines_found(text: str, path: Path) -> set[int]:
         found = read(path)
     except SureFitError as error:
         return {error.line} if error.line else set()
-    return {finding.line for finding in findings_of(found) if finding.line and finding.severity != "info"}
+    return {
+        finding.line
+        for finding in run_fair_rules(found, all_rules())[0].findings
+        if finding.line and finding.severity != "info"
+    }
 
 
 def caught(tool: str, folder: Path) -> tuple[int, list[str]]:

@@ -11,10 +11,11 @@ from types import ModuleType
 
 import pytest
 
-from surefit.cli.foreign import findings_of
+from surefit.cli.foreign import run_fair_rules
 from surefit.core.errors import ConfigError
 from surefit.foreign import UNKNOWN, detect, read
 from surefit.foreign.write import config_text
+from surefit.lint.engine import all_rules
 
 ROOT = Path(__file__).parents[3]
 COLLECTION = ROOT.parent / "shared/data/foreign_configs"
@@ -156,7 +157,11 @@ def test_other_trainers_of_trl_are_known_and_not_imported_as_supervised(line: st
 
 def codes(path: Path, text: str) -> dict[str, int | None]:
     path.write_text(text)
-    return {finding.code: finding.line for finding in findings_of(read(path)) if finding.severity != "info"}
+    return {
+        finding.code: finding.line
+        for finding in run_fair_rules(read(path), all_rules())[0].findings
+        if finding.severity != "info"
+    }
 
 
 AXOLOTL = """base_model: {model}
