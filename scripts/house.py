@@ -28,8 +28,8 @@ EXEMPLARS = {
     "a rule": r"PAR013",
 }
 """Kind of addition → what every file that knows one of that kind mentions."""
-PATCHED = {"model/compat.py", "plan/ranks.py", "plan/simulate.py"}
-"""Where names of other packages may be replaced (docs/adr)."""
+PATCHED = {"model/compat.py", "plan/loading.py", "plan/ranks.py", "plan/simulate.py"}
+"""Where names of other packages may be replaced: while training, while libraries are imported, and on fake tensors."""
 SETTERS = ("setattr", "mock.patch.object", "patch.object")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -122,7 +122,7 @@ def without_caller(found: Iterable[Module]) -> list[str]:
         f"{module.file}:{node.lineno} {node.name}"
         for module in found
         for node in module.definitions
-        if not mentioned[node.name] and not node.decorator_list and node.name != "main"
+        if not mentioned[node.name] and not node.decorator_list and node.name not in ("main", "__getattr__")
     ]
 
 
@@ -207,7 +207,7 @@ def _replaced(tree: ast.Module) -> Iterator[tuple[int, str]]:
     foreign = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            foreign |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            foreign |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names} - {"sys"}
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("surefit"):
             foreign |= {alias.asname or alias.name for alias in node.names}
     for node in ast.walk(tree):

@@ -111,7 +111,7 @@ def test_every_pair_is_there_or_refused() -> None:
 def test_one_process_takes_what_check_allows(tmp_path: Path, rows_file: Path) -> None:
     base = str(save_base(tmp_path / "base"))
     chosen = [row for row in rows(0) if row["mode"] == "single" and not row["compile"]]
-    assert len(chosen) > 3
+    assert len(chosen) >= 3
     for number, row in enumerate(chosen):
         settings = decided(row, rows_file, tmp_path)
         assert tried(on_tiny(settings, base, str(tmp_path / f"run-{number}")), World()) is None, row

@@ -102,6 +102,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("PAR012", ["pp"], ["compiled layers"], "torch cannot trace what leaves out other stages' layers"),
     *_rows("PAR012", ["shared tokens"], ["NEFTune"],
            "its noise depends on the length of a document, of which each process has a part"),
+    *_rows("PAR012", ["tp"], ["NEFTune"], "the embeddings that it adds noise to are shared"),
     *_rows("PAR012", ["shared tokens"], ["flash attention"],
            "it cannot read an example whose tokens several processes share"),
     *_rows("ADP003", ["all weights"], QUANTIZED, "integers have no gradient", "adapter.kind: lora"),

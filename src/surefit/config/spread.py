@@ -96,6 +96,8 @@ def decide_mode(
         tried.append((size, way))
         if size <= capacity:
             return way, _mode_reason(tried, capacity, config.parallel.cp)
+    if not tried:  # every way conflicts with a setting; `check` says with which
+        return _likely(config, count)
     tried.sort(key=lambda one: -one[0])
     return tried[-1][1], _mode_reason(tried, capacity, config.parallel.cp)
 
@@ -115,7 +117,9 @@ def ways_to_share(config: Config, count: int) -> Iterator[dict[str, Any]]:
         sizes = [size for size in range(2, count + 1) if count % size == 0 and config.data.packing is True]
         ways = [{MODE: "ddp"}, {MODE: "fsdp"}]
         ways += [{MODE: mode, "parallel.cp": size} for mode in ("cp", "fsdp") for size in sizes]
-    yield from (way for way in ways if not conflicts(traits(sharing_by(config, way))))
+    # What conflicts without any of them is no reason against one.
+    anyway = conflicts(traits(config))
+    yield from (way for way in ways if all(row in anyway for row in conflicts(traits(sharing_by(config, way)))))
 
 
 def sharing_by(config: Config, way: Mapping[str, Any]) -> Config:

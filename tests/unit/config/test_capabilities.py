@@ -10,7 +10,7 @@ import tiny_run
 
 from surefit.config.capabilities import CONFLICTS, TRAITS, WITHOUT, conflicts, obstacle, require_together, traits
 from surefit.config.schema import Config
-from surefit.config.spread import ways_to_share
+from surefit.config.spread import decide_mode, ways_to_share
 from surefit.core.errors import ConfigError
 
 
@@ -72,12 +72,23 @@ def test_the_way_out_is_one() -> None:
         ({"train": {"neftune_noise_alpha": 5}}, {("ddp", 1), ("fsdp", 1)}),
         ({"adapter": {"use_dora": True}}, {("ddp", 1), ("fsdp", 1)}),
         ({"evaluate": {"in_training": True}}, {("ddp", 1)}),
+        # What does not go together in any mode is said by `check`, and leaves the choice of mode as it is.
+        (
+            {"adapter": {"kind": "full"}, "model": {"name_or_path": "base", "quantization": "nf4"}},
+            {("ddp", 1), ("cp", 2)},
+        ),
     ],
 )
 def test_auto_takes_no_mode_that_conflicts(sections: dict[str, Any], modes: set[tuple[str, int]]) -> None:
     settings = config(hardware={"count": 2}, data={"train": "rows.jsonl", "packing": True}, **sections)
     found = {(way["parallel.mode"], way.get("parallel.cp", 1)) for way in ways_to_share(settings, 2)}
     assert found == modes
+
+
+def test_where_every_mode_conflicts_one_is_named_all_the_same() -> None:
+    settings = config(hardware={"count": 2}, parallel={"cp": 2}, evaluate={"in_training": True})
+    assert list(ways_to_share(settings, 2)) == []
+    assert decide_mode(settings, 10**9, lambda shared: 1)[0] == {"parallel.mode": "cp"}
 
 
 def test_training_refuses_what_check_would_have(tmp_path: Path) -> None:
