@@ -49,7 +49,7 @@ from surefit.core.errors import LostProcess
 from surefit.core.rundir import read_jsonl
 from surefit.parallel.engine import engine_of
 from surefit.parallel.mesh import World, joined
-from surefit.train import heldout, loop, saving, writing
+from surefit.train import heldout, loop, saving, sharded_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
     "LoRA, dropout": {},
@@ -188,7 +188,7 @@ def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
     watch.wrap(heldout, "mean_loss", "evaluation")
     watch.wrap(saving.Snapshot, "take", "copy")
     watch.wrap(saving.Saving, "_write", WRITING)
-    watch.wrap(writing.WritingTogether, "_work", WRITING)
+    watch.wrap(sharded_checkpoint.WritingTogether, "_work", WRITING)
     made = config(base, out, kind)
     with joined(world, patience(kind) / 60):
         tiny_run.training(made, engine=engine_of(made.parallel, world)).fit(resume=True)

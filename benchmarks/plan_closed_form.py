@@ -24,9 +24,9 @@ from surefit.core.units import GIB
 from surefit.facts.budget import disagreement, peak_bytes
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import model_facts
-from surefit.plan.fit import CONTEXT, calculated
 from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
+from surefit.plan.verdict import CONTEXT, calculated
 
 MODELS = (
     "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B",

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from surefit.core.units import GIB
 from surefit.facts.model import catalogue
 from surefit.plan.allocator import replay
-from surefit.plan.deepen import SHALLOW, deepen
+from surefit.plan.extrapolate_layers import SHALLOW, deepen
 from surefit.plan.simulate import record_run
 from surefit.plan.trace import Recorder, Trace
 

@@ -42,7 +42,7 @@ SMALL = LLAMA_8B | {
 SCENARIOS = {
     "ddp lora": (DataParallel, sharing.SCENARIOS["lora padded"]),
     "ddp all weights": (DataParallel, sharing.SCENARIOS["full uneven"]),
-    "ddp nf4": (DataParallel, sharing.FOUR_BIT["lora nf4"]),
+    "ddp nf4": (DataParallel, sharing.QUANTIZED["lora nf4"]),
     "fsdp all weights": (FullySharded, sharing.SCENARIOS["full uneven"]),
 }
 

@@ -19,7 +19,7 @@ from surefit.core.errors import ConfigError, Interrupted
 from surefit.core.rundir import read_json, read_jsonl
 from surefit.merge.merge import Job, merge_adapter
 from surefit.train.identity import require_same
-from surefit.train.order import batch_rows
+from surefit.train.sampler import batch_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {

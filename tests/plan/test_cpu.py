@@ -8,10 +8,10 @@ import pytest
 
 from surefit.core.units import GIB, MIB
 from surefit.plan.cpu import mapped_bytes, saves_between
-from surefit.plan.fit import CPU_MARGIN, PROCESS, calculated, need
 from surefit.plan.forecast import planned, share_of_memory
 from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
+from surefit.plan.verdict import CPU_MARGIN, PROCESS, calculated, need
 
 FULL = ("adapter.kind=full", "model.dtype=float32", "train.per_device_train_batch_size=8")
 NANO = {"model": "surefit/nano", "gpu": "cpu"}

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from surefit.config.schema import AdapterSection, ModelSection
-from surefit.facts.shares import Sharing
+from surefit.facts.sharding import Sharing
 from surefit.merge.certify import read_logits
 from surefit.model.adapter import add_adapter
 from surefit.model.streamed import FromFiles

@@ -16,22 +16,22 @@ from transformers import AutoConfig
 from surefit.config.load import load_config
 from surefit.config.resolve import Resolved, resolve
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation
+from surefit.config.world import accumulation
 from surefit.core.errors import MachineError
 from surefit.core.units import GIB
-from surefit.facts import budget, ranks
+from surefit.facts import budget, memory_per_rank
 from surefit.facts.hardware import hardware_facts
-from surefit.facts.links import REACHED, link_of
+from surefit.facts.interconnect import REACHED, link_of
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
-from surefit.facts.shares import Sharing, held, sharing_of
+from surefit.facts.sharding import Sharing, held, sharing_of
 from surefit.lint.rules.memory import does_not_fit
-from surefit.plan.exchange import exchange
-from surefit.plan.fit import need, upper_end
+from surefit.plan.communication import exchange
 from surefit.plan.forecast import Planner, planned
 from surefit.plan.ranks import pretended
 from surefit.plan.search import Place, candidates, shared_variants
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import record
+from surefit.plan.verdict import need, upper_end
 
 LLAMA_1B, LLAMA_3B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B"
 
@@ -81,12 +81,12 @@ def test_arithmetic_and_the_engines_without_data_agree(
     batches = {"global_batch_size": 2 * (1 if mode.endswith(("tp", "cp", "pp")) else processes)}
     train = batches | {"gradient_checkpointing": checkpointing}
     resolved = run_of(mode, processes, facts, train=train, adapter={"kind": kind})
-    closed = ranks.peak_bytes(resolved, facts, padded=False)
+    closed = memory_per_rank.peak_bytes(resolved, facts, padded=False)
     sharing = sharing_of(resolved.config)
     assert closed is not None
     assert sharing is not None
     if mode == "pp":
-        sharing = replace(sharing, rank=ranks.fullest_stage(resolved, facts))
+        sharing = replace(sharing, rank=memory_per_rank.fullest_stage(resolved, facts))
     setting = Setting(
         config, "bfloat16", resolved.config.adapter, 1, 2048, packed=True, micro_batches=2,
         checkpointing=checkpointing, sharing=sharing,
@@ -124,7 +124,7 @@ def test_the_worked_example() -> None:
     assert mine.parameters / GIB == pytest.approx(0.754, abs=0.001)
     one = held(run_of("ddp", 8, facts), facts, Sharing("ddp", 8, 8))
     assert one.parameters / GIB == pytest.approx(6.03, abs=0.01), "weights and factors whole"
-    budget_ = ranks.peak_bytes(run_of("fsdp", 8, facts), facts)
+    budget_ = memory_per_rank.peak_bytes(run_of("fsdp", 8, facts), facts)
     assert budget_ is not None
     gathered = {term.moment: term.bytes for term in budget_.terms if term.term == "gathered weights"}
     layer = gathered["backward"] - gathered["loss"]
@@ -135,7 +135,7 @@ def test_the_worked_example() -> None:
 def test_more_processes_need_less_of_what_they_share() -> None:
     facts = model_facts(LLAMA_8B)
     for mode in ("fsdp", "zero3", "tp", "pp"):
-        few, many = (ranks.peak_bytes(run_of(mode, count, facts), facts) for count in (2, 4))
+        few, many = (memory_per_rank.peak_bytes(run_of(mode, count, facts), facts) for count in (2, 4))
         one = budget.peak_bytes(run_of(mode, 2, facts), facts)
         assert few is not None
         assert many is not None
@@ -149,7 +149,8 @@ def test_more_processes_need_less_of_what_they_share() -> None:
 def test_deepspeed_is_calculated_with_its_buckets() -> None:
     facts = model_facts(LLAMA_8B)
     two, offloaded = (
-        ranks.peak_bytes(run_of("zero2", 4, facts, parallel={"offload": offload}), facts) for offload in (False, True)
+        memory_per_rank.peak_bytes(run_of("zero2", 4, facts, parallel={"offload": offload}), facts)
+        for offload in (False, True)
     )
     assert two is not None
     assert offloaded is not None
@@ -157,7 +158,7 @@ def test_deepspeed_is_calculated_with_its_buckets() -> None:
     assert terms["bucket"] == 2 * 5e8
     assert terms["weights"] == 2 * facts.parameters  # type: ignore[operator]
     assert {term.term: term.bytes for term in offloaded.terms}["optimizer"] == 0
-    three = ranks.peak_bytes(run_of("zero3", 4, facts), facts)
+    three = memory_per_rank.peak_bytes(run_of("zero3", 4, facts), facts)
     assert three is not None
     logits = next(term.bytes for term in three.terms if term.term == "logits")
     assert logits == 12 * 2047 * facts.vocab_size, "never in chunks"

@@ -15,7 +15,7 @@ from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.core.units import MIB
 from surefit.facts.model import model_facts
-from surefit.plan.deepen import SHALLOW, deepen, layer_of
+from surefit.plan.extrapolate_layers import SHALLOW, deepen, layer_of
 from surefit.plan.setting import Setting, setting_of
 from surefit.plan.simulate import Memory, record, simulate
 from surefit.plan.trace import Recorder, Trace

@@ -1,4 +1,4 @@
-"""The verbs of `surefit` and their options. What a verb does is in the other files; how it ends, in `ending.py`.
+"""The verbs of `surefit` and their options. What a verb does is in the other files; how it ends, in `exits.py`.
 
 Nothing heavy is imported here: `surefit --help` must answer at once, `surefit check` without torch.
 """
@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from surefit import __version__
-from surefit.cli import last_mile
-from surefit.cli.ending import finish, leave
+from surefit.cli import publish
+from surefit.cli.exits import finish, leave
 from surefit.cli.options import (
     Adapt,
     AllCheckpoints,
@@ -436,10 +436,10 @@ def explain(
     finish(as_json, lambda out: _cli("about").explain(out, code, every))
 
 
-app.command()(last_mile.export)
-app.command()(last_mile.push)
-app.command("serve-check")(last_mile.serve_check)
-app.add_typer(last_mile.runs, name="runs")
+app.command()(publish.export)
+app.command()(publish.push)
+app.command("serve-check")(publish.serve_check)
+app.add_typer(publish.runs, name="runs")
 
 
 @app.command()

@@ -85,7 +85,7 @@ def _noted(run: RunDir | None) -> Iterator[None]:
     if run is None:
         yield
         return
-    from surefit.cli.noting import noted
+    from surefit.cli.events import noted
 
     with noted(run, "audit"):
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.noting import at_work, trained
+from surefit.cli.events import at_work, trained
 from surefit.cli.prepare import Prepared
 from surefit.cli.scoring import interval_text
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
@@ -94,9 +94,9 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
 
 def _dry_run(out: Output, run: Prepared, variants: Sequence[str] | None) -> int:
     """Everything short of loading a model: settings, variants, rows that cannot be scored."""
+    from surefit.evaluate.generation_settings import ways
     from surefit.evaluate.rows import pick, require_scorable
     from surefit.evaluate.variants import choose
-    from surefit.evaluate.ways import ways
 
     config = run.resolved.config
     section = config.evaluate

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.noting import noted
+from surefit.cli.events import noted
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_jsonl
 from surefit.core.units import bytes_text, plural, quoted, shortened
@@ -157,10 +157,10 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
     """The task's metrics of a conversion on the held-out rows, and their differences to the merged model's."""
     from surefit.data.formats import read_splits
     from surefit.data.shorten import prompt_cutter
-    from surefit.evaluate.asking import LocalModel
+    from surefit.evaluate.generation_settings import ways
+    from surefit.evaluate.inference import LocalModel
     from surefit.evaluate.rows import judge, pick, predictions
     from surefit.evaluate.summary import estimates
-    from surefit.evaluate.ways import ways
     from surefit.merge.quantised import reload
     from surefit.model.load import load_tokenizer
 
@@ -281,9 +281,9 @@ def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list
     from surefit.core.sampling import evenly
     from surefit.data.formats import read_splits
     from surefit.evaluate.answers import read_run
-    from surefit.evaluate.asking import Server
+    from surefit.evaluate.generation_settings import Way
+    from surefit.evaluate.inference import Server
     from surefit.evaluate.rows import pick
-    from surefit.evaluate.ways import Way
     from surefit.generate.engine import Decoding
     from surefit.generate.server import ServedModel
 

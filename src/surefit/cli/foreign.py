@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefit import __version__
-from surefit.cli.about import hand_over
 from surefit.cli.findings import SAMPLED_ROWS, say_report, without_facts
+from surefit.cli.info import hand_over
 from surefit.config.resolve import Resolved, resolve
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, quoted, shortened

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli import stages, training
 from surefit.cli.checking import checked
 from surefit.cli.prepare import Prepared, config_file, prepare
-from surefit.config.adapting import adapted, as_arguments, next_rung
 from surefit.config.load import load_config
-from surefit.config.spread import data_ranks, processes
+from surefit.config.oom_ladder import adapted, as_arguments, next_rung
+from surefit.config.world import data_ranks, processes
 from surefit.core import env
 from surefit.core.errors import EXIT_SHORT, ConfigError
 from surefit.core.units import plural, quoted

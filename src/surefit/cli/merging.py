@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.cli.evaluating import require_trained
-from surefit.cli.noting import noted
+from surefit.cli.events import noted
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, ModelError
 from surefit.core.rundir import RunDir, read_json
 from surefit.core.units import plural

@@ -22,12 +22,12 @@ from surefit.core.units import plural
 from surefit.data.formats import Examples, to_prompts
 from surefit.data.load import Rows, load_rows, resolve_source
 from surefit.data.readers import READERS, Placed
-from surefit.evaluate.across import in_order, of_all, share
-from surefit.evaluate.asking import PORTION, Respondent
+from surefit.evaluate.distributed import in_order, of_all, share
+from surefit.evaluate.generation_settings import Way, ways
+from surefit.evaluate.inference import PORTION, Respondent
 from surefit.evaluate.rows import Answer, Picked, predictions, scored_line
 from surefit.evaluate.runner import respondents
 from surefit.evaluate.variants import VARIANTS, choose, identity, place
-from surefit.evaluate.ways import Way, ways
 from surefit.parallel.mesh import World, from_first
 from surefit.task import Example
 

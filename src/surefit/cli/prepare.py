@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from surefit.config.load import Loaded, load_config
 from surefit.config.resolve import Resolved, resolve
-from surefit.config.spread import Started
+from surefit.config.world import Started
 from surefit.core import env
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir, read_json
@@ -90,7 +90,7 @@ def gather(
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
     from surefit.foreign.adopt import adopt
-    from surefit.plan.fit import upper_end
+    from surefit.plan.verdict import upper_end
 
     adopted = adopt(load_config(config_file(target), overrides or ()))
     loaded = adopted.loaded

@@ -214,8 +214,8 @@ def _places(run: Prepared, gpus: str) -> list[Place]:
         ConfigError: an unknown GPU, or none.
     """
     from surefit.facts.hardware import hardware_facts
-    from surefit.plan.fit import upper_end
     from surefit.plan.search import Place
+    from surefit.plan.verdict import upper_end
 
     places = []
     for name in _names(gpus):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.cli.checking import check
 from surefit.cli.evaluating import evaluate
+from surefit.cli.events import noted, trained
 from surefit.cli.merging import merge_run
-from surefit.cli.noting import noted, trained
 from surefit.cli.planning import planned_run, say_plan
 from surefit.cli.prepare import Prepared
 from surefit.cli.training import train

@@ -11,11 +11,11 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.checking import checked
-from surefit.cli.noting import noted, trained
+from surefit.cli.events import noted, trained
 from surefit.cli.planning import planned_run
 from surefit.cli.prepare import Prepared
-from surefit.config.adapting import adaptations, as_arguments
-from surefit.config.adapting import adapted as adapted_config
+from surefit.config.oom_ladder import adaptations, as_arguments
+from surefit.config.oom_ladder import adapted as adapted_config
 from surefit.config.resolve import write_resolved
 from surefit.core.errors import (
     EXIT_OK,

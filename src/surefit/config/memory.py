@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation, own_batch
+from surefit.config.world import accumulation, own_batch
 from surefit.core.units import bytes_text
 
 Needed = Callable[[Config, int], int | None]

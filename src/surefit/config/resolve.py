@@ -20,7 +20,7 @@ from surefit.config.capabilities import obstacle
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, Loaded, is_overridden
 from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED, Needed, decide_memory
 from surefit.config.schema import Config
-from surefit.config.spread import (
+from surefit.config.world import (
     COUNT,
     Started,
     accumulation,

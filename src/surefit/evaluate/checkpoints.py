@@ -22,16 +22,16 @@ from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import RunDir, write_atomic, write_json
 from surefit.data.formats import Examples
 from surefit.data.shorten import prompt_cutter
-from surefit.evaluate.across import score_across
 from surefit.evaluate.answers import GRAMMAR, step_of
-from surefit.evaluate.asking import LocalModel
 from surefit.evaluate.curve import svg
+from surefit.evaluate.distributed import score_across
+from surefit.evaluate.generation_settings import Way, ways
+from surefit.evaluate.inference import LocalModel
 from surefit.evaluate.paired import differences
 from surefit.evaluate.record import Files
 from surefit.evaluate.rows import Picked, pick, require_scorable
 from surefit.evaluate.settings import require_settings
 from surefit.evaluate.variants import CheckpointModel
-from surefit.evaluate.ways import Way, ways
 from surefit.parallel.mesh import World, by_first, gathered
 from surefit.task import Scores, TaskRecipe
 

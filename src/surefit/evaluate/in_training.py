@@ -12,10 +12,10 @@ from surefit.core.errors import errors_at
 from surefit.core.progress import silent
 from surefit.data.formats import Examples
 from surefit.data.shorten import prompt_cutter
-from surefit.evaluate.asking import LocalModel
+from surefit.evaluate.generation_settings import ways
+from surefit.evaluate.inference import LocalModel
 from surefit.evaluate.rows import judge, pick, predictions
 from surefit.evaluate.settings import require_settings
-from surefit.evaluate.ways import ways
 from surefit.model.prepare import reads_padding
 from surefit.task import TaskRecipe
 

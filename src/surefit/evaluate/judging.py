@@ -8,12 +8,12 @@ from typing import Any
 
 from surefit.core.errors import errors_at
 from surefit.core.progress import OnProgress, silent
+from surefit.evaluate.answer_cache import Kept
 from surefit.evaluate.answers import BASELINE
-from surefit.evaluate.asking import Respondent, ask
-from surefit.evaluate.kept import Kept
+from surefit.evaluate.generation_settings import Way
+from surefit.evaluate.inference import Respondent, ask
 from surefit.evaluate.record import Scored, baseline_settings
 from surefit.evaluate.rows import Picked, judge_at_once, predictions, scored_line
-from surefit.evaluate.ways import Way
 from surefit.task import Prediction, TaskRecipe
 
 

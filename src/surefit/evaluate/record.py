@@ -13,13 +13,13 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
+from surefit.evaluate.answer_cache import Kept
 from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, step_of
 from surefit.evaluate.gate import gate_metric
-from surefit.evaluate.kept import Kept
+from surefit.evaluate.generation_settings import Way, ways
 from surefit.evaluate.rows import Picked
 from surefit.evaluate.summary import estimates
 from surefit.evaluate.variants import SERVED, identity, known_variants, place
-from surefit.evaluate.ways import Way, ways
 from surefit.task import Scores, TaskRecipe
 
 SETTINGS = ("strategy", "max_new_tokens", "num_beams", "temperature", "seed", "samples", "stop", "constrained")

@@ -16,17 +16,17 @@ from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import RunDir, write_json
 from surefit.data.formats import Examples
 from surefit.data.shorten import prompt_cutter
-from surefit.evaluate.across import score_across
 from surefit.evaluate.answers import BASELINE, step_of
-from surefit.evaluate.asking import LocalModel, Respondent, Server
+from surefit.evaluate.distributed import score_across
 from surefit.evaluate.gate import require_reference
+from surefit.evaluate.generation_settings import ways
+from surefit.evaluate.inference import LocalModel, Respondent, Server
 from surefit.evaluate.judging import score_baseline
 from surefit.evaluate.record import Files
 from surefit.evaluate.rows import Picked, pick, require_scorable
 from surefit.evaluate.settings import require_settings
 from surefit.evaluate.summary import summarise
 from surefit.evaluate.variants import SERVED, choose, open_variants
-from surefit.evaluate.ways import ways
 from surefit.parallel.mesh import World, by_first
 from surefit.task import TaskRecipe
 

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from surefit.config.resolve import LOSS_BYTES, Resolved
 from surefit.config.schema import AdapterSection, Config
-from surefit.config.spread import data_ranks
+from surefit.config.world import data_ranks
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.activations import (
     TOKEN_BYTES,

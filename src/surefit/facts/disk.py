@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from surefit.config.resolve import Resolved
-from surefit.config.spread import processes
+from surefit.config.world import processes
 from surefit.core.units import count_text
 from surefit.facts.budget import EIGHT_BIT_BLOCK, FLOAT32, MIN_8BIT, Term, Trained, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts

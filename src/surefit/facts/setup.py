@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from surefit.config.resolve import Resolved, warmup_steps
 from surefit.config.schema import AdapterSection, Config, TelemetrySection
-from surefit.config.spread import data_ranks, processes
+from surefit.config.world import data_ranks, processes
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from surefit import __version__
 from surefit.config.schema import Config
-from surefit.config.spread import data_ranks, processes, require_possible
+from surefit.config.world import data_ranks, processes, require_possible
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import duration_text, plural

@@ -21,7 +21,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from surefit.core.errors import ConfigError, ModelError
 from surefit.data.collate import LOSS_KEYS
-from surefit.facts.shares import split_layers
+from surefit.facts.sharding import split_layers
 from surefit.model.compat import wrap_forward
 from surefit.model.prepare import base_of
 from surefit.parallel.engine import Batch, Engine, Loss, Norm

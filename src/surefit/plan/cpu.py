@@ -6,7 +6,7 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
 from surefit.facts.budget import Budget, target_modules, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.shares import sharing_of
+from surefit.facts.sharding import sharing_of
 
 SHARDED = ("fsdp", "zero2", "zero3")
 """Modes in which each process copies its own part."""

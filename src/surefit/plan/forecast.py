@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.memory import WORDS
 from surefit.config.resolve import Resolved
-from surefit.config.spread import processes
+from surefit.config.world import processes
 from surefit.core.units import bytes_text, plural
 from surefit.facts.activations import TILE, covered
 from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, micro_batch_shape
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_per_rank import fullest_stage
 from surefit.facts.model import ModelFacts
-from surefit.facts.ranks import fullest_stage
-from surefit.facts.shares import sharing_of
-from surefit.plan.among import alone, not_simulated, of_ranks
-from surefit.plan.exchange import shared_step
-from surefit.plan.fit import Need, calculated, need, require_possible, verdict
+from surefit.facts.sharding import sharing_of
+from surefit.plan.communication import shared_step
 from surefit.plan.host import host_plan
 from surefit.plan.loading import import_libraries, uncollected
-from surefit.plan.pace import Pace
+from surefit.plan.rank_summary import alone, not_simulated, of_ranks
 from surefit.plan.static import static_plan
+from surefit.plan.step_time_cache import Pace
+from surefit.plan.verdict import Need, calculated, need, require_possible, verdict
 
 if TYPE_CHECKING:
     from surefit.plan.simulate import Memory

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from surefit.config.resolve import Resolved
-from surefit.config.spread import processes
+from surefit.config.world import processes
 from surefit.facts.activations import TOKEN_BYTES
 from surefit.facts.budget import MIN_8BIT, MOMENTS, PAGED, micro_batch_shape, trained_tensors
 from surefit.facts.hardware import HardwareFacts

@@ -3,7 +3,7 @@
 torch's "fake" process group has any number of processes in one: every collective returns at once, what it is given
 untouched, and allocates what a real one does. So DDP, `fully_shard`, cut matrices, shared tokens and the pipeline run
 as they are, on tensors without data, and what the recorder sees is what one GPU's allocator would be asked for.
-DeepSpeed reads the values of its buffers, so ZeRO is only calculated (`facts/ranks.py`).
+DeepSpeed reads the values of its buffers, so ZeRO is only calculated (`facts/memory_per_rank.py`).
 
 What is put in the place of torch's or our own code: comparisons of the processes' weights and trial runs, which need
 data; where a shared batch's tokens lie, which is counted instead; and resized storages, which no dispatch mode sees.
@@ -27,7 +27,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from surefit.core.errors import MachineError
-from surefit.facts.shares import Sharing
+from surefit.facts.sharding import Sharing
 from surefit.model.varlen import Documents, Share
 from surefit.parallel import context, ddp, pipeline, tensor
 from surefit.parallel.engine import Engine

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from surefit.config.capabilities import conflicts, obstacle, traits
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation, own_batch, processes
-from surefit.config.spread import require_possible as require_shareable
+from surefit.config.world import accumulation, own_batch, processes
+from surefit.config.world import require_possible as require_shareable
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import covered
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, catalogue, model_facts
-from surefit.facts.shares import sharing_obstacle
-from surefit.plan.fit import Need, Verdict, need, require_possible, verdict
+from surefit.facts.sharding import sharing_obstacle
 from surefit.plan.forecast import Planner
+from surefit.plan.verdict import Need, Verdict, need, require_possible, verdict
 
 if TYPE_CHECKING:
     from surefit.plan.time import StepTime

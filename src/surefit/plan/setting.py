@@ -19,7 +19,7 @@ from surefit.facts.gguf_model import config_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
 from surefit.facts.model import ModelFacts, catalogue, read_config
-from surefit.facts.shares import Sharing, sharing_of
+from surefit.facts.sharding import Sharing, sharing_of
 from surefit.plan.cpu import mapped_bytes, saves_between
 
 FIELD = "model.name_or_path"

@@ -24,7 +24,7 @@ from surefit.parallel.engine import SINGLE, Engine
 from surefit.plan.allocator import CachingAllocator
 from surefit.plan.building import build, materialise, micro_batch, switch
 from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, page_states, workspace_bytes
-from surefit.plan.deepen import SHALLOW, deepen
+from surefit.plan.extrapolate_layers import SHALLOW, deepen
 from surefit.plan.fake import FakeMode
 from surefit.plan.malloc import Malloc
 from surefit.plan.merging import from_files, run_merge

@@ -12,13 +12,13 @@ from typing import Any
 from surefit import __version__
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
-from surefit.config.spread import processes
+from surefit.config.world import processes
 from surefit.core.units import bytes_text, plural
 from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, Term, activations_known, at_least, trained
 from surefit.facts.disk import disk_terms
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import ModelFacts
-from surefit.facts.ranks import memory_terms
 
 
 def static_plan(

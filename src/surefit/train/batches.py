@@ -12,7 +12,7 @@ from surefit.config.schema import Config
 from surefit.data.cache import MASKED
 from surefit.data.collate import collate, pack
 from surefit.data.pack import best_fit_decreasing, shard
-from surefit.train.order import Rows, batch_rows, micro_batches
+from surefit.train.sampler import Rows, batch_rows, micro_batches
 from surefit.train.step import Batch
 
 SCANNED = 5_000

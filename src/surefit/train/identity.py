@@ -9,7 +9,7 @@ from typing import Any
 from surefit.config.resolve import leaves
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
-from surefit.train.order import Survey
+from surefit.train.sampler import Survey
 
 PARTS = "processes that share the rows"
 FREE_ON_RESUME = (

@@ -33,17 +33,17 @@ from surefit.telemetry.memory import PhaseMemory
 from surefit.telemetry.sink import FanOut, Sink
 from surefit.train import resuming
 from surefit.train.batches import Batches
+from surefit.train.divergence import MAX_REJECTED_IN_A_ROW, require_an_update, stopped
 from surefit.train.dry_pass import dry_pass
 from surefit.train.export import export, result_of
 from surefit.train.heldout import HeldOut, Score
-from surefit.train.hopeless import MAX_REJECTED_IN_A_ROW, require_an_update, stopped
 from surefit.train.identity import carried_out, identity
 from surefit.train.optim import MasterOptimizer, make_optimizer
-from surefit.train.order import Rows, dropout_seed, lengths_of, survey
 from surefit.train.out_of_memory import explained
 from surefit.train.preflight import AUDITED, require_sound_batches
 from surefit.train.progress import Counters, OnNote, OnStep, TrainResult
 from surefit.train.reporting import Pace, Reporting, meter_of
+from surefit.train.sampler import Rows, dropout_seed, lengths_of, survey
 from surefit.train.saving import Saving
 from surefit.train.scaling import LossScale
 from surefit.train.schedule import learning_rate

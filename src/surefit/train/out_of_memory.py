@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from surefit.config.adapting import as_arguments, next_rung
+from surefit.config.oom_ladder import as_arguments, next_rung
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation, processes
+from surefit.config.world import accumulation, processes
 from surefit.core import env
 from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text, plural
+from surefit.facts.memory_per_rank import memory_terms, peak_bytes
 from surefit.facts.model import ModelFacts
-from surefit.facts.ranks import memory_terms, peak_bytes
 from surefit.model.memory_errors import is_out_of_memory
 
 

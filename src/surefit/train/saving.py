@@ -29,8 +29,8 @@ from surefit.parallel.mesh import World, all_here, by_first
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.progress import OnNote
+from surefit.train.sharded_checkpoint import WritingTogether
 from surefit.train.signals import StopRequest
-from surefit.train.writing import WritingTogether
 
 BEST = "best.json"
 RESULT_FILES = 8 * MIB
@@ -56,7 +56,7 @@ class Saving:
     """The checkpoints of one run.
 
     Of several processes all call the same methods, and only the first reads and writes, but for a checkpoint in parts,
-    of which each writes its own (train/writing.py): so a disk that is full makes all of them wait.
+    of which each writes its own (train/sharded_checkpoint.py): so a disk that is full makes all of them wait.
 
     Args:
         run: where they are.

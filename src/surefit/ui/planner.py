@@ -22,18 +22,18 @@ from starlette.responses import Response
 from surefit.config.load import Loaded, load_config
 from surefit.config.resolve import Resolved, resolve, with_changes
 from surefit.config.schema import Config
-from surefit.config.spread import processes
+from surefit.config.world import processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text
 from surefit.data.load import is_local, load_rows
 from surefit.facts.flops import FORWARD, TRAINED, work_of
 from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import HardwareFacts, hardware_facts
+from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import NANO, ModelFacts, catalogue, model_facts
-from surefit.facts.ranks import peak_bytes
-from surefit.plan.fit import upper_end
 from surefit.plan.forecast import planned
 from surefit.plan.profile import device_of, rates_of, speed_at
+from surefit.plan.verdict import upper_end
 from surefit.ui.pages import Ui, text_of
 
 SCRATCH: dict[str, Any] = {

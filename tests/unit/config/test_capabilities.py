@@ -10,7 +10,7 @@ import tiny_run
 
 from surefit.config.capabilities import CONFLICTS, TRAITS, WITHOUT, conflicts, obstacle, require_together, traits
 from surefit.config.schema import Config
-from surefit.config.spread import decide_mode, ways_to_share
+from surefit.config.world import decide_mode, ways_to_share
 from surefit.core.errors import ConfigError
 
 

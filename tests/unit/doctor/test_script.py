@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit.cli.about import doctor
+from surefit.cli.info import doctor
 from surefit.cli.render import Output
 from surefit.core.errors import ConfigError
 from surefit.doctor import probes
@@ -48,7 +48,7 @@ def test_the_verb_prints_it_or_writes_a_new_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(probes, "GROUPS", (lambda: iter(FOUND),))
-    monkeypatch.setattr("surefit.cli.about.installed_stack", lambda: iter(()))
+    monkeypatch.setattr("surefit.cli.info.installed_stack", lambda: iter(()))
     assert doctor(Output(), script=True) == 3
     printed = capsys.readouterr().out
     assert printed.startswith("#!/usr/bin/env bash\n")

@@ -13,7 +13,7 @@ from surefit.checkpoint import manager
 from surefit.core.errors import ConfigError, ModelError
 from surefit.core.lock import locked
 from surefit.core.rundir import read_json
-from surefit.evaluate import asking
+from surefit.evaluate import inference
 from surefit.evaluate.answers import read_run, scored_variants, shipped
 from surefit.evaluate.checkpoints import score_checkpoints
 from surefit.evaluate.curve import svg
@@ -76,7 +76,7 @@ def test_the_best_and_whether_its_lead_is_more_than_chance(three):
 def test_what_has_been_scored_is_kept_and_everything_else_is_as_before(three, monkeypatch):
     first = scored(three)
     before = {path: path.stat().st_mtime_ns for path in three.run.eval.glob("eval/step-*")}
-    monkeypatch.setattr(asking, "generate", None)
+    monkeypatch.setattr(inference, "generate", None)
     assert scored(three) == first
     assert {path: path.stat().st_mtime_ns for path in three.run.eval.glob("eval/step-*")} == before
     assert read_json(three.run.eval / "checkpoints.json") == {k: v for k, v in first.items() if k != "passed_over"}
@@ -87,7 +87,7 @@ def test_other_settings_ask_again(three, monkeypatch):
     scored(three)
     again = scored(three, max_new_tokens=3)
     assert [point["truncated"] for point in again["checkpoints"]][1] == 8
-    monkeypatch.setattr(asking, "generate", None)
+    monkeypatch.setattr(inference, "generate", None)
     shutil.rmtree(three.run.checkpoints / "step-30")
     left = scored(three, max_new_tokens=3)
     assert [point["there"] for point in left["checkpoints"]] == [True, True, False]
@@ -159,7 +159,7 @@ def test_without_checkpoints(letters):
 
 
 def test_killed_it_goes_on_with_the_answers_it_had(three, monkeypatch):
-    real, asked = asking.generate, []
+    real, asked = inference.generate, []
 
     def counted(*arguments):
         asked.append(len(arguments[2]))
@@ -167,8 +167,8 @@ def test_killed_it_goes_on_with_the_answers_it_had(three, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(asking, "generate", counted)
-    monkeypatch.setattr(asking, "PORTION", 1)
+    monkeypatch.setattr(inference, "generate", counted)
+    monkeypatch.setattr(inference, "PORTION", 1)
     with pytest.raises(KeyboardInterrupt):
         scored(three)
     assert (three.run.eval / "eval" / "step-10.partial.jsonl").exists()

@@ -13,7 +13,7 @@ from surefit.core.errors import ConfigError, DataError, GateError
 from surefit.core.rundir import read_json, write_json
 from surefit.data.formats import Examples
 from surefit.data.tokenize import tokenize_example
-from surefit.evaluate import asking, runner, variants
+from surefit.evaluate import inference, runner, variants
 from surefit.evaluate.runner import evaluate
 from surefit.merge.merge import merge
 from surefit.model.load import load_model, load_tokenizer
@@ -223,12 +223,12 @@ def test_a_share_of_the_rows_is_taken_evenly(letters):
 
 
 def test_answers_with_strange_line_ends_are_read_back(letters, monkeypatch):
-    original = asking.generate
+    original = inference.generate
 
     def strange(*args):
         return [replace(answer, text="one\u2028two\x85three\n") for answer in original(*args)]
 
-    monkeypatch.setattr(asking, "generate", strange)
+    monkeypatch.setattr(inference, "generate", strange)
     summary = scored(letters, variants=["base"])
     assert summary["sets"]["eval"]["n"] == 8
     assert lines_of(letters, "eval", "base")[0]["text"] == "one\u2028two\x85three\n"
@@ -248,7 +248,7 @@ def test_a_gate_on_an_unknown_metric_stops_after_the_first_set(letters, monkeypa
         scored(letters, gate={"metric": "exact_macht", "min": 0.5})
     assert caught.value.field == "evaluate.gate.metric"
     assert not list(letters.run.eval.rglob("*.json"))
-    monkeypatch.setattr(asking, "generate", None)
+    monkeypatch.setattr(inference, "generate", None)
     scored(letters, variants=["base"], gate={"metric": "exact_match", "min": 0.5})
     assert (letters.run.eval / "eval" / "base.json").exists(), "what was answered before is not asked again"
 
@@ -324,7 +324,7 @@ def test_nothing_half_written_when_interrupted(letters, monkeypatch):
         raise KeyboardInterrupt
 
     before = {path: path.read_bytes() for path in letters.run.eval.rglob("*") if path.is_file()}
-    monkeypatch.setattr(asking, "generate", interrupt)
+    monkeypatch.setattr(inference, "generate", interrupt)
     with pytest.raises(KeyboardInterrupt):
         scored(letters)
     assert {path: path.read_bytes() for path in letters.run.eval.rglob("*") if path.is_file()} == before

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from surefit.config.adapting import as_arguments, next_rung
+from surefit.config.oom_ladder import as_arguments, next_rung
 from surefit.config.schema import Config
 from surefit.facts.model import ModelFacts, model_facts
 from surefit.model.memory_errors import is_out_of_memory

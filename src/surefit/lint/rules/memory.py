@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from surefit.config.resolve import Resolved
-from surefit.config.spread import processes, sharing_by, ways_to_share
+from surefit.config.world import processes, sharing_by, ways_to_share
 from surefit.core.units import bytes_text
 from surefit.facts.budget import MOMENTS, Term, at_least
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.ranks import memory_terms
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.schema import Config
-from surefit.config.spread import data_ranks
+from surefit.config.world import data_ranks
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.facts.shares import sharing_obstacle
+from surefit.facts.sharding import sharing_obstacle
 from surefit.lint.rule import Finding, LintContext, named_by, rule
 
 SPREADING = {"auto", "balanced", "balanced_low_0", "sequential"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from surefit.evaluate.across import share, whole
-from surefit.evaluate.kept import Kept
+from surefit.evaluate.answer_cache import Kept
+from surefit.evaluate.distributed import share, whole
 from surefit.evaluate.record import Scored
 from surefit.evaluate.rows import Answer, Picked
 from surefit.generate.engine import Generation

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from surefit.core.progress import OnProgress, silent
-from surefit.evaluate.asking import Respondent
+from surefit.evaluate.answer_cache import Kept
+from surefit.evaluate.generation_settings import Way
+from surefit.evaluate.inference import Respondent
 from surefit.evaluate.judging import score_variant
-from surefit.evaluate.kept import Kept
 from surefit.evaluate.record import Scored
 from surefit.evaluate.rows import Picked
-from surefit.evaluate.ways import Way
 from surefit.parallel.mesh import World, gathered
 from surefit.task import Example, TaskRecipe
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefit.config.resolve import Origin, Resolved, lookup, one_line_yaml, with_changes
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation
+from surefit.config.world import accumulation
 
 ADAPTED = Origin("auto", "adapted after out of memory")
 """Where the values come from that `adapted` has set."""

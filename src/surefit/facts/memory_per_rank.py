@@ -43,7 +43,7 @@ from surefit.facts import budget
 from surefit.facts.activations import MicroBatch, eval_bytes, final_bytes, kept_bytes, shared_tokens
 from surefit.facts.budget import AMPERE, FLOAT32, Budget, Term, at_least, micro_batch, micro_batch_shape
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.shares import BY_INPUTS, BY_OUTPUTS, Sharing, held, is_here, share_of, sharing_of, stages
+from surefit.facts.sharding import BY_INPUTS, BY_OUTPUTS, Sharing, held, is_here, share_of, sharing_of, stages
 from surefit.facts.tensors import tensors
 
 CONTEXT_BUCKET = 64 * MIB

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from surefit.core.errors import GateError
 from surefit.core.rundir import RunDir
-from surefit.train.order import dropout_seed
 from surefit.train.progress import Counters
 from surefit.train.replay import write_rejected
+from surefit.train.sampler import dropout_seed
 from surefit.train.step import Batch, StepResult
 
 MAX_REJECTED_IN_A_ROW = 10

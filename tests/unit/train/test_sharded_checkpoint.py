@@ -16,8 +16,8 @@ from surefit.checkpoint.disk_guard import DiskGuard
 from surefit.core.errors import MachineError
 from surefit.parallel.flat import Flat
 from surefit.parallel.mesh import World
-from surefit.train import writing
-from surefit.train.writing import WritingTogether
+from surefit.train import sharded_checkpoint
+from surefit.train.sharded_checkpoint import WritingTogether
 
 WRITE = manager.write_part
 COMMIT = manager.commit
@@ -71,7 +71,7 @@ def test_a_full_disk_is_waited_out(
         tries.append(1)
         return full() if len(tries) < 4 else real(*given)
 
-    monkeypatch.setattr(writing.manager, broken, sometimes)
+    monkeypatch.setattr(sharded_checkpoint.manager, broken, sometimes)
     together.start(4, state(4))
     together.finish()
     assert len(tries) == 4
@@ -90,7 +90,7 @@ def test_any_other_fault_comes_out_at_the_next_meeting(
     def fails(*given: Any) -> None:
         raise RuntimeError("the writer broke")
 
-    monkeypatch.setattr(writing.manager, broken, fails)
+    monkeypatch.setattr(sharded_checkpoint.manager, broken, fails)
     together.start(4, state(4))
     with pytest.raises(RuntimeError, match="the writer broke"):
         together.finish()
@@ -102,9 +102,9 @@ def test_parts_that_never_come_keep_nobody(
     together: WritingTogether, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the other of two processes had died, or wrote to another disk."""
-    monkeypatch.setattr(writing, "LAST_SECONDS", 0.1)
-    monkeypatch.setattr(writing, "SEEN_SECONDS", 0.1)
-    monkeypatch.setattr(writing.shards, "is_whole", lambda place, of: False)
+    monkeypatch.setattr(sharded_checkpoint, "LAST_SECONDS", 0.1)
+    monkeypatch.setattr(sharded_checkpoint, "SEEN_SECONDS", 0.1)
+    monkeypatch.setattr(sharded_checkpoint.shards, "is_whole", lambda place, of: False)
     together.start(4, state(4))
     together.end()
     assert not list(tmp_path.iterdir())
@@ -123,7 +123,7 @@ def test_whatever_ends_the_run_a_checkpoint_that_all_have_written_is_complete(
         wait.wait(5)
         WRITE(place, given)
 
-    monkeypatch.setattr(writing.manager, "write_part", slow)
+    monkeypatch.setattr(sharded_checkpoint.manager, "write_part", slow)
     together.start(4, state(4))
     assert not manager.list_steps(tmp_path)
     threading.Timer(0.1, wait.set).start()

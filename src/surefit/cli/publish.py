@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from surefit.cli.ending import finish
+from surefit.cli.exits import finish
 from surefit.cli.options import Json, Target
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]

@@ -8,11 +8,11 @@ from typing import Any
 from surefit.config.resolve import Resolved, with_changes
 from surefit.core.units import plural
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_per_rank import fullest_stage
 from surefit.facts.model import ModelFacts
-from surefit.facts.ranks import fullest_stage
-from surefit.facts.shares import Sharing, held, sharing_of, stages
+from surefit.facts.sharding import Sharing, held, sharing_of, stages
 from surefit.facts.tensors import LLAMA_LIKE
-from surefit.plan.exchange import exchange
+from surefit.plan.communication import exchange
 
 DEEP_PIPELINE = 8
 """Layers up to which a pipeline is simulated: its stages are not alike, so none can be repeated."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from surefit.core.errors import DataError
-from surefit.train.order import batch_rows, dropout_seed, epoch_order, micro_batches, survey
+from surefit.train.sampler import batch_rows, dropout_seed, epoch_order, micro_batches, survey
 
 
 def test_every_epoch_is_a_shuffle_of_all_rows_and_differs_from_the_last() -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from surefit.config.resolve import Resolved
 from surefit.facts.budget import FLOAT32, micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.links import NETWORK, REACHED, link_of
+from surefit.facts.interconnect import NETWORK, REACHED, link_of
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.shares import Sharing, sharing_of, stages
+from surefit.facts.sharding import Sharing, sharing_of, stages
 from surefit.facts.tensors import tensors
 
 if TYPE_CHECKING:

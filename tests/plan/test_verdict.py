@@ -6,7 +6,7 @@ import pytest
 
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import GIB
-from surefit.plan.fit import CONTEXT, calculated, need, require_possible, verdict
+from surefit.plan.verdict import CONTEXT, calculated, need, require_possible, verdict
 
 
 @pytest.mark.parametrize(

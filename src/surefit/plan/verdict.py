@@ -17,9 +17,9 @@ from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import MIB, bytes_text
 from surefit.facts.budget import Budget, micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import ModelFacts
-from surefit.facts.ranks import peak_bytes
-from surefit.facts.shares import Sharing, sharing_of
+from surefit.facts.sharding import Sharing, sharing_of
 from surefit.plan.cpu import beside_bytes
 
 How = Literal["simulation", "closed form"]

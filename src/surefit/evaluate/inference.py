@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from surefit.core.errors import DataError, errors_at
 from surefit.core.progress import OnProgress, silent
 from surefit.data.tokenize import tokenize_prompt
-from surefit.evaluate.kept import Kept
+from surefit.evaluate.answer_cache import Kept
+from surefit.evaluate.generation_settings import Way
 from surefit.evaluate.rows import Answer, Picked
-from surefit.evaluate.ways import Way
 from surefit.generate.engine import Generation, generate
 from surefit.generate.verbalizer import rank_labels
 from surefit.task import Example, Grammar, TaskRecipe

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from surefit.config.schema import Config
-from surefit.config.spread import accumulation, data_ranks, decide_mode, own_batch, require_possible
+from surefit.config.world import accumulation, data_ranks, decide_mode, own_batch, require_possible
 from surefit.core.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
-from surefit.config.spread import processes
+from surefit.config.world import processes
 from surefit.core.errors import ConfigError
 from surefit.facts.budget import FLOAT32, MOMENTS
 from surefit.facts.model import DTYPE_BYTES, ModelFacts

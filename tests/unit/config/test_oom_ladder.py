@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefit.config.adapting import adaptations, adapted, as_arguments
+from surefit.config.oom_ladder import adaptations, adapted, as_arguments
 from surefit.config.resolve import Origin, Resolved, leaves, write_resolved
 from surefit.config.schema import Config
 

@@ -13,7 +13,7 @@ from tests.unit.evaluate.test_runner import LETTERS, RECIPE, examples_of, lines_
 from surefit.config.schema import EvaluateSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.core.rundir import read_json
-from surefit.evaluate import asking
+from surefit.evaluate import inference
 from surefit.evaluate.in_training import scorer
 from surefit.evaluate.runner import evaluate
 from surefit.evaluate.settings import require_settings
@@ -83,7 +83,7 @@ def test_free_and_under_a_grammar_side_by_side(run):
 
 
 def test_labels_are_ranked_and_nothing_is_generated(run, monkeypatch):
-    monkeypatch.setattr(asking, "generate", None)
+    monkeypatch.setattr(inference, "generate", None)
     summary = scored(run, RANKED, letters="DEFG")
     record, lines = record_of(run, "base"), lines_of(run, "eval", "base")
     assert record["decoding"] == {"strategy": "labels ranked", "batch_size": 4}
@@ -172,7 +172,7 @@ def test_a_server_is_not_asked_what_it_cannot_be_told():
     examples = examples_of("A").examples
     rows = SimpleNamespace(examples=[replace(examples[0], tools=({},))], where=["x.jsonl:1"])
     with pytest.raises(DataError, match=r"x.jsonl:1.*tools"):
-        asking.Server(FakeServer("url"), RECIPE).prompts(rows)
+        inference.Server(FakeServer("url"), RECIPE).prompts(rows)
 
 
 def test_training_scores_as_evaluation_does(run):
@@ -217,7 +217,7 @@ def test_all_that_is_wrong_is_said_at_once():
 def counting(monkeypatch):
     """How many prompts the engine was asked; `counting.fail_after` calls it dies."""
     seen = SimpleNamespace(prompts=0, calls=0, fail_after=None)
-    original = asking.generate
+    original = inference.generate
 
     def counted(model, tokenizer, prompts, *rest):
         if seen.calls == seen.fail_after:
@@ -226,8 +226,8 @@ def counting(monkeypatch):
         seen.prompts += len(prompts)
         return original(model, tokenizer, prompts, *rest)
 
-    monkeypatch.setattr(asking, "generate", counted)
-    monkeypatch.setattr(asking, "PORTION", 1)
+    monkeypatch.setattr(inference, "generate", counted)
+    monkeypatch.setattr(inference, "PORTION", 1)
     return seen
 
 
