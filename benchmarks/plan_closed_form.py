@@ -2,7 +2,7 @@
 
     python benchmarks/plan_closed_form.py [--models PART,PART] [--variants NAME,NAME] [--every K] [--whole] [--json]
 
-Each model of the catalogue (0.5B to 8B) is planned in each variant, by `facts.budget.peak_bytes` and by
+Each model of the catalogue (0.5B to 8B) is planned in each variant, by `facts.budget.peak_bytes_on_one` and by
 `plan.simulate.simulate`. Compared are the memory in tensors at the fullest moment of a training step, and whether the
 interval of the closed form contains what the allocator reserves. Nothing is downloaded, and no GPU is needed.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.units import GIB
-from surefit.facts.budget import disagreement, peak_bytes
+from surefit.facts.budget import disagreement, peak_bytes_on_one
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import model_facts
 from surefit.plan.setting import setting_of
@@ -93,7 +93,7 @@ def compare(name: str, variant: str, whole: bool) -> dict[str, Any]:
     resolved, hardware = settings(name, VARIANTS[variant])
     setting = setting_of(resolved, model_facts(name), hardware)
     start = time.perf_counter()
-    budget = peak_bytes(resolved, model_facts(name), capability=setting.capability)
+    budget = peak_bytes_on_one(resolved, model_facts(name), capability=setting.capability)
     closed_seconds = time.perf_counter() - start
     assert budget is not None, "every model of the list is covered"
     with warnings.catch_warnings():

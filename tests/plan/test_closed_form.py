@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.facts.activations import TILE, chunk_rows
-from surefit.facts.budget import at_least, disagreement, peak_bytes
+from surefit.facts.budget import at_least, disagreement, peak_bytes_on_one
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
 from surefit.model import prepare
 from surefit.plan.allocator import replay
@@ -71,7 +71,7 @@ def both(
         checkpointing=checkpointing, packed=packed, chunked=chunked, fused_lora=fused_lora, tiled_mlp=tiled_mlp,
         quantization=quantization, optimizer=optimizer, capability=capability,
     )  # fmt: skip
-    budget = peak_bytes(resolved, shape[1], padded=padded, capability=capability)
+    budget = peak_bytes_on_one(resolved, shape[1], padded=padded, capability=capability)
     assert budget is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -202,13 +202,13 @@ def test_architectures_that_are_not_in_the_catalogue(architecture: str, model_ty
 def test_other_architectures_are_not_guessed() -> None:
     run = resolved_run({"r": 8}, 1, 1024, "bfloat16", False, 1)
     facts = model_facts(NAMES["llama3-1b"])
-    assert peak_bytes(run, replace(facts, architecture="Gemma2ForCausalLM")) is None
-    assert peak_bytes(run, replace(facts, parameters=None, linear_modules={})) is None
+    assert peak_bytes_on_one(run, replace(facts, architecture="Gemma2ForCausalLM")) is None
+    assert peak_bytes_on_one(run, replace(facts, parameters=None, linear_modules={})) is None
 
 
 def test_the_worked_example() -> None:
     run = resolved_run({"r": 8}, 1, 2048, "bfloat16", False, 1)
-    budget = peak_bytes(run, model_facts(NAMES["llama3-8b"]))
+    budget = peak_bytes_on_one(run, model_facts(NAMES["llama3-8b"]))
     assert budget is not None
     terms = {term.term: term.bytes for term in budget.terms}
     assert terms["activations"] / 2048 == pytest.approx(5_906_688, rel=1e-6)
@@ -222,10 +222,10 @@ def test_the_worked_example() -> None:
 def test_padding_is_assumed_for_more_than_one_row() -> None:
     facts = model_facts(NAMES["llama3-1b"])
     many = resolved_run({"r": 8}, 4, 1024, "bfloat16", False, 1)
-    assert peak_bytes(many, facts) == peak_bytes(many, facts, padded=True)
+    assert peak_bytes_on_one(many, facts) == peak_bytes_on_one(many, facts, padded=True)
     one = resolved_run({"r": 8}, 1, 1024, "bfloat16", False, 1)
-    assert peak_bytes(one, facts) == peak_bytes(one, facts, padded=False)
-    assert peak_bytes(one, facts, length=512) != peak_bytes(one, facts)
+    assert peak_bytes_on_one(one, facts) == peak_bytes_on_one(one, facts, padded=False)
+    assert peak_bytes_on_one(one, facts, length=512) != peak_bytes_on_one(one, facts)
 
 
 def test_a_disagreement_over_three_percent_is_said() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import GIB
-from surefit.plan.verdict import CONTEXT, calculated, need, require_possible, verdict
+from surefit.plan.verdict import CONTEXT, calculated, need, require_plannable, verdict
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_the_closed_form_of_a_short_row_allows_for_pieces_too(
 def test_impossible_inputs(place) -> None:
     empty, model = place(memory=0)
     with pytest.raises(MachineError, match="has 0 B of memory"):
-        require_possible(empty.resolved, model, empty.hardware)
+        require_plannable(empty.resolved, model, empty.hardware)
     wide, model = place("adapter.r=1025")
     with pytest.raises(ConfigError, match=r"rank 1,025 is over the hidden size of Qwen/Qwen3-0.6B, 1,024"):
-        require_possible(wide.resolved, model, wide.hardware)
+        require_plannable(wide.resolved, model, wide.hardware)
     exact, model = place("adapter.r=1024")
-    require_possible(exact.resolved, model, exact.hardware)
+    require_plannable(exact.resolved, model, exact.hardware)

@@ -82,10 +82,10 @@ def _conversion(run: Prepared, source: Source, options: ExportOptions) -> Conver
 
 def _dry_run(out: Output, source: Source, conversion: Conversion | None, output: Path, options: ExportOptions) -> int:
     from surefit.merge.export import parts_of
-    from surefit.merge.quantised import require_possible
+    from surefit.merge.quantised import require_convertible
 
     if conversion is not None:
-        require_possible(conversion)
+        require_convertible(conversion)
     files = {file.name: file.stat().st_size for file in parts_of(source.directory)}
     rows = [[name, bytes_text(size)] for name, size in files.items()]
     out.table(f"From {source.directory}, certified", ["file", "size"], rows)

@@ -27,7 +27,7 @@ from surefit.config.world import (
     decide_devices,
     decide_mode,
     own_batch,
-    require_possible,
+    require_shareable,
 )
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError
@@ -156,7 +156,7 @@ def resolve(
     chosen = {dotted: found for dotted, found in memory.items() if lookup(config, dotted) == "auto"}
     provenance |= {dotted: Origin("auto", reason) for dotted, (_, reason) in chosen.items()}
     decided = with_changes(decided, {dotted: value for dotted, (value, _) in chosen.items()})
-    require_possible(decided)
+    require_shareable(decided)
     micro = decided.train.per_device_train_batch_size
     assert isinstance(micro, int)
     if decided.train.global_batch_size % micro:

@@ -150,7 +150,7 @@ def _in_words(way: Mapping[str, Any], cp: int) -> str:
             return tokens
 
 
-def require_possible(config: Config) -> None:
+def require_shareable(config: Config) -> None:
     """Refuse what the processes cannot share.
 
     Raises:

@@ -148,7 +148,7 @@ class Budget:
         return max(self.phases.values())
 
 
-def peak_bytes(
+def peak_bytes_on_one(
     resolved: Resolved,
     model: ModelFacts,
     length: int | None = None,
@@ -233,7 +233,7 @@ def micro_batch(
     padded: bool | None = None,
     capability: tuple[int, int] | None = AMPERE,
 ) -> MicroBatch:
-    """The largest micro batch of a run; the arguments are those of `peak_bytes`."""
+    """The largest micro batch of a run; the arguments are those of `peak_bytes_on_one`."""
     config, shape = resolved.config, micro_batch_shape(resolved, length)
     adapter, packed, checkpointing = config.adapter, config.data.packing is True, config.train.gradient_checkpointing
     factors = None
@@ -275,13 +275,15 @@ def activations_known(config: Config, model: ModelFacts) -> bool:
     return covered(model) and not (config.adapter.kind == "lora" and config.adapter.use_dora)
 
 
-def memory_terms(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None = AMPERE) -> list[Term]:
+def memory_terms_on_one(
+    resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None = AMPERE
+) -> list[Term]:
     """The memory of a training step on rows of `data.max_length` tokens.
 
     With the activations where the closed form knows the architecture, else what no step can do without; empty where the
     model's size is not known.
     """
-    budget = peak_bytes(resolved, model, capability=capability)
+    budget = peak_bytes_on_one(resolved, model, capability=capability)
     if budget is not None:
         return list(budget.terms)
     part = trained(model, resolved.config.adapter, resolved.config.model.dtype)

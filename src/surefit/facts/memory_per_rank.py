@@ -59,11 +59,11 @@ def peak_bytes(
     padded: bool | None = None,
     capability: tuple[int, int] | None = AMPERE,
 ) -> Budget | None:
-    """The closed form of the process that needs most; the arguments and None as for `budget.peak_bytes`."""
+    """The closed form of the process that needs most; the arguments and None as for `budget.peak_bytes_on_one`."""
     sharing = sharing_of(resolved.config)
     if sharing is not None and sharing.mode == "zero3":
         resolved = _with_whole_logits(resolved)
-    whole = budget.peak_bytes(resolved, model, length, padded, capability)
+    whole = budget.peak_bytes_on_one(resolved, model, length, padded, capability)
     if sharing is None or whole is None:
         return whole
     return _FORMS[sharing.mode](_Run(resolved, model, sharing, length, padded, capability), whole)
@@ -76,14 +76,14 @@ def _with_whole_logits(resolved: Resolved) -> Resolved:
 
 
 def memory_terms(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None = AMPERE) -> list[Term]:
-    """`budget.memory_terms` of the process that needs most."""
+    """`budget.memory_terms_on_one` of the process that needs most."""
     shared = peak_bytes(resolved, model, capability=capability)
     return list(shared.terms) if shared is not None else _without_activations(resolved, model, capability)
 
 
 def _without_activations(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None) -> list[Term]:
     """Where activations are not known: what one process needs at least, divided where a mode divides it."""
-    terms = budget.memory_terms(resolved, model, capability)
+    terms = budget.memory_terms_on_one(resolved, model, capability)
     sharing = sharing_of(resolved.config)
     if sharing is None:
         return terms
@@ -121,7 +121,7 @@ class _Run:
         return micro_batch_shape(self.resolved, self.length).micro_batches
 
     def of(self, model: ModelFacts, **changes: Any) -> Budget:
-        found = budget.peak_bytes(
+        found = budget.peak_bytes_on_one(
             self.resolved, model, self.length, self.padded, self.capability, parts=self.sharing.tokens, **changes
         )
         assert found is not None, "the whole model was covered"

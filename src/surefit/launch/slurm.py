@@ -21,7 +21,7 @@ from pathlib import Path
 
 from surefit import __version__
 from surefit.config.schema import Config
-from surefit.config.world import data_ranks, processes, require_possible
+from surefit.config.world import data_ranks, processes, require_shareable
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import duration_text, plural
@@ -93,7 +93,7 @@ def check_arithmetic(job: Job) -> None:
     Raises:
         ConfigError: they do not, with the numbers.
     """
-    require_possible(job.config)
+    require_shareable(job.config)
     _require_time(job)
     batch, parts = job.config.train.global_batch_size, data_ranks(job.config)
     if batch % parts:

@@ -20,7 +20,7 @@ from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json
 from surefit.core.sampling import evenly
 from surefit.core.units import without_paths
 from surefit.merge.merge import PROMPTS
-from surefit.merge.quantised import Conversion, make, measure, require_possible
+from surefit.merge.quantised import Conversion, make, measure, require_convertible
 from surefit.model.identity import base_identity
 
 HUB = "hub"
@@ -108,7 +108,7 @@ def export_quantised(
     if not sequences:
         raise DataError("there are no held-out rows to compare the models on", field="data.eval", help="set data.eval")
     _require_ours(output)
-    require_possible(conversion)
+    require_convertible(conversion)
     started = time.monotonic()
     compared = [sequences[index] for index in evenly(len(sequences), PROMPTS)]
     with directory_atomic(output) as temporary:

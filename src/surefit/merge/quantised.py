@@ -84,7 +84,7 @@ class Conversion:
         }[self.format]
 
 
-def require_possible(conversion: Conversion) -> None:
+def require_convertible(conversion: Conversion) -> None:
     """Find out whether this machine can make the format, before anything is read.
 
     Raises:

@@ -27,7 +27,7 @@ from surefit.plan.loading import import_libraries, uncollected
 from surefit.plan.rank_summary import alone, not_simulated, of_ranks
 from surefit.plan.static import static_plan
 from surefit.plan.step_time_cache import Pace
-from surefit.plan.verdict import Need, calculated, need, require_possible, verdict
+from surefit.plan.verdict import Need, calculated, need, require_plannable, verdict
 
 if TYPE_CHECKING:
     from surefit.plan.simulate import Memory
@@ -201,7 +201,7 @@ def planned(
     Raises:
         MachineError, ConfigError: no plan can be made for these inputs.
     """
-    require_possible(resolved, model, hardware)
+    require_plannable(resolved, model, hardware)
     planner = planner or Planner(model, lengths or Lengths())
     document = static_plan(resolved, model, hardware, rows)
     estimate = _estimate(planner, resolved, hardware, quick)

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from surefit.config.capabilities import conflicts, obstacle, traits
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
-from surefit.config.world import accumulation, own_batch, processes
-from surefit.config.world import require_possible as require_shareable
+from surefit.config.world import accumulation, own_batch, processes, require_shareable
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import covered
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, catalogue, model_facts
 from surefit.facts.sharding import sharing_obstacle
 from surefit.plan.forecast import Planner
-from surefit.plan.verdict import Need, Verdict, need, require_possible, verdict
+from surefit.plan.verdict import Need, Verdict, need, require_plannable, verdict
 
 if TYPE_CHECKING:
     from surefit.plan.time import StepTime
@@ -230,7 +229,7 @@ def optimize(planner: Planner, places: Sequence[Place], given: Place, allowed: S
         MachineError, ConfigError: no plan can be made.
     """
     for place in places:
-        require_possible(place.resolved, planner.model, place.hardware)
+        require_plannable(place.resolved, planner.model, place.hardware)
     every = candidates(planner, places, allowed)
     # A candidate that the closed form finds too close to call may fit by the narrower interval of a simulation.
     hopeful = sorted((one for one in every if one.verdict != "does not fit"), key=lambda one: one.speed)
@@ -262,7 +261,7 @@ def _faster(one: Candidate, other: Candidate) -> bool:
 def compare(planner: Planner, places: Sequence[Place]) -> list[Candidate]:
     """The config on each device as it would run there, simulated."""
     for place in places:
-        require_possible(place.resolved, planner.model, place.hardware)
+        require_plannable(place.resolved, planner.model, place.hardware)
     return [_simulate(planner, _judge(planner, place)) for place in places]
 
 
@@ -303,7 +302,7 @@ def solve(field: Field, planner: Planner, place: Place) -> Solution:
     Raises:
         ConfigError: there is no such field, or it means nothing for this config; the device's memory is not known.
     """
-    require_possible(place.resolved, planner.model, place.hardware)
+    require_plannable(place.resolved, planner.model, place.hardware)
     if place.hardware.memory_bytes is None:
         raise ConfigError(
             f"the memory of {place.hardware.name} is not known", field="hardware.gpu", help="name a GPU: --gpu h100"

@@ -127,7 +127,7 @@ def setting_of(
 
     Raises:
         ModelError: there is no config.json that transformers knows, or the weights are stored quantised.
-        ConfigError: nothing can be trained with these numbers; see `require_possible`.
+        ConfigError: nothing can be trained with these numbers; see `require_sizes`.
     """
     config = resolved.config
     checkpointing, packed = config.train.gradient_checkpointing, config.data.packing
@@ -159,7 +159,7 @@ def setting_of(
         mapped=mapped_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),
     )
-    require_possible(setting)
+    require_sizes(setting)
     return setting
 
 
@@ -202,7 +202,7 @@ def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
     return fetch(model.name, revision, known=list(known)).config
 
 
-def require_possible(setting: Setting) -> None:
+def require_sizes(setting: Setting) -> None:
     """Refuse numbers that no run can have.
 
     Raises:

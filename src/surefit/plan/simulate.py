@@ -29,7 +29,7 @@ from surefit.plan.fake import FakeMode
 from surefit.plan.malloc import Malloc
 from surefit.plan.merging import from_files, run_merge
 from surefit.plan.ranks import RankRecorder, among_others, pretended, wrapped
-from surefit.plan.setting import Setting, require_possible
+from surefit.plan.setting import Setting, require_sizes
 from surefit.plan.trace import HOST, Allocation, Recorder, Trace, Watch
 from surefit.train import loss
 from surefit.train.optim import MasterOptimizer, make_optimizer
@@ -103,7 +103,7 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     Raises:
         ConfigError, ModelError: numbers that no run can have.
     """
-    require_possible(setting)
+    require_sizes(setting)
     training, layers = _trace(setting, record, extrapolate)
     replay: Callable[[Trace], list[Phase]] = _replay_on_cpu
     if setting.cuda:

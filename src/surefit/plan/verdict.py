@@ -160,7 +160,7 @@ def upper_end(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, i
     return needed
 
 
-def require_possible(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> None:
+def require_plannable(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> None:
     """Refuse what no plan can be made for.
 
     Raises:

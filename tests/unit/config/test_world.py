@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from surefit.config.schema import Config
-from surefit.config.world import accumulation, data_ranks, decide_mode, own_batch, require_possible
+from surefit.config.world import accumulation, data_ranks, decide_mode, own_batch, require_shareable
 from surefit.core.errors import ConfigError
 
 
@@ -44,29 +44,29 @@ def config(count: int, **sections: Any) -> Config:
 )
 def test_impossible_ways_of_sharing(count: int, sections: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        require_possible(config(count, **sections))
+        require_shareable(config(count, **sections))
     assert problem in caught.value.message
     assert caught.value.help
 
 
 def test_the_arithmetic_of_the_processes() -> None:
     four = config(4, parallel={"mode": "cp", "cp": 2})
-    require_possible(four)
+    require_shareable(four)
     assert (data_ranks(four), own_batch(four), accumulation(four)) == (2, 6, 3)
     both = config(8, parallel={"mode": "fsdp", "cp": 2, "dp_replicate": 2})
-    require_possible(both)
+    require_shareable(both)
     assert (data_ranks(both), own_batch(both), accumulation(both)) == (4, 3, 2)
     layers = config(4, parallel={"mode": "pp", "pp": 2})
-    require_possible(layers)
+    require_shareable(layers)
     assert (data_ranks(layers), accumulation(layers)) == (2, 3)
     three = config(3, parallel={"mode": "ddp"}, hardware={"count": 3, "nodes": 2})
-    require_possible(three)
+    require_shareable(three)
     assert (data_ranks(three), own_batch(three), accumulation(three)) == (6, 2, 1)
 
 
 def test_tp_and_pp_are_refused_within_fsdp_with_the_reason() -> None:
     with pytest.raises(ConfigError) as caught:
-        require_possible(config(4, parallel={"mode": "fsdp", "tp": 2}))
+        require_shareable(config(4, parallel={"mode": "fsdp", "tp": 2}))
     assert "cut the weights that fsdp would shard again, only cp goes with it" in str(caught.value.help)
 
 

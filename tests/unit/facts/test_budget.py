@@ -20,7 +20,7 @@ from surefit.facts.budget import (
     LOSS_BYTES,
     Term,
     at_least,
-    memory_terms,
+    memory_terms_on_one,
     target_modules,
     trained,
     trained_tensors,
@@ -45,7 +45,7 @@ def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., Resolved]) -
         LLAMA_8B, "adapter.r=8", "train.per_device_train_batch_size=2", "train.global_batch_size=8",
         "speed.chunked_loss=false",
     )  # fmt: skip
-    terms = memory_terms(resolved, model_facts(LLAMA_8B))
+    terms = memory_terms_on_one(resolved, model_facts(LLAMA_8B))
     known = {
         "weights": 2 * 8_030_261_248,
         "adapter": 2 * N,
@@ -67,7 +67,9 @@ def test_full_training_holds_twenty_bytes_per_parameter(make_resolved: Callable[
     )
     model = model_facts(LLAMA_8B)
     names = ("weights", "optimizer", "masters", "gradients", "float32 gradients")
-    assert sum(sizes(memory_terms(resolved, model))[name] for name in names) == (2 + 2 + 8 + 4 + 4) * 8_030_261_248
+    assert (
+        sum(sizes(memory_terms_on_one(resolved, model))[name] for name in names) == (2 + 2 + 8 + 4 + 4) * 8_030_261_248
+    )
 
 
 def test_gradients_are_held_with_the_logits_only_when_they_accumulate(make_resolved: Callable[..., Resolved]) -> None:
@@ -75,7 +77,7 @@ def test_gradients_are_held_with_the_logits_only_when_they_accumulate(make_resol
 
     def moment(micro: int) -> str:
         overrides = ("train.global_batch_size=4", f"train.per_device_train_batch_size={micro}")
-        terms = memory_terms(make_resolved(LLAMA_8B, *overrides), model)
+        terms = memory_terms_on_one(make_resolved(LLAMA_8B, *overrides), model)
         return next(term.moment for term in terms if term.term == "gradients")
 
     assert (moment(4), moment(2)) == ("step", "always")
@@ -90,7 +92,7 @@ def test_the_fullest_moment_is_not_the_sum() -> None:
 def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -> None:
     model = replace(model_facts(LLAMA_8B), parameters=None, linear_modules={})
     resolved = make_resolved(LLAMA_8B)
-    assert memory_terms(resolved, model) == []
+    assert memory_terms_on_one(resolved, model) == []
     assert trained(model, AdapterSection(kind="full"), "float32") is None
 
 
@@ -120,7 +122,7 @@ def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..
     assert budget.peak_bytes(dora, model) is None
     assert "activations" in " ".join(static_plan(dora, model, hardware_facts("h100"))["left_out"])
     assert "activations" not in " ".join(static_plan(plain, model, hardware_facts("h100"))["left_out"])
-    terms = {term.term: term.bytes for term in memory_terms(dora, model)}
+    terms = {term.term: term.bytes for term in memory_terms_on_one(dora, model)}
     # 32 layers of q, o, down: 4,096 outputs each; k, v: 1,024; gate, up: 14,336
     assert terms["optimizer"] == 8 * (N * adapter.r // 8 + 32 * (3 * 4_096 + 2 * 1_024 + 2 * 14_336))
 

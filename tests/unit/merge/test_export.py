@@ -14,7 +14,7 @@ from surefit.core.errors import DataError, GateError, MachineError, ModelError
 from surefit.core.rundir import file_sha256, read_json
 from surefit.merge import quantised
 from surefit.merge.export import export_hub, export_quantised, public, read_export, source_of
-from surefit.merge.quantised import Conversion, find_converter, measure, require_possible
+from surefit.merge.quantised import Conversion, find_converter, measure, require_convertible
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -142,7 +142,7 @@ def test_a_broken_conversion_is_refused(ready, conversion, held_out, tmp_path, m
         save_file(tensors, directory / "model.safetensors", {"format": "pt"})
 
     monkeypatch.setattr("surefit.merge.export.make", broken)
-    monkeypatch.setattr("surefit.merge.export.require_possible", lambda conversion: None)
+    monkeypatch.setattr("surefit.merge.export.require_convertible", lambda conversion: None)
     with pytest.raises(GateError, match=reason):
         export_quantised(source_of(ready.run), conversion("int8"), tmp_path / "out", held_out, card)
     assert not (tmp_path / "out").exists()
@@ -160,7 +160,7 @@ def test_torchao_formats(ready, conversion, held_out, tmp_path, format):
 def test_a_missing_package_is_named_before_anything_is_read(conversion, monkeypatch, format, package):
     monkeypatch.setattr(quantised, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match=f"{package}, which is not installed") as found:
-        require_possible(conversion(format))
+        require_convertible(conversion(format))
     assert found.value.help == f"pip install {package}"
 
 
@@ -195,9 +195,9 @@ def test_a_package_that_the_converter_lacks_is_named(ready, conversion, held_out
 def test_4_bits_need_the_library_of_llama_cpp(conversion, tmp_path, monkeypatch):
     (tmp_path / "convert_hf_to_gguf.py").touch()
     monkeypatch.setattr(quantised, "find_spec", lambda name: None if name == "llama_cpp" else name)
-    require_possible(conversion("gguf", llama_cpp=tmp_path))
+    require_convertible(conversion("gguf", llama_cpp=tmp_path))
     with pytest.raises(MachineError, match=r"llama\.cpp's library, which is not installed") as found:
-        require_possible(conversion("gguf", outtype="q4_k_m", llama_cpp=tmp_path))
+        require_convertible(conversion("gguf", outtype="q4_k_m", llama_cpp=tmp_path))
     assert "pip install llama-cpp-python" in str(found.value.help)
 
 
