@@ -118,8 +118,8 @@ def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..
     model, plain = model_facts(LLAMA_8B), make_resolved(LLAMA_8B)
     adapter = plain.config.adapter.model_copy(update={"use_dora": True})
     dora = replace(plain, config=plain.config.model_copy(update={"adapter": adapter}))
-    assert budget.peak_bytes(plain, model) is not None
-    assert budget.peak_bytes(dora, model) is None
+    assert budget.peak_bytes_on_one(plain, model) is not None
+    assert budget.peak_bytes_on_one(dora, model) is None
     assert "activations" in " ".join(static_plan(dora, model, hardware_facts("h100"))["left_out"])
     assert "activations" not in " ".join(static_plan(plain, model, hardware_facts("h100"))["left_out"])
     terms = {term.term: term.bytes for term in memory_terms_on_one(dora, model)}
