@@ -119,10 +119,20 @@ def test_one_process_takes_what_check_allows(tmp_path: Path, rows_file: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", covering.FACTORS["mode"])
-def test_what_check_allows_trains(mode: str, tmp_path: Path, rows_file: Path) -> None:
-    chosen = [row for row in rows(ALL) if row["mode"] == mode]
+def test_every_pair_that_check_allows_trains(mode: str, tmp_path: Path, rows_file: Path) -> None:
+    """Compiled ones are left to the long suite: to trace a sharded layer takes two minutes."""
+    all_train([row for row in rows(0) if row["mode"] == mode and not row["compile"]], tmp_path, rows_file)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", covering.FACTORS["mode"])
+def test_four_hundred_that_check_allows_train(mode: str, tmp_path: Path, rows_file: Path) -> None:
+    all_train([row for row in rows(ALL) if row["mode"] == mode], tmp_path, rows_file)
+
+
+def all_train(chosen: list[dict[str, Any]], tmp_path: Path, rows_file: Path) -> None:
     jobs = [decided(row, rows_file, tmp_path) for row in chosen]
-    ended = together(jobs, tmp_path, 1 if mode == "single" else 2)
+    ended = together(jobs, tmp_path, 1 if chosen[0]["mode"] == "single" else 2)
     failed = [(row, end) for row, end in zip(chosen, ended, strict=False) if end is not None]
     assert not failed, f"{len(failed)} of {len(chosen)}: {failed[0]}"
     assert len(ended) == len(chosen), f"no answer from {chosen[len(ended)]}"

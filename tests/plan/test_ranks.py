@@ -136,7 +136,7 @@ def test_more_processes_need_less_of_what_they_share() -> None:
     facts = model_facts(LLAMA_8B)
     for mode in ("fsdp", "zero3", "tp", "pp"):
         few, many = (memory_per_rank.peak_bytes(run_of(mode, count, facts), facts) for count in (2, 4))
-        one = budget.peak_bytes(run_of(mode, 2, facts), facts)
+        one = budget.peak_bytes_on_one(run_of(mode, 2, facts), facts)
         assert few is not None
         assert many is not None
         assert one is not None

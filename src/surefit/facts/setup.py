@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from surefit.config.resolve import Resolved, warmup_steps
-from surefit.config.schema import AdapterSection, Config, TelemetrySection
+from surefit.config.schema import AdapterSection, Config
+from surefit.config.trackers import switched_on
 from surefit.config.world import data_ranks, processes
 
 T = TypeVar("T")
@@ -272,20 +273,10 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         on_cpu=decided.hardware.gpu == "cpu",
         find_unused_parameters=False,
         reentrant=False,
-        trackers=_trackers(decided.telemetry),
+        trackers=tuple(tracker.name for tracker in switched_on(decided.telemetry)),
         wandb_offline=decided.telemetry.wandb == "offline",
         **_adapter_of(decided.adapter, dtype, quantized),
     )
-
-
-def _trackers(section: TelemetrySection) -> tuple[str, ...]:
-    used = {
-        "mlflow": section.mlflow_uri is not None,
-        "wandb": section.wandb != "off",
-        "tensorboard": section.tensorboard,
-        "prometheus": section.prometheus_port is not None,
-    }
-    return tuple(name for name, is_used in used.items() if is_used)
 
 
 def _divides(config: Config) -> bool:

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from surefit.config.trackers import TRACKERS
 from surefit.core import env
 
 PACKAGES = (
     "surefit", "torch", "torchvision", "torchaudio", "triton", "numpy", "scipy", "pandas", "pyarrow", "scikit-learn",
     "protobuf", "transformers", "tokenizers", "huggingface-hub", "safetensors", "accelerate", "peft", "trl", "datasets",
     "bitsandbytes", "flash-attn", "flash-attn-3", "kernels", "liger-kernel", "deepspeed", "xformers", "unsloth",
-    "axolotl", "llamafactory", "vllm", "lm-format-enforcer", "outlines", "xgrammar", "mlflow", "mlflow-skinny", "wandb",
-    "tensorboard", "prometheus-client",
+    "axolotl", "llamafactory", "vllm", "lm-format-enforcer", "outlines", "xgrammar",
+    *(package for tracker in TRACKERS for package in tracker.packages),
 )  # fmt: skip
 """The packages that decide whether a training run works."""
 

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 
 from surefit.config.schema import TelemetrySection
+from surefit.config.trackers import Tracker, switched_on
 from surefit.core import env
 from surefit.core.errors import MachineError
 from surefit.core.rundir import RunDir
@@ -21,35 +22,19 @@ def make_sinks(config: TelemetrySection, run: RunDir) -> list[Sink]:
     if problems := list(_problems(config)):
         first, *rest = problems
         raise MachineError(first.message, field=first.field, help=first.help, also=rest)
-    sinks: list[Sink] = []
-    if config.mlflow_uri is not None:
-        from surefit.telemetry.mlflow import MLflow
+    return [_sink(tracker, config, run) for tracker in switched_on(config)]
 
-        sinks.append(MLflow(config.mlflow_uri, config.mlflow_experiment, run))
-    if config.wandb != "off":
-        from surefit.telemetry.wandb import WeightsAndBiases
 
-        sinks.append(WeightsAndBiases(config.wandb, config.wandb_project, run))
-    if config.tensorboard:
-        from surefit.telemetry.tensorboard import TensorBoard
-
-        sinks.append(TensorBoard(run))
-    if config.prometheus_port is not None:
-        from surefit.telemetry.prometheus import Prometheus
-
-        sinks.append(Prometheus(config.prometheus_port, config.prometheus_host, run))
-    return sinks
+def _sink(tracker: Tracker, config: TelemetrySection, run: RunDir) -> Sink:
+    module, _, name = tracker.sink.partition(":")
+    made: Sink = getattr(importlib.import_module(f"surefit.telemetry.{module}"), name)(*tracker.arguments(config), run)
+    return made
 
 
 def _problems(config: TelemetrySection) -> Iterator[MachineError]:
     env.quiet_trackers()
-    wanted = (
-        (config.mlflow_uri is not None, "telemetry.mlflow_uri", "mlflow", "mlflow"),
-        (config.wandb != "off", "telemetry.wandb", "wandb", "wandb"),
-        (config.tensorboard, "telemetry.tensorboard", "torch.utils.tensorboard", "tensorboard"),
-        (config.prometheus_port is not None, "telemetry.prometheus_port", "prometheus_client", "prometheus"),
-    )
-    for _, field, module, extra in (entry for entry in wanted if entry[0]):
+    for tracker in switched_on(config):
+        module, field, extra = tracker.module, tracker.field, tracker.name
         # Here and not in the sinks' threads: a package that cannot be imported is said before the model is loaded.
         try:
             importlib.import_module(module)

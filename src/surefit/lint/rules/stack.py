@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.trackers import TRACKERS
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts, Unmet
@@ -19,7 +20,6 @@ FIRST_FOR_NUMPY_2 = {
 """The first releases that were built for NumPy 2, of what a training run imports: numpy/numpy#26191."""
 CORE = ("transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface-hub")
 FAMILY = (*CORE, "trl", "safetensors", "torch", "numpy")
-TRACKERS = {"wandb": "wandb", "mlflow": "mlflow-skinny", "tensorboard": "tensorboard"}
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 BITS = ("nf4", "fp4", "int8")
 MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -94,7 +94,7 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     A published report on LLM ranking names protobuf among its conflicts; tensorflow/tensorboard#5817.
     """
     named = set(setup.trackers or ())
-    used = [package for tracker, package in TRACKERS.items() if named & {tracker, "all"}]
+    used = [tracker.packages[-1] for tracker in TRACKERS if named & {tracker.name, "all"}]
     for unmet in stack.unmet(used, ("protobuf",)) if _uses(context, setup, stack) else ():
         yield _of(unmet, stack)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.trackers import TRACKERS
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
@@ -11,10 +12,7 @@ from surefit.lint.rule import Finding, LintContext, rule
 
 ANSWERS = {"WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"}
 """Variables with which W&B asks no question."""
-PACKAGES = {
-    "mlflow": ("mlflow", "mlflow-skinny"), "wandb": ("wandb",), "tensorboard": ("tensorboard",),
-    "prometheus": ("prometheus-client",),
-}  # fmt: skip
+PACKAGES = {tracker.name: tracker.packages for tracker in TRACKERS}
 """Tracker → the packages of which one has to be there."""
 
 
