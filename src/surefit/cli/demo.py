@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FOLDER = Path(samples.__file__).parent
 LEADERBOARD = "leaderboard"
 CATEGORY = "live_simple"
-LEADERBOARD_ROWS = 24
-"""Requests of the leaderboard's users that `--data` adds: two minutes of answering."""
+LEADERBOARD_ROWS = 16
+"""Requests of the leaderboard's users that `--data` adds: a minute and a half of answering."""
 SHORT = 1_000
 """Characters that such a request may have with its tool, so that it is no longer than what was trained on."""
 
