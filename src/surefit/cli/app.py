@@ -74,7 +74,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented starter config."""
-    finish(as_json, lambda out: _cli("about").init(out, recipe, output, list_recipes))
+    finish(as_json, lambda out: _cli("info").init(out, recipe, output, list_recipes))
 
 
 @app.command()
@@ -414,7 +414,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Look at this machine: what is there, what is wrong, how to mend it."""
-    finish(as_json, lambda out: _cli("about").doctor(out, fix_script, file))
+    finish(as_json, lambda out: _cli("info").doctor(out, fix_script, file))
 
 
 @app.command()
@@ -433,7 +433,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain a rule: what it looks for, why that is bad, how to fix it, where it was seen."""
-    finish(as_json, lambda out: _cli("about").explain(out, code, every))
+    finish(as_json, lambda out: _cli("info").explain(out, code, every))
 
 
 app.command()(publish.export)

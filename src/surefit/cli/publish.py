@@ -79,7 +79,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the runs below a directory: state, steps, scores, size. `surefit runs DIR` does the same."""
-    finish(as_json, lambda out: _cli("about").runs(out, directory))
+    finish(as_json, lambda out: _cli("info").runs(out, directory))
 
 
 @runs.command()
