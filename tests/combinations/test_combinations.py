@@ -101,7 +101,7 @@ def test_check_names_every_conflict(conflict: Conflict, tmp_path: Path, rows_fil
 
 def test_every_pair_is_there_or_refused() -> None:
     made = rows(0)
-    seen = {pair for row in made for pair in covering._pairs(row)}
+    seen = {pair for row in made for pair in covering.pairs(row)}
     for a, b in itertools.combinations(covering.FACTORS, 2):
         for i, j in itertools.product(covering.FACTORS[a], covering.FACTORS[b]):
             if (a, i, b, j) not in seen:

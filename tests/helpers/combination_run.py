@@ -51,7 +51,7 @@ def traced_only() -> None:
     """Trace the layers, which is what settings can break, and run the graph as it is: to generate code takes a minute
     for each; tests/unit/model/test_compile.py has that."""
     whole = torch.nn.Module.compile
-    torch.nn.Module.compile = lambda self, **options: whole(self, **options | {"backend": "eager"})  # type: ignore[assignment]
+    torch.nn.Module.compile = lambda self, **options: whole(self, **options | {"backend": "eager"})
 
 
 def main(base: str, out: str, result: str, jobs: str) -> None:

@@ -63,8 +63,8 @@ def _rows(at_least: int, rng: random.Random) -> Iterator[Row]:
         if not drawn:
             del left[fixed]
             continue
-        best = max(drawn, key=lambda row: sum(pair in left for pair in _pairs(row)))
-        for pair in _pairs(best):
+        best = max(drawn, key=lambda row: sum(pair in left for pair in pairs(row)))
+        for pair in pairs(best):
             left.pop(pair, None)
         made += 1
         yield best
@@ -86,7 +86,7 @@ def _allowed(*values: Any) -> bool:
     return not conflicts(traits(Config.model_validate(as_config(row, "base", "rows", "run"))))
 
 
-def _pairs(row: Row) -> Iterator[Pair]:
+def pairs(row: Row) -> Iterator[Pair]:
     for a, b in combinations(row, 2):
         yield a, row[a], b, row[b]
 

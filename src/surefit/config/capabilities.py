@@ -1,7 +1,7 @@
 """What does not go with what: one table, with the reason and the way out.
 
-`check` names every row that a config meets, `resolve` and the plan's search choose nothing that meets one, and the
-engines refuse by the same rows what they find in a model. To allow or refuse a combination, change the table; the
+`check` names every row that a config meets, `resolve` and the plan's search choose nothing that meets one, and training
+refuses by the same rows; the engines have no list of their own. To allow or refuse a combination, change the table; the
 combinations of tests/combinations say whether it is true.
 """
 
@@ -135,7 +135,7 @@ def traits(config: Config) -> frozenset[Trait]:
         "flash attention": speed.attention.startswith("flash"),
         "answers in training": config.evaluate.in_training,
     }
-    # tp, pp and cp say by their size alone which mode `auto` will be.
+    # tp and pp say by their size alone which mode `auto` will be.
     sized = [name for name in ("tp", "pp") if getattr(parallel, name) > 1]
     values = {parallel.mode, *sized, config.model.quantization, train.optimizer}
     return frozenset(trait for trait in TRAITS if trait in values or there.get(trait, False))

@@ -53,7 +53,11 @@ def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | Non
     """Why processes cannot share this model as the config says: the setting, and the reason as a clause."""
     parallel = config.parallel
     if parallel.tp > 1:
-        widths = {"attention heads": model.num_attention_heads, "key heads": model.num_key_value_heads}
+        widths = {
+            "attention heads": model.num_attention_heads,
+            "key heads": model.num_key_value_heads,
+            "rows in its MLPs": model.intermediate_size or 0,
+        }
         uneven = next(((what, count) for what, count in widths.items() if count % parallel.tp), None)
         if uneven:
             return "parallel.tp", f"it has {uneven[1]} {uneven[0]}, which {parallel.tp} processes cannot share evenly"

@@ -191,8 +191,7 @@ def _possible(resolved: Resolved, model: ModelFacts) -> bool:
         return False
     with contextlib.suppress(ConfigError):
         require_shareable(config)
-        even = (model.intermediate_size or 1) % config.parallel.tp == 0
-        return config.parallel.mode != "tp" or (covered(model) and even)
+        return config.parallel.mode != "tp" or covered(model)
     return False
 
 
