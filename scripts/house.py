@@ -21,7 +21,7 @@ from typing import Any
 
 SOURCE = Path(__file__).parents[1] / "src" / "surefit"
 EXEMPLARS = {
-    "a parallel mode": r"zero3",
+    "a parallel mode": r"\bzero3\b",
     "an optimizer": r"paged_adamw\b",
     "a telemetry sink": r"tensorboard",
     "a recipe": r"amr_parsing\b",

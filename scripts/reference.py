@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from surefit.config.capabilities import CONFLICTS, Trait
 from surefit.config.load import expected_text
+from surefit.config.modes import MODES
 from surefit.config.schema import Config
 from surefit.core.rundir import write_atomic
 from surefit.lint.engine import all_rules
@@ -81,9 +82,21 @@ def rules_page() -> str:
 
 
 def combinations_page() -> str:
-    """What does not go together, rows of one reason in one line."""
+    """The modes, and what does not go together, rows of one reason in one line."""
     lines = [
-        "# What does not go together",
+        "# The parallel modes, and what does not go together",
+        "",
+        "| `parallel.mode` | what each process has | the same examples are read by | `parallel.offload` moves |",
+        "|---|---|---|---|",
+        *(
+            f"| `{name}` | {mode.holds} | {f'`parallel.{name}` processes' if mode.grouped else 'one process'} | "
+            f"{_OFFLOADED[mode.divided] if mode.sharded else '–'} |"
+            for name, mode in MODES.items()
+        ),
+        "",
+        "`fsdp` goes with `parallel.cp`: as many processes then read the same examples.",
+        "",
+        "## What does not go together",
         "",
         "Everything else does: `tests/combinations` trains two steps of combinations in which every two values of",
         "thirteen settings meet, with what is `auto` decided for seven kinds of hardware. `check` names each row that",
@@ -102,6 +115,9 @@ def combinations_page() -> str:
     for (code, why, first), others in alike.items():
         lines.append(f"| {_words(first)} | {_words(others)} | {why} | [{code}](rules.md#{code.lower()}) |")
     return "\n".join(lines) + "\n"
+
+
+_OFFLOADED = {"optimizer state": "optimizer state", "weights": "weights and optimizer state"}
 
 
 def _words(names: Iterable[Trait]) -> str:

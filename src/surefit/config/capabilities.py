@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from surefit.config.modes import ModeName
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 
 Trait = Literal[
-    "single", "ddp", "fsdp", "zero2", "zero3", "tp", "cp", "pp",  # parallel.mode
+    ModeName,
     "shared tokens",  # parallel.cp, under any mode
     "nf4", "fp8",  # model.quantization
     "adamw_8bit", "paged_adamw", "paged_adamw_8bit",  # train.optimizer

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from surefit.config.modes import ModeName
+
 
 def _as_a_file_system_takes_it(path: str) -> str:
     """Linux refuses these with an error of its own wherever the path is first looked at: `PATH_MAX`, `NAME_MAX`."""
@@ -179,8 +181,8 @@ class HardwareSection(Section):
 class ParallelSection(Section):
     """How several devices share the work."""
 
-    mode: Auto | Literal["single", "ddp", "fsdp", "zero2", "zero3", "pp", "tp", "cp"] = "auto"
-    """ddp: whole models; fsdp, zero2, zero3: sharded; pp: layers, tp: matrices, cp: tokens split; cp goes with fsdp."""
+    mode: Auto | ModeName = "auto"
+    """What each process has a part of; `reference/combinations.md` lists the modes, and what goes with each."""
     tp: Annotated[int, Field(ge=1, le=2**20)] = 1
     """Devices that share each matrix."""
     cp: Annotated[int, Field(ge=1, le=2**20)] = 1
@@ -190,7 +192,7 @@ class ParallelSection(Section):
     dp_replicate: Annotated[int, Field(ge=1, le=2**20)] = 1
     """With fsdp: groups of devices that each hold a whole sharded model."""
     offload: bool = False
-    """Keep in the host's memory: weights and optimizer state with fsdp and zero3, optimizer state with zero2."""
+    """Keep in the host's memory what the mode shards: fsdp's, or DeepSpeed's."""
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0
     """How long a process waits for the others before the run is stopped."""
     accelerate_config: PathText | None = None

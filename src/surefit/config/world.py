@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.config.capabilities import conflicts, traits
+from surefit.config.modes import GROUPED, MODES, ZERO
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.units import bytes_text
 
 COUNT, NODES, MODE = "hardware.count", "hardware.nodes", "parallel.mode"
-SHARING = ("tp", "cp", "pp")
-"""Modes in which several processes read the same examples; each has a setting of its name, that says how many."""
-
-OFFLOADING = ("fsdp", "zero2", "zero3")
-"""Modes in which weights or optimizer state can lie in the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,7 @@ def require_shareable(config: Config) -> None:
         ConfigError: several ways at once, or numbers that do not divide.
     """
     parallel, count = config.parallel, processes(config)
-    used = [name for name in SHARING if getattr(parallel, name) > 1]
+    used = [name for name in GROUPED if getattr(parallel, name) > 1]
     if parallel.mode == "single" and count > 1:
         raise ConfigError(
             f"{count} processes, and parallel.mode is single", field=MODE, help="leave it at auto, or use one device"
@@ -184,7 +180,7 @@ def require_shareable(config: Config) -> None:
 def _require_effect(config: Config, count: int) -> None:
     """Refuse settings of modes other than the one that is used: they would do nothing, and nobody would notice."""
     parallel = config.parallel
-    if parallel.mode in SHARING and getattr(parallel, parallel.mode) == 1:
+    if parallel.mode in GROUPED and getattr(parallel, parallel.mode) == 1:
         raise ConfigError(
             f"parallel.mode is {parallel.mode}, and parallel.{parallel.mode} is 1: nothing would be shared",
             field=f"parallel.{parallel.mode}",
@@ -196,10 +192,11 @@ def _require_effect(config: Config, count: int) -> None:
             field="parallel.dp_replicate",
             help="leave it out, or set parallel.mode: fsdp and take several devices",
         )
-    if parallel.offload and (parallel.mode not in OFFLOADING or (parallel.mode == "fsdp" and count == 1)):
+    mode = MODES[parallel.mode]
+    if parallel.offload and not (mode.sharded and (mode.deepspeed or count > 1)):
         raise ConfigError(
             f"parallel.offload is on, and parallel.mode {parallel.mode} with {count} process{'es' * (count > 1)} keeps "
             "nothing in the host's memory",
             field="parallel.offload",
-            help="leave it out, or set parallel.mode: zero2 or zero3" + (", or fsdp" if count > 1 else ""),
+            help=f"leave it out, or set parallel.mode: {' or '.join(ZERO)}" + (", or fsdp" if count > 1 else ""),
         )

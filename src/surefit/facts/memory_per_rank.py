@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
 from surefit.core.reading import read_json_file
 from surefit.core.units import MIB, count_text, plural
@@ -61,8 +62,6 @@ def peak_bytes(
 ) -> Budget | None:
     """The closed form of the process that needs most; the arguments and None as for `budget.peak_bytes_on_one`."""
     sharing = sharing_of(resolved.config)
-    if sharing is not None and sharing.mode == "zero3":
-        resolved = _with_whole_logits(resolved)
     whole = budget.peak_bytes_on_one(resolved, model, length, padded, capability)
     if sharing is None or whole is None:
         return whole
@@ -87,8 +86,7 @@ def _without_activations(resolved: Resolved, model: ModelFacts, capability: tupl
     sharing = sharing_of(resolved.config)
     if sharing is None:
         return terms
-    shared = {"fsdp": ALL_HELD, "zero3": ALL_HELD, "pp": ALL_HELD, "tp": ALL_HELD, "zero2": UPDATED}
-    names = shared.get(sharing.mode, ())
+    names = DIVIDED[MODES[sharing.mode].divided]
     return [
         replace(term, bytes=term.bytes // sharing.size, why=f"{term.why}; of {sharing.size} processes one's part")
         if term.term in names
@@ -98,7 +96,8 @@ def _without_activations(resolved: Resolved, model: ModelFacts, capability: tupl
 
 
 UPDATED = ("optimizer", "masters", "float32 gradients")
-ALL_HELD = ("weights", "adapter", "gradients", *UPDATED)
+DIVIDED = {"nothing": (), "optimizer state": UPDATED, "weights": ("weights", "adapter", "gradients", *UPDATED)}
+"""`Mode.divided` → the terms of which each process has its part."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +259,8 @@ def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[Term, int, i
 
 def _zero(run: _Run, whole: Budget) -> Budget:
     """DeepSpeed's shares, and its buckets of a size that does not depend on the model's."""
+    if run.sharing.mode == "zero3":
+        run = replace(run, resolved=_with_whole_logits(run.resolved))
     sharing, number, resolved = run.sharing, run.number, run.resolved
     tuned = DEEPSPEED | _tuning(resolved.config.parallel.deepspeed_config)
     host = 0 if sharing.offload else 1

@@ -88,7 +88,7 @@ class Setup:
         generates_in_loop: text is generated while training runs.
         do_sample, temperature: how scored text is generated.
 
-        parallel: none, ddp, dp (torch.nn.DataParallel), fsdp, zero1, zero2, zero3, pp, tp, device_map.
+        parallel: none, dp (torch.nn.DataParallel), device_map, zero1, or one of SureFit's modes.
         processes, machines: over all machines; processes_per_machine. gpus: GPUs asked for, per machine.
         fsdp_version, fsdp_state_dict, fsdp_offload, fsdp_efficient_loading, fsdp_sync_states.
         find_unused_parameters: DDP's switch.

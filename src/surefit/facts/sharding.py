@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.world import processes
@@ -46,7 +47,7 @@ class Sharing:
     @property
     def data_ranks(self) -> int:
         """Groups that have a part of the global batch each."""
-        return self.processes // (self.size if self.mode in ("tp", "cp", "pp") else self.tokens)
+        return self.processes // (self.size if MODES[self.mode].grouped else self.tokens)
 
 
 def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | None:
@@ -71,11 +72,10 @@ def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | Non
 def sharing_of(config: Config) -> Sharing | None:
     """How the processes of a decided config share it; None for one process, and where the mode is not decided."""
     count, parallel = processes(config), config.parallel
-    if parallel.mode in ("auto", "single") or (count == 1 and not parallel.mode.startswith("zero")):
+    if parallel.mode in ("auto", "single") or (count == 1 and not MODES[parallel.mode].deepspeed):
         return None
-    size = {"tp": parallel.tp, "cp": parallel.cp, "pp": parallel.pp}.get(parallel.mode, count)
-    if parallel.mode == "fsdp":
-        size = max(1, count // parallel.dp_replicate)
+    grouped = MODES[parallel.mode].grouped
+    size = getattr(parallel, parallel.mode) if grouped else max(1, count // parallel.dp_replicate)
     each = config.hardware.count if isinstance(config.hardware.count, int) else count
     return Sharing(parallel.mode, count, size, parallel.offload, each=each, tokens=parallel.cp)
 
@@ -108,9 +108,7 @@ def held(resolved: Resolved, model: ModelFacts, sharing: Sharing | None, rank: i
     mine = list(share_of(list(tensors(model, resolved.config.adapter)), model, sharing, rank))
     frozen = sum(count for count, tensor in mine if not tensor.trained)
     trained = sum(count for count, tensor in mine if tensor.trained)
-    mode = sharing.mode if sharing else "single"
-    if mode.startswith("zero"):
-        assert sharing is not None
+    if sharing is not None and MODES[sharing.mode].deepspeed:
         return _zero_held(mine, sharing, number, resolved.config.train.weight_decay)
     master = FLOAT32 * trained if number != FLOAT32 else 0
     return Held(number * (frozen + trained), number * trained, master, MOMENTS * trained)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from surefit.config.modes import MODES
 from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To, Tool
@@ -14,6 +15,7 @@ PARALLEL = {
     "no": "none", "multi_gpu": "ddp", "multi_cpu": "ddp", "multi_npu": "ddp", "multi_xpu": "ddp", "multi_mlu": "ddp",
     "fsdp": "fsdp", "deepspeed": c.UNSAID, "tp": "tp",
 }  # fmt: skip
+DATA_PARALLEL = {"zero1", *(name for name, mode in MODES.items() if not mode.grouped)}
 FSDP_KEYS = frozenset(
     f"fsdp_config.fsdp_{name}"
     for name in (
@@ -116,7 +118,7 @@ def _finish(draft: Draft) -> None:
             draft.judge("deepspeed_config.deepspeed_config_file")
     elif str(draft.flat.get("distributed_type")).lower() in ("fsdp", "multi_gpu", "no", "false"):
         draft.say("parallel", _parallel(draft.flat["distributed_type"]), "distributed_type")
-    if draft.setup.get("parallel") in ("ddp", "fsdp", "zero1", "zero2", "zero3") and "processes" in draft.setup:
+    if draft.setup.get("parallel") in DATA_PARALLEL and "processes" in draft.setup:
         draft.say("world_size", draft.setup["processes"] // _sharers(draft), "num_processes")
     if draft.setup.get("parallel") == "none" and _sees_several_gpus(draft):
         # One process that sees several GPUs: transformers wraps the model in torch.nn.DataParallel.

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from surefit.config import modes
 from surefit.config.load import Loaded, is_overridden
 from surefit.config.resolve import lookup, with_changes
 from surefit.config.schema import Config
@@ -23,9 +24,7 @@ from surefit.foreign import read
 from surefit.foreign.result import Foreign, Lost
 
 ACCELERATE, DEEPSPEED = "parallel.accelerate_config", "parallel.deepspeed_config"
-MODES = {
-    "none": "single", "dp": "single", "ddp": "ddp", "fsdp": "fsdp", "tp": "tp", "zero2": "zero2", "zero3": "zero3",
-}  # fmt: skip
+MODES = {"none": "single", "dp": "single", **{name: name for name in modes.MODES}}
 """`Setup.parallel` → `parallel.mode`. Stage 1 of ZeRO is not among them: stage 2 is never slower and needs less."""
 PLAIN = {
     "global_batch": "train.global_batch_size",

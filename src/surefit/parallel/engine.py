@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from surefit.config.modes import MODES
 from surefit.config.schema import ParallelSection
 from surefit.parallel.flat import Flat
 from surefit.parallel.mesh import World, summed
@@ -151,7 +152,7 @@ def engine_of(section: ParallelSection, world: World) -> Engine:
 
     One process alone has nobody to share with: there only ZeRO is an engine of its own, for `parallel.offload`.
     """
-    if section.mode == "single" or (world.size == 1 and section.mode in ("ddp", "fsdp")):
+    if section.mode == "single" or (world.size == 1 and not MODES[section.mode].deepspeed):
         return Engine(world)
     place, arguments = ENGINES["fsdp, cp" if section.mode == "fsdp" and section.cp > 1 else section.mode]
     module, _, name = place.partition(":")

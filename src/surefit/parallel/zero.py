@@ -31,7 +31,7 @@ from surefit.foreign.adopt import TUNING
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
 from surefit.parallel.mesh import World, device_of
 
-MODES = {"zero2": 2, "zero3": 3}
+STAGES = {"zero2": 2, "zero3": 3}
 PRECISION: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {},
     torch.bfloat16: {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
@@ -53,7 +53,7 @@ class Zero(Engine):
     def __init__(self, world: World, section: ParallelSection) -> None:
         super().__init__(world)
         self.name: str = section.mode
-        self.stage = MODES[self.name]
+        self.stage = STAGES[self.name]
         self.data_rank, self.data_size = world.rank, world.size
         self.gradient_factor = float(world.size)  # DeepSpeed takes the mean over processes
         self._section = section
@@ -334,7 +334,7 @@ def settings(section: ParallelSection, dtype: torch.dtype) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": tuning(section.deepspeed_config)
-        | {"stage": MODES[section.mode]}
+        | {"stage": STAGES[section.mode]}
         | (offload if section.offload else {}),
         **PRECISION[dtype],
     }

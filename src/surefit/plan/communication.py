@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
 from surefit.facts.budget import FLOAT32, micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
@@ -20,10 +21,6 @@ from surefit.facts.tensors import tensors
 
 if TYPE_CHECKING:
     from surefit.plan.time import StepTime
-
-HIDDEN_BEHIND = ("ddp", "fsdp", "zero2", "zero3")
-"""Modes that exchange while they compute: only what takes longer than the arithmetic is waited for. Of what fsdp
-exchanges with shared tokens, keys and values are waited for all the same."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +141,8 @@ def shared_step(
     """The time of a step that several processes share, from that of one with everything.
 
     The arithmetic divides; where micro batches do not, some processes wait; a pipeline waits at its ends. Expected is
-    that what `HIDDEN_BEHIND` exchange hides behind the arithmetic; at most, nothing does and only half the rate is
-    reached; at least, everything does.
+    that what a mode exchanges while it computes (`Mode.overlaps`) hides behind the arithmetic, but for the keys and
+    values of shared tokens; at most, nothing does and only half the rate is reached; at least, everything does.
     """
     sharing = sharing_of(resolved.config)
     if sharing is None or sharing.processes == 1:
@@ -155,7 +152,7 @@ def shared_step(
     moved = (found.seconds if found else None) or 0.0
     computed = step.seconds * divided
     waited = moved
-    if found is not None and sharing.mode in HIDDEN_BEHIND:
+    if found is not None and MODES[sharing.mode].overlaps:
         waited = found.waited_seconds + max(0.0, moved - found.waited_seconds - computed)
     seconds = computed + waited
     return replace(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
 from surefit.facts.budget import Budget, target_modules, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import sharing_of
 
-SHARDED = ("fsdp", "zero2", "zero3")
-"""Modes in which each process copies its own part."""
 UPDATED = ("optimizer", "masters")
 
 
@@ -24,7 +23,7 @@ def copied_bytes(resolved: Resolved, model: ModelFacts, budget: Budget) -> int:
     assert part is not None, "there is a budget"
     updated = sum(term.bytes for term in budget.terms if term.term in UPDATED and term.moment == "always")
     sharing = sharing_of(resolved.config)
-    parts = sharing.size if sharing is not None and sharing.mode in SHARDED else 1
+    parts = sharing.size if sharing is not None and MODES[sharing.mode].sharded else 1
     return part.parameters * part.bytes_each // parts + updated
 
 

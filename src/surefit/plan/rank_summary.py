@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from surefit.config.modes import GROUPED, MODES
 from surefit.config.resolve import Resolved, with_changes
 from surefit.core.units import plural
 from surefit.facts.hardware import HardwareFacts
@@ -16,12 +17,6 @@ from surefit.plan.communication import exchange
 
 DEEP_PIPELINE = 8
 """Layers up to which a pipeline is simulated: its stages are not alike, so none can be repeated."""
-WORDS = {
-    "ddp": "a whole model in each", "fsdp": "weights, gradients and optimizer in shards",
-    "zero2": "gradients and optimizer in shares", "zero3": "weights, gradients and optimizer in shares",
-    "tp": "a part of every matrix in each", "cp": "a part of every example's tokens in each",
-    "pp": "some of the layers in each",
-}  # fmt: skip
 
 
 def alone(resolved: Resolved) -> Resolved:
@@ -29,13 +24,13 @@ def alone(resolved: Resolved) -> Resolved:
     if sharing_of(resolved.config) is None:
         return resolved
     one = {"hardware.count": 1, "hardware.nodes": 1, "parallel.mode": "single", "parallel.dp_replicate": 1}
-    one |= {f"parallel.{name}": 1 for name in ("tp", "cp", "pp")}
+    one |= {f"parallel.{name}": 1 for name in GROUPED}
     return replace(resolved, config=with_changes(resolved.config, one))
 
 
 def not_simulated(sharing: Sharing, model: ModelFacts) -> str | None:
     """Why a shared step is calculated; None where its engine runs on tensors without data."""
-    if sharing.mode.startswith("zero"):
+    if MODES[sharing.mode].deepspeed:
         return "DeepSpeed reads the values of its tensors, so it cannot run without them"
     if sharing.mode == "pp" and model.num_layers > DEEP_PIPELINE:
         return f"the stages of a pipeline of {model.num_layers} layers are not alike"
@@ -55,13 +50,13 @@ def of_ranks(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, len
         return None
     found = exchange(resolved, model, hardware, length)
     rank = 0
-    shared_tokens = f", and {WORDS['cp']}" if sharing.mode == "fsdp" and sharing.tokens > 1 else ""
+    shared_tokens = f", and {MODES['cp'].holds}" if sharing.mode == "fsdp" and sharing.tokens > 1 else ""
     if sharing.mode == "pp" and model.architecture in LLAMA_LIKE:
         rank = fullest_stage(resolved, model)
     document: dict[str, Any] = {
         "mode": sharing.mode,
         "processes": sharing.processes,
-        "share": WORDS[sharing.mode] + shared_tokens,
+        "share": MODES[sharing.mode].holds + shared_tokens,
         "rank": rank,
         "which": _which(sharing, model, rank),
         "held": None,

@@ -26,18 +26,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from surefit.config.modes import MODES
+from surefit.config.schema import ParallelSection
 from surefit.core.errors import MachineError
 from surefit.facts.sharding import Sharing
 from surefit.model.varlen import Documents, Share
 from surefit.parallel import context, ddp, pipeline, tensor
-from surefit.parallel.engine import Engine
-from surefit.parallel.fsdp import FullySharded
+from surefit.parallel.engine import Engine, engine_of
 from surefit.parallel.mesh import World
-from surefit.parallel.sharded_context import ShardedContext
 from surefit.plan.trace import HOST, Recorder
 
-FROM_HOST = ("fsdp", "tp", "pp")
-"""Modes that read the weights into the host's memory, and move to the device what a process holds of them."""
 GATHERED, REDUCED, BUCKETS, RECEIVED = "gathered weights", "reduction", "gradient buckets", "received states"
 
 
@@ -126,23 +124,14 @@ def pretended(sharing: Sharing) -> Iterator[Engine]:
 
 
 def _engine(sharing: Sharing) -> Engine:
-    world = World(sharing.rank, sharing.processes, sharing.rank, sharing.processes)
-    match sharing.mode:
-        case "ddp":
-            return ddp.DataParallel(world)
-        case "fsdp":
-            replicas = sharing.processes // sharing.size
-            if sharing.tokens > 1:
-                return ShardedContext(world, sharing.tokens, replicas)
-            return FullySharded(world, replicas)
-        case "tp":
-            return tensor.TensorParallel(world, sharing.size)
-        case "cp":
-            return context.ContextParallel(world, sharing.size)
-        case "pp":
-            return pipeline.Pipeline(world, sharing.size)
-        case mode:
-            raise MachineError(f"{mode} is DeepSpeed's, which reads the values of its tensors: it cannot be simulated")
+    mode = MODES[sharing.mode]
+    if mode.deepspeed:
+        raise MachineError(
+            f"{sharing.mode} is DeepSpeed's, which reads the values of its tensors: it cannot be simulated"
+        )
+    sizes = {sharing.mode: sharing.size} if mode.grouped else {"dp_replicate": sharing.processes // sharing.size}
+    section = ParallelSection.model_validate({"mode": sharing.mode, "cp": sharing.tokens} | sizes)
+    return engine_of(section, World(sharing.rank, sharing.processes, sharing.rank, sharing.processes))
 
 
 def wrapped(engine: Engine, model: torch.nn.Module, recorder: Recorder) -> torch.nn.Module:
@@ -150,7 +139,7 @@ def wrapped(engine: Engine, model: torch.nn.Module, recorder: Recorder) -> torch
     if engine.world.size == 1:
         return engine.wrap(model)
     assert isinstance(recorder, RankRecorder)
-    if engine.name in FROM_HOST:
+    if MODES[engine.name].loads_on_host:
         recorder.on_host()
     with ExitStack() as stack:
         for owner, name, instead in _UNCOMPARED:

@@ -15,6 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from surefit.config.capabilities import conflicts, obstacle, traits
+from surefit.config.modes import ZERO
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.world import accumulation, own_batch, processes, require_shareable
@@ -167,7 +168,7 @@ def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]
     none = {"mode": "ddp", "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "offload": False}
     ways = [none, none | {"mode": "fsdp"}]
     ways += [none | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
-    ways += [none | {"mode": "zero2"}, none | {"mode": "zero3"}] if find_spec("deepspeed") else []
+    ways += [none | {"mode": mode} for mode in ZERO if find_spec("deepspeed")]
     ways += [none | {"mode": mode, "cp": size} for mode in ("cp", "fsdp") for size in _divisors(count)[1:]]
     ways += [none | {"mode": "tp", "tp": count}]
     given = config.parallel.model_dump()

@@ -162,7 +162,7 @@ def file_not_there(context: LintContext, setup: Setup) -> Iterator[Finding]:
     The run stops at the file, some tools after they have loaded the model.
 
     ## Example
-    `deepspeed: configs/zero4.json` beside `configs/zero3.json`.
+    `deepspeed: configs/stage4.json` beside `configs/stage3.json`.
 
     ## Fix
     Correct the path.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.modes import MODES
 from surefit.config.schema import Config
 from surefit.config.world import data_ranks
 from surefit.facts.model import ModelFacts
@@ -13,7 +14,7 @@ from surefit.lint.rule import Finding, LintContext, named_by, rule
 
 SPREADING = {"auto", "balanced", "balanced_low_0", "sequential"}
 """Values of device_map that lay one model over several GPUs."""
-MANY_PROCESSES = {"ddp", "fsdp", "zero1", "zero2", "zero3", "pp", "tp"}
+MANY_PROCESSES = {*MODES, "zero1"} - {"single"}
 INTEGERS = {"uint8", "int8", "int16", "int32", "int64"}
 
 
@@ -41,13 +42,14 @@ def four_bit_under_fsdp(context: LintContext, setup: Setup) -> Iterator[Finding]
     MakazhanAlpamys/Soup#350 measured both messages and the fix on eight H100.
     """
     storage, dtype = setup.quant_storage, setup.weights_dtype or setup.dtype
-    if setup.tool == "surefit" or setup.parallel not in ("fsdp", "zero3"):
+    mode = MODES.get(setup.parallel or "")
+    if setup.tool == "surefit" or mode is None or not (mode.sharded and mode.divided == "weights"):
         return  # of SureFit's own engines PAR009 speaks
     if setup.quantization not in ("nf4", "fp4") or not storage:
         return
     if storage in INTEGERS or (dtype and storage != dtype):
         others = f"the others are {dtype}" if dtype else "which is no floating type"
-        how = "FSDP" if setup.parallel == "fsdp" else "ZeRO-3"
+        how = "ZeRO-3" if mode.deepspeed else "FSDP"
         yield Finding(
             field="quant_storage",
             message=f"the 4-bit weights are stored as {storage}, {others}: {how} cannot split them",

@@ -1,0 +1,60 @@
+"""The parallel modes, a row each, read wherever it matters which one a run has.
+
+What does not go with a mode is in `config/capabilities.py`; what a process then needs, sends and runs is arithmetic and
+code of its own: `facts/memory_per_rank.py`, `plan/communication.py`, `parallel/engine.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ModeName = Literal["single", "ddp", "fsdp", "zero2", "zero3", "pp", "tp", "cp"]
+"""Values of `parallel.mode` once it is decided."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way in which processes share a run.
+
+    Attributes:
+        holds: what each process has, in words.
+        divided: what each process has a part of: the optimizer's state with its float32 masters and gradients, or that
+            and the weights.
+        grouped: as many processes as the setting of `parallel` with the mode's name says read the same examples.
+        deepspeed: DeepSpeed runs it, which takes values to do so, and is of use to one process too.
+    """
+
+    holds: str
+    divided: Literal["nothing", "optimizer state", "weights"] = "nothing"
+    grouped: bool = False
+    deepspeed: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """Each process has a part of every tensor that is divided. What is not with it can be in the host's memory."""
+        return self.divided != "nothing" and not self.grouped
+
+    @property
+    def overlaps(self) -> bool:
+        """It exchanges while it computes: only what takes longer than the arithmetic is waited for."""
+        return not self.grouped
+
+    @property
+    def loads_on_host(self) -> bool:
+        """Weights are read into the host's memory, and what a process holds of them is moved to its device."""
+        return self.divided == "weights" and not self.deepspeed
+
+
+MODES: dict[str, Mode] = {
+    "single": Mode("everything"),
+    "ddp": Mode("a whole model in each"),
+    "fsdp": Mode("weights, gradients and optimizer in shards", "weights"),
+    "zero2": Mode("gradients and optimizer in shares", "optimizer state", deepspeed=True),
+    "zero3": Mode("weights, gradients and optimizer in shares", "weights", deepspeed=True),
+    "tp": Mode("a part of every matrix in each", "weights", grouped=True),
+    "cp": Mode("a part of every example's tokens in each", grouped=True),
+    "pp": Mode("some of the layers in each", "weights", grouped=True),
+}
+GROUPED = tuple(name for name, mode in MODES.items() if mode.grouped)
+ZERO = tuple(name for name, mode in MODES.items() if mode.deepspeed)
