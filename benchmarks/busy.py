@@ -121,12 +121,12 @@ def answer(path: Path, model: str) -> None:
 
     env.quiet_libraries()
     env.sleep_at_barriers()
-    from surefit.cli.evaluating import held_out_sets
-    from surefit.cli.prepare import prepare
     from surefit.data.tokenize import tokenize_prompt
     from surefit.generate.engine import Decoding, generate
     from surefit.model.layers import load_to_answer
     from surefit.model.load import load_tokenizer
+    from surefit.stages.evaluating import held_out_sets
+    from surefit.stages.prepare import prepare
 
     run = prepare(DEMO, [f"model.name_or_path={model}", f"output_dir={path.parent}/run"])
     section = run.resolved.config.model

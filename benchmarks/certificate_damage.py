@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from surefit.cli.prepare import prepare
 from surefit.config.schema import ModelSection
 from surefit.core.sampling import evenly
 from surefit.data.dataset import build_dataset
@@ -39,6 +38,7 @@ from surefit.model.load import load_model, load_tokenizer
 from surefit.model.quantize import rounded_through
 from surefit.model.saved import load_adapted
 from surefit.model.streamed import nudged
+from surefit.stages.prepare import prepare
 
 Tensors = dict[str, torch.Tensor]
 WEIGHT_CHECKS = ("weights_off_disk", "weights_off_base", "weights_not_finite", "merge_rounding")

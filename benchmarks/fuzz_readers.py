@@ -184,10 +184,10 @@ def read_model(folder: Path) -> object:
 
 
 def read_merge(folder: Path) -> object:
-    from surefit.cli.merging import AdapterOptions, merge_adapter
-    from surefit.cli.render import Output
+    from surefit.stages.merging import AdapterOptions, merge_adapter
+    from surefit.stages.watcher import Watcher
 
-    return merge_adapter(Output(True, False), folder / "adapter", "auto", AdapterOptions(base="surefit/nano"))
+    return merge_adapter(folder / "adapter", Watcher(), "auto", AdapterOptions(base="surefit/nano"))
 
 
 def read_rows(folder: Path) -> object:

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from surefit.cli.prepare import prepare
 from surefit.core.env import quiet_libraries
 from surefit.data.cache import MASKED
 from surefit.data.collate import collate
 from surefit.data.tokenize import encode
+from surefit.stages.prepare import prepare
 from surefit.task import Example
 
 BOOKS = ("The-Time-Machine_35.txt", "Pride-and-Prejudice_1342.txt")

@@ -215,7 +215,7 @@ def surefit_config(job: Job) -> Any:
     """The config that `surefit train` would run, every "auto" decided."""
     import yaml
 
-    from surefit.cli.prepare import prepare
+    from surefit.stages.prepare import prepare
 
     settings = {
         "recipe": "sft",

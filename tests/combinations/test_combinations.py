@@ -24,11 +24,11 @@ from combination_run import on_tiny, tried
 from tiny_run import save_base
 
 from surefit import samples
-from surefit.cli.checking import checked
-from surefit.cli.prepare import Gathered, gather
 from surefit.config.capabilities import BITSANDBYTES, CONFLICTS, QUANTIZED, Conflict, Trait
 from surefit.lint.engine import choose_rules
 from surefit.parallel.mesh import World
+from surefit.stages.checking import checked
+from surefit.stages.prepare import Gathered, gather
 
 BASE = "Qwen/Qwen2.5-0.5B-Instruct"
 """Its facts come with SureFit; what trains is far smaller."""

@@ -13,7 +13,6 @@ import yaml
 from surefit import foreign, recipes
 from surefit.cli.auditing import config_question, scored_rows
 from surefit.cli.foreign import context_of
-from surefit.cli.prepare import dividing, row_counts
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve
 from surefit.config.schema import Config
@@ -37,6 +36,7 @@ from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.lint.rule import LintContext
 from surefit.samples import PREFIX
+from surefit.stages.prepare import dividing, row_counts
 from surefit.task import TaskRecipe
 
 MACHINE = {"name": "a CPU", "memory_bytes": 64 * GIB, "ram_bytes": 64 * GIB, "disk_free_bytes": 1000 * GIB}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.evaluating import held_out_sets
-from surefit.cli.prepare import Prepared
 from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir
 from surefit.core.units import plural
 from surefit.evaluate.curve import in_words
+from surefit.stages.evaluating import held_out_sets
+from surefit.stages.prepare import Prepared
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

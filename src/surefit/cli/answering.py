@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.launching import share_rows
-from surefit.cli.prepare import Prepared, prepare
+from surefit.stages.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.checking import fitting_recipe, mixed_problems, scored_sources
-from surefit.cli.prepare import gather
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, DataError, SureFitError
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
+from surefit.stages.checking import fitting_recipe, mixed_problems, scored_sources
+from surefit.stages.prepare import gather
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -85,7 +85,7 @@ def _noted(run: RunDir | None) -> Iterator[None]:
     if run is None:
         yield
         return
-    from surefit.cli.events import noted
+    from surefit.stages.events import noted
 
     with noted(run, "audit"):
         yield

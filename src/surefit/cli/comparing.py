@@ -60,19 +60,21 @@ def compare(
 ) -> int:
     """Compare, say, draw."""
     from surefit import recipes
-    from surefit.evaluate.compare import compare_answers, judging_recipe, own_values, read_pair
+    from surefit.evaluate.compare import own_values
     from surefit.evaluate.plot import svg
+    from surefit.stages.comparing import compared as compared_answers
 
     if judge.dry_run and not judge.wanted:
         raise ConfigError("which judge?", help="--dry-run goes with --judge URL, --judge-model NAME or both")
-    before, after = read_pair(a, b, set_name, variant)
-    recipe = recipes.get(judging_recipe(before, after, recipe_name))
-    compared = compare_answers(before, after, recipe, metric)
+    compared = compared_answers(a, b, set_name, variant, metric, recipe_name)
     compared["judge"] = None
     if judge.wanted:
         lines = compared.pop("matched")
         values = own_values(
-            [x["scores"] for x, _ in lines], [y["scores"] for _, y in lines], compared["metric"], recipe
+            [x["scores"] for x, _ in lines],
+            [y["scores"] for _, y in lines],
+            compared["metric"],
+            recipes.get(compared["recipe"]),
         )
         pairs = pairs_of([x for x, _ in lines], [y for _, y in lines], values)
         compared["judge"] = _judged(out, judge, pairs)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import samples
-from surefit.cli import stages
-from surefit.cli.prepare import prepare
+from surefit.cli import running
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
 from surefit.core.sampling import evenly
 from surefit.core.units import duration_text
 from surefit.evaluate.answers import PREDICTIONS
+from surefit.stages.prepare import prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -89,7 +89,7 @@ def demo(out: Output, output_dir: str | None, *, real: bool = False, data: Path 
         changes.append(f"evaluate.also={json.dumps({LEADERBOARD: str(rows)})}")
         out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
     run = replace(prepare(chosen.config, changes), verb="run")
-    code = stages.run(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
+    code = running.run(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
     result = summary(run.run, time.monotonic() - start)
     if data is not None:
         result["sets"][LEADERBOARD] = judged(data, rows, run.run)

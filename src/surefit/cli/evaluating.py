@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.events import at_work, trained
-from surefit.cli.prepare import Prepared
 from surefit.cli.scoring import interval_text
-from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
 from surefit.core.rundir import RunDir, read_json
 from surefit.core.sampling import evenly
 from surefit.core.units import plural, shortened
-from surefit.evaluate.answers import BASELINE, GRAMMAR, base_of, read_variant, shipped, step_of
+from surefit.evaluate.answers import BASELINE, GRAMMAR, base_of, read_variant, shipped
+from surefit.stages import evaluating
+from surefit.stages.events import require_trained
+from surefit.stages.prepare import Prepared
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.data.formats import Examples
     from surefit.parallel.mesh import World
 
 SHOWN_TEXT = 300
@@ -32,31 +32,17 @@ def evaluate(
     dry_run: bool = False,
     world: World | None = None,
 ) -> int:
-    """Score the variants on the held-out rows and on the sets of `evaluate.also`; the gate becomes the exit code.
+    """Score the variants, say their scores; the gate becomes the exit code.
 
     Args:
         show: so many rows that the tuned model won against the base, and as many that it lost.
         dry_run: only say what would be asked.
         world: the processes that share the rows, of which this is one; the first alone writes and speaks.
     """
-    tuned = _asks_the_result(variants)
     if dry_run:
-        if tuned:
-            require_trained(run)
         return _dry_run(out, run, variants)
-    from surefit.evaluate.runner import evaluate as evaluate_run
-    from surefit.parallel.mesh import World, by_first
-
-    world = world or World()
-    config = run.resolved.config
-    if tuned:
-        by_first(world, lambda: require_trained(run))
-    else:  # there is nothing that a gate could judge
-        config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
-    with at_work(out, run.run, "evaluate", world.is_first), out.progress("evaluating") as on_progress:
-        sets = by_first(world, lambda: held_out_sets(run))
-        summary = evaluate_run(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
-    if not world.is_first:
+    summary = evaluating.evaluate(run, out, variants, world)
+    if summary is None:
         return EXIT_OK
     say_scores(out, summary, run.run)
     for name in summary["sets"] if show else ():
@@ -66,43 +52,21 @@ def evaluate(
     return EXIT_OK if gate is None or gate["passed"] else EXIT_FINDINGS
 
 
-def _asks_the_result(variants: Sequence[str] | None) -> bool:
-    """Whether what training results in is to be scored; the base is there before, and checkpoints come on the way."""
-    return not variants or any(name != "base" and step_of(name) is None for name in variants)
-
-
-def require_trained(run: Prepared) -> None:
-    """Raises:
-    ConfigError: nothing is trained yet.
-    """
-    if not trained(run.run):
-        raise ConfigError("nothing is trained yet in this run", path=run.run.path, help="`surefit train` comes first")
-
-
-def held_out_sets(run: Prepared) -> dict[str, Examples]:
-    """The rows to be scored on: "eval", and those of `evaluate.also`."""
-    from surefit.data.formats import read_splits, to_examples
-    from surefit.data.load import load_rows
-
-    config = run.resolved.config
-    _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-    sets = {"eval": held_out}
-    for name, source in config.evaluate.also.items():
-        sets[name] = to_examples(load_rows(source), run.recipe, config.data.format, config.data.bad_rows)
-    return sets
-
-
 def _dry_run(out: Output, run: Prepared, variants: Sequence[str] | None) -> int:
     """Everything short of loading a model: settings, variants, rows that cannot be scored."""
     from surefit.evaluate.generation_settings import ways
     from surefit.evaluate.rows import pick, require_scorable
     from surefit.evaluate.variants import choose
 
+    if evaluating.asks_the_result(variants):
+        require_trained(run.run)
     config = run.resolved.config
     section = config.evaluate
     chosen = choose(config, run.run, variants or None)
     asked = ways(config, run.recipe)
-    picked = {name: pick(name, examples, section.max_examples) for name, examples in held_out_sets(run).items()}
+    picked = {
+        name: pick(name, examples, section.max_examples) for name, examples in evaluating.held_out_sets(run).items()
+    }
     for rows in picked.values():
         require_scorable(rows, run.recipe, section.samples)
     names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in chosen for w in asked)]

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.events import noted
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_jsonl
 from surefit.core.units import bytes_text, plural, quoted, shortened
+from surefit.stages.events import noted
 
 if TYPE_CHECKING:
-    from surefit.cli.prepare import Prepared
     from surefit.cli.render import Output
     from surefit.merge.export import Source
     from surefit.merge.quantised import Conversion, Outtype
     from surefit.merge.serving import Served
+    from surefit.stages.prepare import Prepared
 
 ASKED = 3
 """Prompts of the run that a server is asked."""
@@ -45,8 +45,8 @@ class ExportOptions:
 
 def export(out: Output, target: Path, options: ExportOptions) -> int:
     """Write a run's certified model for others, with its model card."""
-    from surefit.cli.prepare import prepare, run_directory
     from surefit.merge.export import HUB, source_of
+    from surefit.stages.prepare import prepare, run_directory
 
     run = prepare(run_directory(target).path)
     if options.score and options.format == HUB:
@@ -277,7 +277,6 @@ def serve_check(out: Output, target: Path, url: str | None, model: str | None) -
 
 def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list[dict[str, Any]]:
     """A few rows of the run, asked greedily of the server."""
-    from surefit.cli.prepare import prepare
     from surefit.core.sampling import evenly
     from surefit.data.formats import read_splits
     from surefit.evaluate.answers import read_run
@@ -286,6 +285,7 @@ def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list
     from surefit.evaluate.rows import pick
     from surefit.generate.engine import Decoding
     from surefit.generate.server import ServedModel
+    from surefit.stages.prepare import prepare
 
     if found.run is None:
         raise ConfigError("an export has no prompts of its own", field="--url", help="name the run that it was made of")

@@ -21,8 +21,6 @@ NEEDED = {
     "AuditFacts": "the rows", "ExampleFacts": "the rows", "StackFacts": "the installed packages",
 }  # fmt: skip
 """What a rule needs, in words."""
-SAMPLED_ROWS = 500
-"""Rows that `check` converts: enough for a systematic fault, and little of its two seconds."""
 
 
 def say_report(out: Output, report: dict[str, Any], path: Path, notes: Iterable[str] = (), style: str = "text") -> int:

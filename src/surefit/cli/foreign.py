@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefit import __version__
-from surefit.cli.findings import SAMPLED_ROWS, say_report, without_facts
+from surefit.cli.findings import say_report, without_facts
 from surefit.cli.info import hand_over
 from surefit.config.resolve import Resolved, resolve
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, quoted, shortened
 from surefit.foreign import Foreign, Lost, read, tool_of
 from surefit.lint.rule import LintContext, Rule
+from surefit.stages.checking import SAMPLED_ROWS
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

@@ -13,9 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli import stages, training
-from surefit.cli.checking import checked
-from surefit.cli.prepare import Prepared, config_file, prepare
+from surefit.cli import running, training
 from surefit.config.load import load_config
 from surefit.config.oom_ladder import adapted, as_arguments, next_rung
 from surefit.config.world import data_ranks, processes
@@ -23,6 +21,8 @@ from surefit.core import env
 from surefit.core.errors import EXIT_SHORT, ConfigError
 from surefit.core.units import plural, quoted
 from surefit.launch.local import launch
+from surefit.stages.checking import checked
+from surefit.stages.prepare import Prepared, config_file, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -69,12 +69,12 @@ def run(
     changes = _with_count(target, overrides, gpus)
     prepared = dataclasses.replace(prepare(target, changes), verb="run")
     if _processes(prepared) == 1:
-        return stages.run(out, prepared, resume=resume, overwrite=overwrite, adapt=adapt)
+        return running.run(out, prepared, resume=resume, overwrite=overwrite, adapt=adapt)
 
     def train_them(resume: bool, overwrite: bool) -> int:
         return _launch(out, prepared, target, changes, {"--adapt": adapt}, resume=resume, overwrite=overwrite)
 
-    return stages.run(out, prepared, resume=resume, overwrite=overwrite, training=train_them)
+    return running.run(out, prepared, resume=resume, overwrite=overwrite, training=train_them)
 
 
 def share_rows(

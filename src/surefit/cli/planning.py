@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.prepare import Prepared, lengths_of, prepare
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import bytes_text, count_text, duration_text, plural
+from surefit.stages.planning import planned_run
+from surefit.stages.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -54,14 +55,6 @@ def plan(
         if plot is not None:
             _write_plot(out, planned, plot)
         return say_plan(out, planned)
-
-
-def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
-    """The content of plan.json."""
-    from surefit.plan.forecast import planned
-
-    rows = len(run.rows) if run.rows is not None else None
-    return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths_of(run))
 
 
 def say_plan(out: Output, planned: dict[str, Any]) -> int:

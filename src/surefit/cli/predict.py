@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.prepare import Prepared
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
@@ -29,6 +28,7 @@ from surefit.evaluate.rows import Answer, Picked, predictions, scored_line
 from surefit.evaluate.runner import respondents
 from surefit.evaluate.variants import VARIANTS, choose, identity, place
 from surefit.parallel.mesh import World, from_first
+from surefit.stages.prepare import Prepared
 from surefit.task import Example
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import json
 import string
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,16 +24,16 @@ from surefit.core.env import redact
 from surefit.core.errors import SureFitError
 from surefit.core.progress import OnProgress
 from surefit.core.units import duration_text, printable
+from surefit.stages.watcher import PlainProgress, Watcher
+from surefit.train.progress import OnStep
 
-PLAIN_SECONDS = 10.0
-"""Without a terminal, at most one progress line in this many seconds."""
 BAR_WIDTH = 76
 """Cells of a bar: with its ends it fits a line of 80."""
 BAR_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-class Output:
+class Output(Watcher):
     """Where a verb says things.
 
     Args:
@@ -180,8 +179,8 @@ class Output:
             sys.stdout.flush()
 
     @contextlib.contextmanager
-    def training_progress(self) -> Iterator[Callable[[Any], None]]:
-        """The same for training: takes `train.progress.Progress`, which knows better how long it still takes."""
+    def training_progress(self) -> Iterator[OnStep]:
+        """The same for training, whose steps know better how long it still takes."""
         with self.progress("training", with_eta=False) as on_progress:
             yield lambda state: on_progress(
                 state.step, state.total_steps, f"ETA {duration_text(state.eta_seconds)} · {state.text}"
@@ -198,7 +197,7 @@ class Output:
             with self._bar(label, with_eta) as callback:
                 yield callback
         else:
-            yield _PlainProgress(label, self.note, with_eta)
+            yield PlainProgress(label, self.note, with_eta)
 
     @contextlib.contextmanager
     def _bar(self, label: str, with_eta: bool) -> Iterator[OnProgress]:
@@ -227,27 +226,6 @@ def _shown(text: str) -> str:
 def _encodable(text: str) -> str:
     """With half characters, as names that are not UTF-8 have them, as JSON and YAML write them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-class _PlainProgress:
-    """Progress as lines: when the work has taken `PLAIN_SECONDS`, and every `PLAIN_SECONDS` after."""
-
-    def __init__(self, label: str, note: Callable[[str], None], with_eta: bool = True) -> None:
-        self.label, self.note, self.with_eta = label, note, with_eta
-        self.start = self.last = time.monotonic()
-        self.first: int | None = None
-
-    def __call__(self, done: int, total: int, text: str) -> None:
-        now = time.monotonic()
-        # What an earlier call has done says nothing about the pace of this one.
-        self.first = done if self.first is None else self.first
-        if now - self.last < PLAIN_SECONDS:
-            return
-        self.last = now
-        new = done - self.first
-        left = (now - self.start) * (total - done) / new if new > 0 else None
-        eta = f"ETA {duration_text(left)}" if left is not None else "ETA unknown"
-        self.note(" ".join([f"{self.label} {done}/{total}", *([eta] if self.with_eta else []), text]).rstrip())
 
 
 def _is_numeric(cell: str) -> bool:

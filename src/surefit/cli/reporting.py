@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefit.cli import stages
-from surefit.cli.prepare import run_directory
 from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir
 from surefit.core.units import bytes_text
+from surefit.stages import reporting
+from surefit.stages.prepare import run_directory
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-
-COMPARISON = "compare.html"
 
 
 def report(out: Output, targets: Sequence[Path], output: Path | None) -> int:
@@ -25,22 +23,22 @@ def report(out: Output, targets: Sequence[Path], output: Path | None) -> int:
         ConfigError: a target is no run, or one is named twice; an `output` for one run.
     """
     runs = [run_directory(target) for target in targets]
-    if len(runs) == 1:
-        if output is not None:
-            problem = "--output is for the page that compares several runs"
-            raise ConfigError(problem, help=f"the page of one run is {runs[0].report}")
-        return stages.report(out, runs[0])
-    return _compare(out, runs, output)
+    if len(runs) > 1:
+        path = reporting.report_on_several(runs, output)
+        return _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
+    if output is not None:
+        problem = "--output is for the page that compares several runs"
+        raise ConfigError(problem, help=f"the page of one run is {runs[0].report}")
+    return report_run(out, runs[0])
 
 
-def _compare(out: Output, runs: Sequence[RunDir], output: Path | None) -> int:
-    from surefit import recipes
-    from surefit.report.comparison import build_comparison
+def report_run(out: Output, directory: RunDir) -> int:
+    """The page of one run."""
+    path = reporting.report(directory)
+    return _say(out, path, {"report": str(path)})
 
-    for run in runs:
-        if not run.report.exists():
-            stages.report(out.without_result(), run)
-    path = build_comparison(runs, output or runs[0].path.parent / COMPARISON, recipes.get)
+
+def _say(out: Output, path: Path, result: dict[str, object]) -> int:
     out.say(f"Wrote {path} ({bytes_text(path.stat().st_size)}): open it in a browser, it needs no network")
-    out.result({"report": str(path), "runs": [str(run.path) for run in runs]})
+    out.result(result)
     return EXIT_OK

@@ -21,8 +21,8 @@ from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.core.units import plural
 
 if TYPE_CHECKING:
-    from surefit.cli.prepare import Prepared
     from surefit.cli.render import Output
+    from surefit.stages.prepare import Prepared
 
 COMPARED = ("loss", "grad_norm", "learning_rate", "tokens", "supervised_tokens")
 """Of every step's line; the first two are measured, the others must be the same wherever it runs."""
@@ -54,7 +54,7 @@ class Curve:
 
 def reproduce(out: Output, path: Path, steps: int) -> int:
     """Train the first steps of a run again, and compare."""
-    from surefit.cli.prepare import prepare
+    from surefit.stages.prepare import prepare
 
     run = run_of(path)
     before = _lines(run, steps)
@@ -97,14 +97,14 @@ def stack_changes(run: RunDir, again: Prepared) -> list[str]:
 
 def _again(out: Output, again: Prepared, steps: int) -> dict[str, Any]:
     """Train so many steps; returns what identifies the rows."""
-    from surefit.cli.training import _tokenised
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
+    from surefit.stages.training import tokenised
     from surefit.train.loop import Training
 
     config = again.resolved.config
     again.run.create()
-    data = _tokenised(out, again, None)
+    data = tokenised(out, again, None)
     model, _ = prepare_for_training(load_model(config.model, again.hardware), config, again.hardware)
     with out.training_progress() as on_step:
 

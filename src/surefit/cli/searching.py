@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.prepare import Prepared, lengths_of
 from surefit.config.resolve import resolve
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, did_you_mean
 from surefit.core.units import GIB, bytes_text, duration_text, plural
+from surefit.stages.prepare import Prepared, lengths_of
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

@@ -117,10 +117,10 @@ def check_text(text: str, name: str, refuse: Refuse) -> dict[str, Any]:
         refuse: what of it must not be looked at.
     """
     from surefit.cli.annotations import error_report
-    from surefit.cli.checking import checked
-    from surefit.cli.prepare import gather
     from surefit.config.load import load_config
     from surefit.core.rundir import write_atomic
+    from surefit.stages.checking import checked
+    from surefit.stages.prepare import gather
 
     with tempfile.TemporaryDirectory(prefix="surefit-ui-") as folder:
         path = Path(folder) / name

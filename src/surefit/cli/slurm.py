@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.checking import checked
-from surefit.cli.prepare import gather
-from surefit.cli.training import stop_at_errors
+from surefit.cli.training import findings_said
 from surefit.config.load import load_config
 from surefit.config.schema import Config
 from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_json, write_atomic, write_json
 from surefit.launch.slurm import ARRAY_LOG, ENDED, LOG, Job, job_states, render, render_array, submit
+from surefit.stages.checking import checked, require_no_errors
+from surefit.stages.prepare import gather
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -110,7 +110,8 @@ def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) ->
     found = gather(target, overrides)
     for line in found.adopted.lines():
         out.note(line)
-    stop_at_errors(out, checked(found))
+    with findings_said(out):
+        require_no_errors(checked(found))
     assert found.resolved  # what keeps it from being resolved is a finding
     return Job(
         config=found.resolved.config,

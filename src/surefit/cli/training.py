@@ -1,371 +1,56 @@
-"""`train`: check, tokenise, load, train, and say how it ended; where memory runs out, adapt.
-
-torch is imported by the rooms that these functions import when they run.
-"""
+"""The verb `train`: how it ended, or the findings that stopped it."""
 
 from __future__ import annotations
 
-import dataclasses
-import gc
-import shutil
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.checking import checked
-from surefit.cli.events import noted, trained
-from surefit.cli.planning import planned_run
-from surefit.cli.prepare import Prepared
-from surefit.config.oom_ladder import adaptations, as_arguments
-from surefit.config.oom_ladder import adapted as adapted_config
-from surefit.config.resolve import write_resolved
-from surefit.core.errors import (
-    EXIT_OK,
-    ConfigError,
-    GateError,
-    ShortOfMemory,
-)
-from surefit.core.malloc import SMALL, freed_given_back, keep_what_is_freed
-from surefit.core.rundir import RunDir, write_json
-from surefit.core.units import count_text, duration_text, plural, quoted
+from surefit.core.errors import EXIT_OK
+from surefit.core.units import duration_text
+from surefit.stages import training
+from surefit.stages.checking import Refused
+from surefit.stages.prepare import Prepared
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.parallel.mesh import World
-    from surefit.train.progress import TrainResult
 
 
-def train(
-    out: Output,
-    run: Prepared,
-    *,
-    resume: bool,
-    overwrite: bool,
-    dry_run: bool = False,
-    adapt: bool = False,
-    planned: dict[str, Any] | None = None,
-    world: World | None = None,
-) -> int:
-    """Check, then train; errors of the check stop it.
+def train(out: Output, run: Prepared, *, world: World | None = None, **wishes: Any) -> int:
+    """Check, then train; of several processes the first alone speaks.
 
     Args:
-        adapt: where memory runs out, go on with a configuration that needs less and learns the same; of several
-            processes, leave, and let the launcher do that.
-        planned: the plan, where it was made before.
-        world: the processes of the run, joined; the first alone checks and writes.
+        wishes: those of `surefit.stages.training.train`.
     """
-    with freed_given_back():
-        return _checked_and_trained(out, run, resume, overwrite, dry_run, adapt, planned, world)
-
-
-def _checked_and_trained(
-    out: Output,
-    run: Prepared,
-    resume: bool,
-    overwrite: bool,
-    dry_run: bool,
-    adapt: bool,
-    planned: dict[str, Any] | None,
-    world: World | None,
-) -> int:
-    if world is not None and not world.is_first:
-        _train(out, run, resume, dry_run, adapt, planned, world)
-        return EXIT_OK
-    for line in run.gathered.adopted.lines():
-        out.note(line)
-    report = checked(run.gathered)
-    stop_at_errors(out, report)
-    if dry_run:
-        out.result(_train(out, run, resume, dry_run, adapt, planned, world))
-        return EXIT_OK
-    from surefit.model.load import load_tokenizer
-
-    # Before anything is written or, with --overwrite, deleted: the run there may be a living one.
-    with run.run.locked("train", out.note):
-        # A model that is not there is told before the plan, and leaves no run behind.
-        load_tokenizer(run.resolved.config.model)
-        _open_run(run, report, resume, overwrite)
-        planned = planned or planned_run(run)
-        write_json(run.run.plan, planned)
-        with noted(run.run, "train"):
-            result = _train(out, run, resume, dry_run, adapt, planned, world)
-    out.result(result)
+    with findings_said(out):
+        result = training.train(run, out, world=world, **wishes)
+    if world is None or world.is_first:
+        _say_how_it_ended(out, result)
+        out.result(result)
     return EXIT_OK
 
 
-def stop_at_errors(out: Output, report: dict[str, Any]) -> None:
-    errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
-    if errors:
-        out.findings(report["findings"])
-        raise GateError(
-            f"{plural(len(errors), 'finding')} of severity error: {', '.join(sorted({e['code'] for e in errors}))}",
-            help="`surefit explain CODE` says what each means; nothing was started",
-            also=map(_as_error, errors) if out.as_json else (),
-        )
+@contextlib.contextmanager
+def findings_said(out: Output) -> Iterator[None]:
+    """Say the findings of a check that refuses to start; a script has them in the error."""
+    try:
+        yield
+    except Refused as error:
+        if not out.as_json:
+            out.findings(error.findings)
+            error.also = ()
+        raise
 
 
-def _as_error(finding: dict[str, Any]) -> GateError:
-    """A finding for a script, which gets none of what is printed."""
-    place = {key: finding[key] for key in ("path", "line", "field", "help")}
-    return GateError(f"{finding['code']}: {finding['message']}", **place)
-
-
-def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Make the run directory, or take over the one that is there, and write what the run starts from."""
-    from surefit.facts.record import environment_record
-
-    directory = run.run
-    if overwrite and not resume:
-        _delete_run(directory)
-    elif not resume and directory.resolved.exists() and (directory.checkpoints.exists() or trained(directory)):
-        raise ConfigError(
-            "there is a run here already",
-            path=directory.path,
-            field="output_dir",
-            help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
-        )
-    directory.create()
-    if run.loaded.path != directory.resolved or adaptations(run.resolved):
-        write_resolved(run.resolved, directory.resolved)
-    write_json(directory.check, report)
-    write_json(directory.environment, environment_record(run.hardware, run.model.parameters))
-
-
-def _delete_run(directory: RunDir) -> None:
-    """Delete what SureFit wrote there, and refuse to touch a directory that is not a run's."""
-    if not directory.path.exists() or all(path == directory.lock for path in directory.path.iterdir()):
+def _say_how_it_ended(out: Output, result: dict[str, Any]) -> None:
+    if result["dry_run"]:
+        out.say(f"Ready: {result['total_steps']} optimizer steps; nothing was written")
         return
-    if not directory.resolved.exists() and not directory.events.exists():
-        raise ConfigError(
-            "not a run directory, so it is not overwritten",
-            path=directory.path,
-            field="output_dir",
-            help="choose another output_dir, or delete this one yourself",
-        )
-    for path in directory.artefacts():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Tokenised:
-    """What does not change when a run is adapted.
-
-    Attributes:
-        conversations: the rows are conversations, whose prompts are masked.
-        held_out: the examples of `eval_rows`; of several processes the first alone has them.
-    """
-
-    tokenizer: Any
-    rows: Any
-    eval_rows: Any
-    conversations: bool
-    held_out: Any = ()
-
-
-def _tokenised(out: Output, run: Prepared, world: World | None) -> _Tokenised:
-    """Of several processes the first tokenises, and the others read what it has written."""
-    from surefit.data.cache import TokenDataset
-    from surefit.model.load import load_tokenizer
-
-    if world is None:
-        return _tokenise(out, run)
-    from surefit.parallel.mesh import from_first
-
-    own = _tokenise(out, run) if world.is_first else None
-    parts = [(rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []
-    places, conversations = from_first((parts, own.conversations) if own else None, world)
-    rows, eval_rows = (TokenDataset(*place) for place in places)
-    return own or _Tokenised(load_tokenizer(run.resolved.config.model), rows, eval_rows, conversations)
-
-
-def _tokenise(out: Output, run: Prepared) -> _Tokenised:
-    from surefit.data.dataset import build_dataset
-    from surefit.data.formats import read_splits
-    from surefit.model.load import load_tokenizer
-
-    config = run.resolved.config
-    tokenizer = load_tokenizer(config.model)
-    examples, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-    with out.progress("tokenising") as on_progress:
-        rows, eval_rows = (
-            build_dataset(
-                part,
-                tokenizer,
-                max_length=config.data.max_length,
-                too_long=config.data.too_long,
-                on_progress=on_progress,
-            )
-            for part in (examples, held_out)
-        )
-    _say_what_was_left_out(out, rows, examples)
-    conversations = all(example.text is None for example in examples)
-    return _Tokenised(tokenizer, rows, eval_rows, conversations, held_out)
-
-
-def _train(
-    out: Output,
-    run: Prepared,
-    resume: bool,
-    dry_run: bool,
-    adapt: bool,
-    planned: dict[str, Any] | None,
-    world: World | None,
-) -> dict[str, Any]:
-    """Train; with `adapt`, again with less memory for as long as it runs out and something is left to change.
-
-    Raises:
-        ShortOfMemory: it ran out in one of several processes, which have to be started again.
-    """
-    from surefit.train.out_of_memory import OutOfMemory
-
-    data = _tokenised(out, run, world)
-    while True:
-        try:
-            result = _train_once(out, run, data, resume, dry_run, planned, world)
-        except OutOfMemory as error:
-            changes = error.changes
-            if not (adapt and changes):
-                raise
-            if world is not None:
-                raise ShortOfMemory(error.message) from error
-            out.note(f"{error.message}; adapting: {as_arguments(changes)}")
-        else:
-            return result | {"adapted": adaptations(run.resolved)}
-        # Outside of the handler: the error's traceback held the tensors that filled the memory.
-        _free_memory()
-        run, planned = _adapt(run, changes, dry_run)
-        resume = resume or run.run.checkpoints.exists()
-
-
-def _free_memory() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _adapt(run: Prepared, changes: dict[str, Any], dry_run: bool) -> tuple[Prepared, dict[str, Any] | None]:
-    """The run with other settings, its new plan, and both in the run directory."""
-    run = dataclasses.replace(run, resolved=adapted_config(run.resolved, changes))
-    if dry_run:
-        return run, None
-    planned = planned_run(run)
-    write_resolved(run.resolved, run.run.resolved)
-    write_json(run.run.plan, planned)
-    run.run.note("train", "adapted", changes=changes)
-    return run, planned
-
-
-def _stays_small(planned: dict[str, Any] | None, kind: str) -> bool:
-    """Whether the plan, where it has an estimate, says so; of a GPU run it speaks of the GPU's memory."""
-    estimate = planned["estimate"] if planned and kind == "cpu" else None
-    return estimate is not None and estimate["training"]["high_bytes"] <= SMALL
-
-
-def _train_once(
-    out: Output,
-    run: Prepared,
-    data: _Tokenised,
-    resume: bool,
-    dry_run: bool,
-    planned: dict[str, Any] | None,
-    world: World | None,
-) -> dict[str, Any]:
-    from surefit.model.adapter import trainable_parameters
-    from surefit.model.load import load_model
-    from surefit.model.prepare import prepare_for_training
-    from surefit.parallel.engine import engine_of
-    from surefit.parallel.mesh import World
-    from surefit.telemetry.sinks import make_sinks
-    from surefit.train.loop import Training
-
-    config = run.resolved.config
-    if _stays_small(planned, run.hardware.kind):
-        keep_what_is_freed()
-    engine = engine_of(config.parallel, world or World())
-    sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()
-    base = load_model(config.model, run.hardware, engine.loading_device(run.hardware.kind))
-    model, notes = prepare_for_training(base, config, run.hardware)
-    trained, total = trainable_parameters(model)
-    for note in notes:
-        out.note(note)
-    out.note(
-        f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows):,} examples, "
-        f"{len(data.eval_rows):,} held out"
-    )
-    target = run.run.path  # its resolved.yaml also holds what was given with --set
-    with out.training_progress() as on_step:
-        job = Training(
-            model,
-            data.tokenizer,
-            data.rows,
-            data.eval_rows,
-            config,
-            run.run,
-            conversations=data.conversations,
-            resume_command=f"surefit {run.verb} {quoted(target)} --resume",
-            on_progress=on_step,
-            on_note=out.note,
-            score=_scorer(run, data),
-            facts=run.model,
-            hardware=run.hardware,
-            planned=planned,
-            sinks=sinks,
-            engine=engine,
-        )
-        summary = {"rows": dataclasses.asdict(data.rows.stats), "total_steps": job.total_steps, "dry_run": dry_run}
-        if dry_run:
-            job.audit(write=False)
-            job.dry_pass(write=False)
-            out.say(f"Ready: {job.total_steps} optimizer steps; nothing was written")
-            return summary
-        result = job.fit(resume)
-    _say_how_it_ended(out, result)
-    return summary | {
-        "output": str(result.output),
-        "steps": result.counters.step,
-        "seconds": result.counters.seconds,
-        "loss": result.loss,
-        "eval_loss": result.eval_loss,
-        "rejected": result.counters.rejected,
-        "resumed_from": result.resumed_from,
-        "best_step": result.best_step,
-        "stopped_early": result.stopped_early,
-        "notes": result.notes,
-    }
-
-
-def _scorer(run: Prepared, data: _Tokenised) -> Any:
-    """What scores the model in training; of several processes the first alone calls it."""
-    from surefit.evaluate.in_training import scorer
-
-    config = run.resolved.config
-    scored = config.evaluate.in_training and len(data.eval_rows) > 0
-    return scorer(config, run.recipe, data.tokenizer, data.held_out) if scored else None
-
-
-def _say_how_it_ended(out: Output, result: TrainResult) -> None:
+    held_out, rejected = result["eval_loss"], result["rejected"]
     out.say(
-        f"Trained {result.counters.step} steps in {duration_text(result.counters.seconds)}: loss {result.loss:.4f}"
-        + (f", held-out loss {result.eval_loss:.4f}" if result.eval_loss is not None else "")
-        + (f", {result.counters.rejected} steps rejected" if result.counters.rejected else "")
-        + f" → {result.output}"
+        f"Trained {result['steps']} steps in {duration_text(result['seconds'])}: loss {result['loss']:.4f}"
+        + (f", held-out loss {held_out:.4f}" if held_out is not None else "")
+        + (f", {rejected} steps rejected" if rejected else "")
+        + f" → {result['output']}"
     )
-
-
-def _say_what_was_left_out(out: Output, rows: Any, examples: Any) -> None:
-    stats = rows.stats
-    left_out = (
-        (stats.skipped, "rows could not be used"),
-        (stats.dropped_too_long, "examples are over data.max_length"),
-        (stats.dropped_unsupervised, "examples have nothing to learn"),
-    )
-    for number, why in left_out:
-        if number:
-            out.note(f"left out: {number:,} of {stats.rows:,} {why}")
-    for place in examples.skipped[:3]:
-        out.note(f"  {place}")
-    if stats.cut:
-        out.note(f"cut: the documents of {stats.cut:,} of {stats.rows:,} examples, to fit into data.max_length")

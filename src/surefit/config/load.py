@@ -100,7 +100,12 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     Raises:
         ConfigError: with file, line and field, for every problem found.
     """
-    tree, lines = parse_yaml(read_text(path), path)
+    return load_text(read_text(path), path, overrides)
+
+
+def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """The same of YAML that was read already; `path`, which need not exist, is what messages call it."""
+    tree, lines = parse_yaml(text, path)
     if not isinstance(tree, dict):
         what = "is empty" if tree is None else f"holds {_shape(tree)} where the sections should be"
         raise ConfigError(f"the config {what}", path=path, help="`surefit init RECIPE` writes a config to start from")

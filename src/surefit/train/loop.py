@@ -122,7 +122,7 @@ class Training:
         assert isinstance(config.checkpoint.every, int)
         self.pace, self.meter = Pace(config.checkpoint.every), meter_of(model, config, facts, hardware, self.world.size)
         self.counters = Counters()
-        self.loss = math.nan
+        self.loss, self.told_to_end = math.nan, False
         self.notes: list[str] = []
 
     def fit(self, resume: bool = False) -> TrainResult:
@@ -225,7 +225,7 @@ class Training:
     def _is_due(self) -> bool:
         every, step = self.config.checkpoint.every, self.counters.step
         assert isinstance(every, int)
-        return step == self.total_steps or (step > 0 and step % every == 0)
+        return self.told_to_end or step == self.total_steps or (step > 0 and step % every == 0)
 
     def _step(self, reporting: Reporting) -> None:
         """One optimizer step, counted, logged and announced."""
@@ -246,7 +246,8 @@ class Training:
         self._count(result, seconds)
         documents = [int(self.batches.lengths[row]) for micro in micros for row in micro]
         if self.world.is_first:
-            reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss)
+            told = reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss)
+            self.told_to_end = told and self.world.size == 1
         if self.counters.rejected_in_a_row >= MAX_REJECTED_IN_A_ROW:
             newest = self.saving.newest()
             by_first(self.world, lambda: self._give_up(batches, result, newest))
@@ -268,6 +269,9 @@ class Training:
             self.loss = result.loss
 
     def _stops_early(self) -> bool:
+        if self.told_to_end:
+            self.note(f"ended after step {self.counters.step}, as a callback asked")
+            return True
         if not self.held_out.stopped_improving:
             return False
         patience, metric = self.config.train.early_stopping_patience, self.held_out.metric

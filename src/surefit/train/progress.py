@@ -60,7 +60,8 @@ class Progress:
         return " · ".join(part for part in parts if part)
 
 
-OnStep = Callable[[Progress], None]
+OnStep = Callable[[Progress], bool | None]
+"""What is called after each step; True ends the run there, with its result, if one process trains it."""
 OnNote = Callable[[str], None]
 
 

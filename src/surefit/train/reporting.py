@@ -114,8 +114,8 @@ class Reporting:
         seconds: float,
         documents: Sequence[int],
         eval_loss: float | None,
-    ) -> None:
-        """Report a step.
+    ) -> bool:
+        """Report a step; whether the run is to end with it.
 
         Args:
             counters: with this step counted.
@@ -149,7 +149,7 @@ class Reporting:
         self.pace.step(step, seconds, time.monotonic())
         self._recent.append((result.tokens, flops or 0, seconds))
         tokens, work, spent = (sum(column) for column in zip(*self._recent, strict=True))
-        self.on_progress(
+        return True is self.on_progress(
             Progress(
                 step, self.total_steps, epoch, result.loss, result.grad_norm, rate, tokens / spent,
                 self.pace.left(step, self.total_steps), result.applied, counters.rejected, eval_loss,

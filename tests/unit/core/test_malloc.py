@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from surefit.cli import training
 from surefit.core import env, malloc
+from surefit.stages import training
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be set")
 FREED = """
@@ -126,14 +126,15 @@ def test_the_verb_that_trains_sets_it_before_torch_works() -> None:
     script = (
         "import sys\n"
         "from contextlib import contextmanager\n"
+        "from types import SimpleNamespace\n"
         "from surefit.cli import training\n"
         "@contextmanager\n"
         "def watched():\n"
         "    print('set', 'torch' in sys.modules)\n"
         "    yield True\n"
         "training.freed_given_back = watched\n"
-        "training._checked_and_trained = lambda *args: print('trained') or 0\n"
-        "training.train(None, None, resume=False, overwrite=False)\n"
+        "training._train = lambda *args: print('trained') or {}\n"
+        "training.train(None, None, world=SimpleNamespace(is_first=False))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["set", "False", "trained"], done.stderr

@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 
 from surefit import recipes
-from surefit.cli.prepare import row_counts
 from surefit.config.load import load_config
 from surefit.config.resolve import leaves, total_steps
 from surefit.config.schema import DataSection
 from surefit.core.errors import DataError
 from surefit.data.formats import load_mixed, read_splits
 from surefit.data.load import load_rows
+from surefit.stages.prepare import row_counts
 
 SFT = recipes.get("sft")
 
@@ -123,8 +123,8 @@ def test_the_steps_count_the_mixed_rows(write):
 
 
 def test_check_names_the_source_that_cannot_be_used(write, monkeypatch, tmp_path):
-    from surefit.cli.checking import checked
-    from surefit.cli.prepare import gather
+    from surefit.stages.checking import checked
+    from surefit.stages.prepare import gather
 
     monkeypatch.chdir(tmp_path)
     write("train.jsonl", rows("own", 400))

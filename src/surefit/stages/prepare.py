@@ -72,11 +72,16 @@ class Prepared:
 
 
 def gather(
-    target: Path, overrides: Sequence[str] | None = None, *, training: bool = True, patience: float | None = None
+    target: Path | Loaded,
+    overrides: Sequence[str] | None = None,
+    *,
+    training: bool = True,
+    patience: float | None = None,
 ) -> Gathered:
     """Read a config file, or the resolved config of a run directory, and look at all it names.
 
     Args:
+        target: one of them, or a config that is read already, whose `overrides` are in it.
         training: the processes of which this is one train together; others say nothing about the run's devices.
         patience: seconds to wait for the hub's first answer about a model that is not on this machine.
 
@@ -92,10 +97,11 @@ def gather(
     from surefit.foreign.adopt import adopt
     from surefit.plan.verdict import upper_end
 
-    adopted = adopt(load_config(config_file(target), overrides or ()))
+    adopted = adopt(target if isinstance(target, Loaded) else load_config(config_file(target), overrides or ()))
     loaded = adopted.loaded
     config = loaded.config
-    run = RunDir(target) if target.is_dir() else RunDir(Path(config.output_dir))
+    is_run = isinstance(target, Path) and target.is_dir()
+    run = RunDir(target if is_run else Path(config.output_dir))
     problems: list[SureFitError] = []
 
     def attempt(look: Callable[[], T]) -> T | None:
@@ -138,7 +144,7 @@ def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> 
     return len(rows), sum(passes * len(mixed[source]) for source, passes in config.data.mix.items())
 
 
-def prepare(target: Path, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:
+def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:
     """`gather`, and stop at what is missing.
 
     Raises:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from surefit.core.env import redact
-from surefit.core.errors import EXIT_INTERRUPTED, SureFitError
+from surefit.core.errors import EXIT_INTERRUPTED, ConfigError, SureFitError
 from surefit.core.rundir import RunDir
-
-if TYPE_CHECKING:
-    from surefit.cli.render import Output
+from surefit.stages.watcher import Watcher
 
 
 @contextlib.contextmanager
@@ -33,15 +30,23 @@ def noted(run: RunDir, stage: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def at_work(out: Output, run: RunDir, stage: str, first: bool) -> Iterator[None]:
+def at_work(watcher: Watcher, run: RunDir, stage: str, first: bool) -> Iterator[None]:
     """Hold the run directory and note the stage; of several processes that work together, the first does it for all."""
     if not first:
         yield
         return
-    with run.locked(stage, out.note), noted(run, stage):
+    with run.locked(stage, watcher.note), noted(run, stage):
         yield
 
 
 def trained(directory: RunDir) -> bool:
     """Whether there is a result of training."""
     return directory.adapter.exists() or directory.model.exists()
+
+
+def require_trained(directory: RunDir) -> None:
+    """Raises:
+    ConfigError: nothing is trained yet.
+    """
+    if not trained(directory):
+        raise ConfigError("nothing is trained yet in this run", path=directory.path, help="`surefit train` comes first")

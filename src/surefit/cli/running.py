@@ -1,8 +1,4 @@
-"""What each verb does: gather, call the room that knows how, say what came out. No logic of its own.
-
-Every function takes an `Output` and returns an exit code; the artefacts go into the run directory. torch is imported by
-the rooms that these functions import when they run, never by `check`, `plan`, `doctor` or `runs`.
-"""
+"""`surefit run`: all stages in order."""
 
 from __future__ import annotations
 
@@ -11,28 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.cli.checking import check
 from surefit.cli.evaluating import evaluate
-from surefit.cli.events import noted, trained
 from surefit.cli.merging import merge_run
-from surefit.cli.planning import planned_run, say_plan
-from surefit.cli.prepare import Prepared
+from surefit.cli.planning import say_plan
+from surefit.cli.reporting import report_run
 from surefit.cli.training import train
 from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir, read_json, read_jsonl
-from surefit.core.units import bytes_text
+from surefit.stages.events import trained
+from surefit.stages.planning import planned_run
+from surefit.stages.prepare import Prepared
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-
-
-def report(out: Output, directory: RunDir) -> int:
-    """Write report.html."""
-    from surefit.report.build import build_report
-
-    with noted(directory, "report"):
-        path = build_report(directory)
-    out.say(f"Wrote {path} ({bytes_text(path.stat().st_size)}): open it in a browser, it needs no network")
-    out.result({"report": str(path)})
-    return EXIT_OK
 
 
 def run(
@@ -71,7 +57,7 @@ def run(
         ),
         "merge": lambda: merge_run(each, prepared),
         "evaluate": lambda: evaluate(each, prepared, variants),
-        "report": lambda: report(each, prepared.run),
+        "report": lambda: report_run(each, prepared.run),
     }
     worst = EXIT_OK
     for number, (stage, verb) in enumerate(verbs.items(), start=1):

@@ -1,0 +1,515 @@
+"""SureFit from Python: the stages of a run as functions with typed results. `import surefit` gives these names.
+
+What a function returns has the fields that the command of the same name prints with `--json`, all of them in
+`document`; what would be an exit code is an exception, or a property. Nothing heavy is imported before it is needed.
+
+Stable, within a minor version: the names in `__all__`, their parameters, and the attributes of what they return. What
+`document` holds may gain fields. Everything else in the package may change with any release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from surefit.config.load import Loaded, load_config, load_text
+from surefit.core import env
+from surefit.core.errors import ConfigError, DataError
+from surefit.core.progress import heard_by
+from surefit.core.rundir import RunDir, read_jsonl, write_atomic
+from surefit.core.units import bytes_text, plural
+from surefit.stages.prepare import Prepared, config_file, gather, prepare
+from surefit.stages.watcher import Lines, Watcher
+
+if TYPE_CHECKING:
+    from surefit.config.schema import Config as Settings
+    from surefit.train.progress import Progress
+
+__all__ = [
+    "Certificate", "CheckReport", "Comparison", "Config", "Finding", "Plan", "Scores", "Trained", "check", "compare",
+    "evaluate", "merge", "plan", "report", "train",
+]  # fmt: skip
+PYTHON = Path("python")
+"""What messages call a config that is in no file."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A valid config, of a file or of a dict.
+
+    Attributes:
+        loaded: the settings, and where each came from.
+    """
+
+    loaded: Loaded
+
+    @classmethod
+    def load(cls, path: str | Path, changes: Mapping[str, Any] | None = None) -> Config:
+        """Read a YAML file, or the resolved config of a run directory.
+
+        Args:
+            changes: dotted key → value, as `--set` takes them.
+
+        Raises:
+            ConfigError: with file, line and field, for every problem found.
+        """
+        return cls(load_config(config_file(Path(path)), _overrides(changes)))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Config:
+        """A config from nested mappings, laid out as the YAML file.
+
+        Where the file would name data (`data.train`, `data.eval`, `evaluate.also`), rows may stand themselves: a list
+        of dicts, a pandas DataFrame, a `datasets.Dataset`. They are written once into SureFit's cache, by their hash,
+        so that the run can be repeated and resumed without this program.
+        """
+        text = yaml.safe_dump(_with_files(values), sort_keys=False, allow_unicode=True)
+        return cls(load_text(text, PYTHON, _overrides(changes)))
+
+    def changed(self, changes: Mapping[str, Any]) -> Config:
+        """The same with other values, by dotted key."""
+        return Config.from_dict(self.settings.model_dump(mode="json", exclude_unset=True), changes)
+
+    @property
+    def settings(self) -> Settings:
+        """The sections, each with its fields: `config.settings.train.learning_rate`."""
+        return self.loaded.config
+
+    def __str__(self) -> str:
+        """As YAML, what is default left out."""
+        values = self.settings.model_dump(mode="json", exclude_unset=True)
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+Target = Config | str | Path
+"""A config; or the path of a config file or of a run directory."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a rule has found; `surefit explain CODE` says what it means."""
+
+    code: str
+    severity: str
+    message: str
+    help: str | None
+    path: str | None
+    line: int | None
+    field: str | None
+
+    def __str__(self) -> str:
+        place = ":".join(str(part) for part in (self.path, self.line) if part)
+        about = f" {self.field}:" if self.field else ""
+        return f"{f'{place}: ' if place else ''}{self.severity}[{self.code}]{about} {self.message}"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check found.
+
+    Attributes:
+        findings: errors first.
+        rules: that had something to judge.
+        document: the content of check.json.
+    """
+
+    findings: tuple[Finding, ...]
+    rules: int
+    document: dict[str, Any] = field(repr=False)
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """Findings with which `train` would not start."""
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+    def require_no_errors(self) -> None:
+        """Raises:
+        Refused: there are errors.
+        """
+        from surefit.stages.checking import require_no_errors
+
+        require_no_errors(self.document)
+
+    def _repr_html_(self) -> str:
+        rows = [[f.severity, f.code, f.field or "", f.message, f.help or ""] for f in self.findings]
+        title = plural(len(rows), "finding") if rows else "no problem found"
+        return _table(f"{title} by {self.rules} rules", ["severity", "code", "field", "finding", "help"], rows)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run needs.
+
+    Attributes:
+        verdict: "fits", "does not fit", or what stands in the way of saying so; None where nothing could be estimated.
+        low_bytes, high_bytes: memory of the fullest moment, the device's share of one process.
+        total_seconds: of the whole run; None where the device's speed is not known.
+        disk_bytes: that it writes.
+        does_not_fit: memory, disk and what else is short, each as a sentence.
+        document: the content of plan.json.
+    """
+
+    verdict: str | None
+    low_bytes: int | None
+    high_bytes: int | None
+    total_seconds: float | None
+    disk_bytes: int | None
+    does_not_fit: tuple[str, ...]
+    document: dict[str, Any] = field(repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing is known to be short."""
+        return not self.does_not_fit
+
+    def _repr_html_(self) -> str:
+        from surefit.plan.plot import svg
+
+        if self.document["estimate"] and self.document["estimate"]["phases"]:
+            return svg(self.document)
+        return _table("plan", ["", ""], [["verdict", str(self.verdict)], ["disk", _bytes(self.disk_bytes)]])
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a training ended.
+
+    Attributes:
+        run: the run directory.
+        output: of the adapter or the model; None of a dry run.
+        steps: optimizer steps done, of `total_steps`.
+        loss: of the last step; nats per supervised token.
+        eval_loss: on the held-out rows, after the last step.
+        stopped_early: before its last step, by patience or by a callback.
+        document: what `surefit train --json` prints.
+    """
+
+    run: Path
+    output: Path | None
+    steps: int
+    total_steps: int
+    loss: float | None
+    eval_loss: float | None
+    stopped_early: bool
+    document: dict[str, Any] = field(repr=False)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl: of steps, and of measurements (`kind: eval`)."""
+        return list(read_jsonl(RunDir(self.run).metrics))
+
+    def _repr_html_(self) -> str:
+        points = [(line["step"], line["loss"]) for line in self.metrics() if "grad_norm" in line] if self.output else []
+        return _curve(f"loss of {self.run}", points)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Whether a merged model is base + adapter.
+
+    Attributes:
+        merged: the model's directory.
+        document: the content of certificate.json.
+    """
+
+    merged: Path
+    passed: bool
+    document: dict[str, Any] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        rows = [[c["name"], str(c["value"]), c["comparison"], str(c["threshold"])] for c in self.document["checks"]]
+        return _table(f"certificate {'passed' if self.passed else 'NOT passed'}", ["check", "value", "", "bound"], rows)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the variants of a run's model score.
+
+    Attributes:
+        metric: the primary one.
+        gate_passed: None where the config has no gate.
+        document: the content of eval/summary.json.
+    """
+
+    metric: str
+    gate_passed: bool | None
+    document: dict[str, Any] = field(repr=False)
+
+    def of(self, variant: str, set_name: str = "eval") -> tuple[float, tuple[float, float]]:
+        """The primary metric's mean, and its 95 % interval."""
+        found = self.document["sets"][set_name]["variants"][variant][self.metric]
+        return found["mean"], tuple(found["ci95"])
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, scored in self.document["sets"].items():
+            for variant in scored["variants"]:
+                mean, (low, high) = self.of(variant, name)
+                rows.append([name, str(scored["n"]), variant, f"{mean:.3f} [{low:.3f}, {high:.3f}]"])
+        return _table(f"{self.metric}, with 95 % intervals", ["set", "rows", "model", self.metric], rows)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether B is better than A on the rows that both answered.
+
+    Attributes:
+        verdict: of B: better, worse, or undecided.
+        difference: B minus A on `metric`, with `ci95`, its 95 % interval.
+        document: what `surefit compare --json` prints.
+    """
+
+    metric: str
+    verdict: str
+    difference: float
+    ci95: tuple[float, float]
+    document: dict[str, Any] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        from surefit.evaluate.plot import svg
+
+        return svg(self.document)
+
+
+def check(target: Target) -> CheckReport:
+    """Say what will break: config, model and data. Torch is not imported.
+
+    Raises:
+        ConfigError: the config itself is not usable.
+    """
+    from surefit.facts.hub import PATIENCE_S
+    from surefit.stages.checking import checked
+
+    document = checked(gather(_target(target), patience=PATIENCE_S))
+    findings = tuple(Finding(**{each.name: f[each.name] for each in fields(Finding)}) for f in document["findings"])
+    return CheckReport(findings, document["rules"], document)
+
+
+def plan(target: Target, gpu: str | None = None, *, quick: bool = False) -> Plan:
+    """Say what the run needs, and whether it fits.
+
+    Args:
+        gpu: instead of the one that is here, e.g. "h100"; `hardware.gpu`.
+        quick: by arithmetic alone; otherwise the run is simulated, which imports torch.
+    """
+    from surefit.stages.planning import planned_run
+
+    config = target if gpu is None else _config(target).changed({"hardware.gpu": gpu})
+    document = planned_run(prepare(_target(config)), quick=quick)
+    estimate, time = document["estimate"] or {}, document["time"] or {}
+    return Plan(
+        estimate.get("verdict"), estimate.get("low_bytes"), estimate.get("high_bytes"), time.get("total_seconds"),
+        document["disk_total_bytes"], tuple(document["does_not_fit"]), document,
+    )  # fmt: skip
+
+
+def train(
+    target: Target,
+    callbacks: Sequence[Callable[[Progress], bool | None]] = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    adapt: bool = False,
+    quiet: bool = False,
+) -> Trained:
+    """Check, then train in this process.
+
+    Args:
+        callbacks: called after every step with its state (step, loss, tokens per second, ETA, …), which they cannot
+            change; one that returns True ends the run there, with what was learnt so far as its result.
+        resume: go on after the newest checkpoint, if there is one.
+        overwrite: delete a run that is there already.
+        dry_run: prepare everything, run no step, write nothing.
+        adapt: where memory runs out, go on with a configuration that needs less and learns the same.
+        quiet: say nothing; otherwise lines go to stderr.
+
+    Raises:
+        Refused: the check has findings of severity error.
+        Interrupted: by Ctrl-C, with the work saved; `resume=True` goes on.
+        ConfigError: the config asks for several devices, which `surefit train --gpus N` starts.
+    """
+    from surefit.config.world import processes
+    from surefit.stages.training import train as train_run
+
+    run = prepare(_target(target))
+    if (count := processes(run.resolved.config)) > 1:
+        raise ConfigError(
+            f"{count} processes, and this is one",
+            field="hardware.count",
+            help="`surefit train CONFIG --gpus N` starts them",
+        )
+    with _said(quiet, callbacks) as watcher:
+        done = train_run(run, watcher, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+    return Trained(
+        run.run.path, Path(done["output"]) if "output" in done else None, done.get("steps", 0), done["total_steps"],
+        done.get("loss"), done.get("eval_loss"), done.get("stopped_early", False), done,
+    )  # fmt: skip
+
+
+def merge(target: Target | Trained, into: str = "auto", *, quiet: bool = False) -> Certificate:
+    """Merge a run's adapter into its base, with a certificate that the result is the same model.
+
+    Args:
+        into: the type of the merged weights; the base's by default.
+
+    Raises:
+        GateError: it is not, and what was made is deleted.
+    """
+    from surefit.stages.merging import merge_run
+
+    run = _run(target)
+    with _said(quiet) as watcher:
+        document = merge_run(run, watcher, into)
+    merged = run.run.merged if run.resolved.config.adapter.kind == "lora" else run.run.model
+    return Certificate(merged, document["passed"], document)
+
+
+def evaluate(target: Target | Trained, variants: Sequence[str] | None = None, *, quiet: bool = False) -> Scores:
+    """Score base, adapter and merged model on the held-out rows, with confidence intervals.
+
+    Args:
+        variants: only these: base, adapter, merged, model, served, or step-N.
+    """
+    from surefit.stages.evaluating import evaluate as evaluate_run
+
+    with _said(quiet) as watcher:
+        document = evaluate_run(_run(target), watcher, variants)
+    assert document is not None, "one process is the first"
+    gate = document["gate"]
+    return Scores(document["primary_metric"], gate["passed"] if gate else None, document)
+
+
+def compare(
+    a: str | Path | Trained, b: str | Path | Trained, *, set_name: str = "eval", metric: str | None = None
+) -> Comparison:
+    """Say whether B is better than A: two runs that were scored, RUN:VARIANT, or files of scored predictions.
+
+    Args:
+        metric: that decides; the recipe's primary metric by default.
+    """
+    from surefit.stages.comparing import compared
+
+    document = compared(_side(a), _side(b), set_name, metric=metric)
+    del document["matched"]
+    document["judge"] = None
+    metric, found = document["metric"], document["metrics"][document["metric"]]
+    return Comparison(metric, document["verdict"], found["difference"], tuple(found["ci95"]), document)
+
+
+def report(target: Target | Trained, *others: Target | Trained) -> Path:
+    """Write the page of a run, or one that compares several; its path."""
+    from surefit.stages.prepare import run_directory
+    from surefit.stages.reporting import report as report_run
+    from surefit.stages.reporting import report_on_several
+
+    runs = [run_directory(_path(each)) for each in (target, *others)]
+    return report_on_several(runs) if others else report_run(runs[0])
+
+
+def _config(target: Target) -> Config:
+    return target if isinstance(target, Config) else Config.load(target)
+
+
+def _target(target: Target) -> Path | Loaded:
+    return target.loaded if isinstance(target, Config) else Path(target)
+
+
+def _run(target: Target | Trained) -> Prepared:
+    return prepare(target.run if isinstance(target, Trained) else _target(target))
+
+
+def _path(target: Target | Trained) -> Path:
+    """A run directory, or the config file that names it."""
+    if isinstance(target, Trained):
+        return target.run
+    return Path(target.settings.output_dir) if isinstance(target, Config) else Path(target)
+
+
+def _side(target: str | Path | Trained) -> str:
+    return str(target.run if isinstance(target, Trained) else target)
+
+
+@contextmanager
+def _said(quiet: bool, callbacks: Sequence[Callable[[Progress], bool | None]] = ()) -> Iterator[Watcher]:
+    """A stage's surroundings: libraries that are quiet, and someone who hears how far it is."""
+    env.quiet_libraries()
+    lines = Lines((lambda text: None) if quiet else _to_stderr, tuple(callbacks))
+    with heard_by(lines.note):
+        yield lines
+
+
+def _to_stderr(text: str) -> None:
+    print(env.redact(text), file=sys.stderr)
+
+
+def _overrides(changes: Mapping[str, Any] | None) -> list[str]:
+    return [f"{key}={json.dumps(_file_of(value, key))}" for key, value in (changes or {}).items()]
+
+
+def _with_files(values: Any, dotted: str = "") -> Any:
+    """The mappings with files in place of rows."""
+    if isinstance(values, Mapping):
+        return {key: _with_files(value, f"{dotted}.{key}".lstrip(".")) for key, value in values.items()}
+    return _file_of(values, dotted)
+
+
+def _file_of(value: Any, dotted: str) -> Any:
+    """Of rows the file that holds them, made if need be; any other value as it is."""
+    if isinstance(value, Path):
+        return str(value)
+    if dotted not in ("data.train", "data.eval") and not dotted.startswith("evaluate.also."):
+        return value
+    if callable(records := getattr(value, "to_dict", None)) and hasattr(value, "columns"):  # a DataFrame
+        value = records("records")
+    if isinstance(value, str) or value is None or isinstance(value, int | float):
+        return value
+    try:
+        text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in value)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"these rows cannot be written as JSON: {error}",
+            field=dotted,
+            help="a list of dicts of texts, numbers, lists",
+        ) from None
+    path = env.cache_dir() / "rows" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    return str(path)
+
+
+def _bytes(size: int | None) -> str:
+    return bytes_text(size) if size is not None else "unknown"
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(env.redact(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _curve(title: str, points: Sequence[tuple[float, float]]) -> str:
+    """A line through points, as SVG."""
+    from surefit.core.svg import WIDTH, document
+
+    if len(points) < 2:
+        return _table(title, [], [])
+    (x0, *_, x1), values = [x for x, _ in points], [y for _, y in points]
+    low, high = min(values), max(values)
+    across, up = (WIDTH - 100) / (x1 - x0), 160 / (high - low or 1)
+    path = " ".join(f"{80 + (x - x0) * across:.1f},{230 - (y - low) * up:.1f}" for x, y in points)
+    labels = [(70, 234, f"{low:.3f}", "end"), (70, 74, f"{high:.3f}", "end"), (80, 252, f"step {x0}", "start"),
+              (WIDTH - 20, 252, f"step {x1}", "end")]  # fmt: skip
+    texts = [
+        f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="#555555">{text}</text>' for x, y, text, anchor in labels
+    ]
+    return document(title, 264, [f'<polyline points="{path}" fill="none" stroke="#0072b2" stroke-width="2"/>', *texts])

@@ -1,0 +1,182 @@
+"""The stage `check`: every rule over all that is known of a run. Torch-free."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from surefit import __version__
+from surefit.core.errors import GateError, SureFitError
+from surefit.core.units import plural
+from surefit.stages.prepare import Gathered
+
+if TYPE_CHECKING:
+    from surefit.config.schema import Config
+    from surefit.facts.examples import ExampleFacts
+    from surefit.facts.tokenizer import TokenizerFacts
+    from surefit.lint.rule import Rule
+    from surefit.task import TaskRecipe
+
+SAMPLED_ROWS = 500
+"""Rows that a check converts: enough for a systematic fault, and little of its two seconds."""
+
+
+def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
+    """The content of check.json, by these rules or by all."""
+    from surefit.data.audit.sample import sample_audit
+    from surefit.facts.dataset import dataset_facts
+    from surefit.facts.environment import environment_facts
+    from surefit.facts.setup import setup_of
+    from surefit.facts.stack import stack_facts
+    from surefit.lint.engine import run_rules
+    from surefit.lint.rule import LintContext
+
+    start = time.monotonic()
+    loaded, recipe, rows = found.loaded, found.recipe, found.rows
+    columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
+    dataset = dataset_facts(rows.source, rows, rows.where, expected=columns) if rows else None
+    tokenizer, damaged = _tokenizer(found)
+    examples, unusable = _examples(found, tokenizer)
+    context = LintContext(
+        config=loaded.config,
+        path=loaded.path,
+        lines=loaded.lines,
+        overridden=loaded.overridden,
+        setup=setup_of(loaded.config, found.resolved),
+        resolved=found.resolved,
+        model=found.model,
+        hardware=found.hardware,
+        tokenizer=tokenizer,
+        dataset=dataset,
+        examples=examples,
+        audit=sample_audit(rows, loaded.config.recipe) if rows else None,
+        environment=environment_facts(),
+        stack=stack_facts(),
+        columns=columns,
+        metrics=recipe.metrics if recipe else (),
+        problems=(*found.problems, *damaged, *unusable, *mixed_problems(found, SAMPLED_ROWS), *_scored_problems(found)),
+    )
+    result = run_rules(context, rules)
+    return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
+
+
+def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:
+    """The tokenizer of a model that is on this machine, and what reading it runs into."""
+    from surefit.facts.tokenizer import facts_of_tokenizer
+
+    try:
+        return (facts_of_tokenizer(found.model) if found.model else None), []
+    except SureFitError as error:
+        return None, [error]
+
+
+def _examples(found: Gathered, tokenizer: TokenizerFacts | None) -> tuple[ExampleFacts | None, list[SureFitError]]:
+    """What a sample of the rows becomes, and what converting it runs into."""
+    from surefit.data.formats import to_examples
+    from surefit.data.sampled import documents_missing, example_facts
+
+    if found.rows is None or found.recipe is None:
+        return None, []
+    section = found.loaded.config.data
+    try:
+        examples = to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
+    except SureFitError as error:
+        _name_the_recipe(error, found.rows.columns, found.recipe)
+        return None, [error]
+    return example_facts(examples, tokenizer, section.max_length), list(documents_missing(section, examples))
+
+
+def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
+    """Where the columns are another recipe's, not this one's, the advice begins with that."""
+    own = recipe.columns_in(columns)
+    fits = fitting_recipe(columns)
+    if fits not in (None, recipe.name) and not (own and all(column in columns for column in own)):
+        advice = f"these are the columns of another recipe: write recipe: {fits}"
+        error.help = f"{advice}; {error.help}" if error.help else advice
+
+
+def fitting_recipe(columns: Sequence[str]) -> str | None:
+    """The recipe whose own columns are all there, or the general one where they fit a known layout."""
+    from surefit import recipes
+    from surefit.data.formats import LAYOUTS
+
+    for name in recipes.names():
+        own = recipes.get(name).columns_in(columns)
+        if own and all(column in columns for column in own):
+            return name
+    known = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
+    return "sft" if known else None
+
+
+def mixed_problems(found: Gathered, limit: int | None = None) -> list[SureFitError]:
+    """What converting the rows of `data.mix` runs into: all of them, or up to `limit` of each source."""
+    from surefit.data.formats import to_examples
+
+    problems: list[SureFitError] = []
+    section = found.loaded.config.data
+    if found.recipe is None:
+        return problems
+    for source, rows in found.mixed.items():
+        try:
+            to_examples(rows.sample(limit or len(rows)), found.recipe, section.format, section.bad_rows)
+        except SureFitError as error:
+            error.about(f"data.mix.{source}")
+            problems.append(error)
+    return problems
+
+
+def scored_sources(config: Config) -> dict[str, str]:
+    """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.also`."""
+    held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
+    return held_out | {f"evaluate.also.{name}": source for name, source in config.evaluate.also.items()}
+
+
+def _scored_problems(found: Gathered) -> list[SureFitError]:
+    """What reading those sets, where they are on this machine, and converting a sample of them runs into."""
+    from surefit.data.formats import load_held_out, to_examples
+    from surefit.data.load import is_local
+
+    problems: list[SureFitError] = []
+    section = found.loaded.config.data
+    for key, source in scored_sources(found.loaded.config).items():
+        if not is_local(source):
+            continue
+        try:
+            rows = load_held_out(source, section.split, found.rows if key == "data.eval" else None)
+            if found.recipe is not None:
+                to_examples(rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
+        except SureFitError as error:
+            error.about(key)
+            problems.append(error)
+    return problems
+
+
+class Refused(GateError):
+    """Findings of severity error: nothing was started.
+
+    Attributes:
+        findings: all of them, as check.json has them.
+    """
+
+    def __init__(self, findings: Sequence[dict[str, Any]]) -> None:
+        errors = [finding for finding in findings if finding["severity"] == "error"]
+        super().__init__(
+            f"{plural(len(errors), 'finding')} of severity error: {', '.join(sorted({e['code'] for e in errors}))}",
+            help="`surefit explain CODE` says what each means; nothing was started",
+            also=map(_as_error, errors),
+        )
+        self.findings = findings
+
+
+def require_no_errors(report: dict[str, Any]) -> None:
+    """Raises:
+    Refused: the report of a check has findings of severity error.
+    """
+    if any(finding["severity"] == "error" for finding in report["findings"]):
+        raise Refused(report["findings"])
+
+
+def _as_error(finding: dict[str, Any]) -> GateError:
+    place = {key: finding[key] for key in ("path", "line", "field", "help")}
+    return GateError(f"{finding['code']}: {finding['message']}", **place)

@@ -1,0 +1,64 @@
+"""The stage `evaluate`: what each variant of a run's model scores on the held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from surefit.stages.events import at_work, require_trained
+from surefit.stages.prepare import Prepared
+from surefit.stages.watcher import Watcher
+
+if TYPE_CHECKING:
+    from surefit.data.formats import Examples
+    from surefit.parallel.mesh import World
+
+
+def evaluate(
+    run: Prepared, watcher: Watcher, variants: Sequence[str] | None = None, world: World | None = None
+) -> dict[str, Any] | None:
+    """Score the variants on the held-out rows and on the sets of `evaluate.also`.
+
+    Args:
+        variants: which; all of the run's kind by default.
+        world: the processes that share the rows, of which this is one; the first alone writes and speaks.
+
+    Returns:
+        The content of eval/summary.json; None in processes that are not the first.
+
+    Raises:
+        ConfigError: nothing is trained yet, and what is trained was asked for.
+    """
+    from surefit.evaluate.runner import evaluate as evaluate_run
+    from surefit.parallel.mesh import World, by_first
+
+    world = world or World()
+    config = run.resolved.config
+    if asks_the_result(variants):
+        by_first(world, lambda: require_trained(run.run))
+    else:  # there is nothing that a gate could judge
+        config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
+    with at_work(watcher, run.run, "evaluate", world.is_first), watcher.progress("evaluating") as on_progress:
+        sets = by_first(world, lambda: held_out_sets(run))
+        summary = evaluate_run(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
+    return summary if world.is_first else None
+
+
+def asks_the_result(variants: Sequence[str] | None) -> bool:
+    """Whether what training results in is to be scored; the base is there before, and checkpoints come on the way."""
+    from surefit.evaluate.answers import step_of
+
+    return not variants or any(name != "base" and step_of(name) is None for name in variants)
+
+
+def held_out_sets(run: Prepared) -> dict[str, Examples]:
+    """The rows to be scored on: "eval", and those of `evaluate.also`."""
+    from surefit.data.formats import read_splits, to_examples
+    from surefit.data.load import load_rows
+
+    config = run.resolved.config
+    _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    sets = {"eval": held_out}
+    for name, source in config.evaluate.also.items():
+        sets[name] = to_examples(load_rows(source), run.recipe, config.data.format, config.data.bad_rows)
+    return sets

@@ -1,0 +1,200 @@
+"""The stage `merge`: of a run, or of an adapter that some other tool trained, with a certificate."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefit.core.errors import ConfigError, ModelError
+from surefit.core.rundir import RunDir, read_json
+from surefit.facts.door import require_sound_adapter
+from surefit.facts.model import DTYPE_BYTES, read_config
+from surefit.stages.events import noted, require_trained
+from surefit.stages.prepare import Prepared
+from surefit.stages.watcher import Watcher
+
+if TYPE_CHECKING:
+    from surefit.config.schema import ModelSection
+    from surefit.facts.hardware import HardwareFacts
+    from surefit.merge.merge import Job
+
+ADAPTER_CONFIG = "adapter_config.json"
+Trained = Literal["none", "nf4", "fp8"]
+
+
+@dataclass(frozen=True)
+class AdapterOptions:
+    """What has to be said of an adapter that comes without a run.
+
+    Attributes:
+        base: the base model; by default the one that its adapter_config.json names.
+        output: where merged/ and certificate.json go; by default beside the adapter.
+        trained_on: how its base was quantised while it was trained.
+        prompts: a text file, one prompt per line, to compare the models on.
+        others: ADAPTER or ADAPTER:WEIGHT, to be combined with it.
+        combine: how (`merge.combine.WAYS`).
+    """
+
+    base: str | None = None
+    output: Path | None = None
+    trained_on: Trained = "none"
+    prompts: Path | None = None
+    others: Sequence[str] = ()
+    combine: str = "cat"
+
+
+def is_adapter(target: Path) -> bool:
+    """Whether the target is an adapter's directory and not a run's or a config file."""
+    return (target / ADAPTER_CONFIG).is_file()
+
+
+def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, Any]:
+    """Merge and certify a run's adapter, or certify what a full fine-tune saved.
+
+    Returns:
+        The certificate.
+
+    Raises:
+        ConfigError: nothing is trained yet.
+        GateError: the result is not base + adapter.
+    """
+    from surefit.data.dataset import build_dataset
+    from surefit.data.formats import read_splits
+    from surefit.merge.merge import merge
+    from surefit.model.load import load_tokenizer
+
+    config = run.resolved.config
+    require_trained(run.run)
+    with run.run.locked("merge", watcher.note), noted(run.run, "merge"), watcher.progress("merging") as on_progress:
+        tokenizer = load_tokenizer(config.model)
+        _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+        dataset = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)
+        sequences = [dataset[index][0].tolist() for index in range(len(dataset))]
+        return merge(config, run.hardware, run.run, sequences, on_progress, into)  # type: ignore[arg-type]
+
+
+def merge_adapter(target: Path, watcher: Watcher, into: str, options: AdapterOptions) -> dict[str, Any]:
+    """Merge and certify an adapter of any tool; the certificate."""
+    from surefit.merge.merge import merge_adapter as merge
+
+    output = RunDir(options.output or target)
+    with _job(target, output, into, options) as (job, hardware):
+        sequences = _sequences(watcher, job, options.prompts)
+        with output.locked("merge", watcher.note), watcher.progress("merging") as on_progress:
+            return merge(job, hardware, sequences, on_progress)
+
+
+def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: AdapterOptions) -> dict[str, Any]:
+    """The certificate of a merged model that exists, whoever made it: whether it is base + adapter."""
+    from surefit.merge.merge import certify_merged
+
+    for wanted in ("config.json", "*.safetensors"):
+        if not any(merged.glob(wanted)):
+            raise ModelError(
+                f"no model is here: there is no {wanted}", path=merged, help="name the folder of the merged model"
+            )
+    with _job(target, RunDir(merged.parent), into, options) as (job, hardware):
+        sequences = _sequences(watcher, job, options.prompts)
+        # In the type that the merged model has: the rounding that is allowed depends on it.
+        job = replace(job, merged=merged, base=job.base.model_copy(update={"dtype": _stored_dtype(merged)}))
+        with watcher.progress("certifying") as on_progress:
+            return certify_merged(job, hardware, sequences, on_progress)
+
+
+@contextlib.contextmanager
+def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> Iterator[tuple[Job, HardwareFacts]]:
+    """What to merge, with several adapters made one in a temporary folder."""
+    from surefit.facts.hardware import hardware_facts
+    from surefit.merge.combine import combine
+    from surefit.merge.merge import Job
+    from surefit.model.identity import base_directory
+    from surefit.model.streamed import FromFiles
+
+    if not is_adapter(target):
+        raise ConfigError(f"there is no {ADAPTER_CONFIG} there", path=target, help="name a run, or an adapter's folder")
+    base = _base(target, options)
+    hardware = hardware_facts()
+    own_tokenizer = str(target) if (target / "tokenizer_config.json").is_file() else None
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = target
+        if options.others:
+            parts = [(target, 1.0), *map(_weighted, options.others)]
+            adapter = combine(
+                FromFiles(base, base_directory(base), hardware.kind), parts, options.combine, Path(folder)
+            )
+        yield (
+            Job(
+                base, adapter, output.merged, output.certificate, None, into, own_tokenizer  # type: ignore[arg-type]
+            ),
+            hardware,
+        )  # fmt: skip
+
+
+def _base(target: Path, options: AdapterOptions) -> ModelSection:
+    from surefit.config.schema import ModelSection
+    from surefit.model.load import fetch_model
+
+    settings = require_sound_adapter(read_json(target / ADAPTER_CONFIG), target / ADAPTER_CONFIG)
+    name = options.base or settings.get("base_model_name_or_path")
+    if not name:
+        raise ConfigError(f"{ADAPTER_CONFIG} names no base model", path=target, help="name it with --base")
+    section = ModelSection(name_or_path=name, revision=None if options.base else settings.get("revision"))
+    stored = _stored_dtype(fetch_model(section))
+    return section.model_copy(update={"dtype": stored, "quantization": options.trained_on})
+
+
+def _stored_dtype(directory: Path) -> str:
+    settings = read_config(directory)
+    stated = str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if stated not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        problem = f"dtype is {stated!r}; {known} can be merged"
+        raise ModelError(problem, path=directory / "config.json", help="convert the base first")
+    return stated
+
+
+def _weighted(text: str) -> tuple[Path, float]:
+    path, separator, weight = text.rpartition(":")
+    if not separator or not is_adapter(Path(path)):
+        path, weight = text, "1"
+    try:
+        found = (Path(path), float(weight))
+    except ValueError:
+        raise ConfigError(f"{weight!r} is no weight", field="--with", help="write ADAPTER:0.5") from None
+    if not is_adapter(found[0]):
+        raise ConfigError(f"there is no {ADAPTER_CONFIG} there", path=path, field="--with", help="name an adapter")
+    return found
+
+
+def _prompts(file: Path) -> list[str]:
+    try:
+        texts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"cannot be read: {why}", path=file, field="--prompts", help="a text file, one prompt per line"
+        ) from None
+    if not texts:
+        raise ConfigError("has no prompt in it", path=file, field="--prompts", help="write one per line")
+    return texts
+
+
+def _sequences(watcher: Watcher, job: Job, prompts: Path | None) -> list[list[int]]:
+    """Token ids to compare the models on: the user's prompts, or sentences that come with SureFit."""
+    from surefit.core.rundir import read_jsonl
+    from surefit.model.load import load_tokenizer
+    from surefit.samples import resolve
+
+    tokenizer = load_tokenizer(job.base)
+    if prompts is not None:
+        texts = _prompts(prompts)
+    else:
+        sample = resolve("surefit/function-calling-eval")
+        assert sample is not None
+        texts = [row["query"] for row in read_jsonl(sample)[:64]]
+        watcher.note("compared on sentences that come with SureFit; your own prompts: --prompts FILE, one per line")
+    return [ids for ids in tokenizer(texts).input_ids if ids]

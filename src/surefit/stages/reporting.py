@@ -1,0 +1,30 @@
+"""The stage `report`: the page of one run, or the page that compares several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from surefit.core.rundir import RunDir
+from surefit.stages.events import noted
+
+COMPARISON = "compare.html"
+
+
+def report(directory: RunDir) -> Path:
+    """Write the run's report.html."""
+    from surefit.report.build import build_report
+
+    with noted(directory, "report"):
+        return build_report(directory)
+
+
+def report_on_several(runs: Sequence[RunDir], output: Path | None = None) -> Path:
+    """Write a page that compares runs, beside the first or at `output`, and the pages of those that have none."""
+    from surefit import recipes
+    from surefit.report.comparison import build_comparison
+
+    for run in runs:
+        if not run.report.exists():
+            report(run)
+    return build_comparison(runs, output or runs[0].path.parent / COMPARISON, recipes.get)

@@ -1,0 +1,337 @@
+"""The stage `train`: check, tokenise, load, train; where memory runs out, adapt.
+
+torch is imported by the rooms that these functions import when they run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from surefit.config.oom_ladder import adaptations, as_arguments
+from surefit.config.oom_ladder import adapted as adapted_config
+from surefit.config.resolve import write_resolved
+from surefit.core.errors import ConfigError, ShortOfMemory
+from surefit.core.malloc import SMALL, freed_given_back, keep_what_is_freed
+from surefit.core.rundir import RunDir, write_json
+from surefit.core.units import count_text, quoted
+from surefit.stages.checking import checked, require_no_errors
+from surefit.stages.events import noted, trained
+from surefit.stages.planning import planned_run
+from surefit.stages.prepare import Prepared
+from surefit.stages.watcher import Watcher
+
+if TYPE_CHECKING:
+    from surefit.parallel.mesh import World
+
+
+def train(
+    run: Prepared,
+    watcher: Watcher,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    adapt: bool = False,
+    planned: dict[str, Any] | None = None,
+    world: World | None = None,
+) -> dict[str, Any]:
+    """Check, then train; errors of the check stop it.
+
+    Args:
+        resume: go on after the newest checkpoint, if there is one.
+        overwrite: delete a run that is there already.
+        dry_run: prepare everything, run no step, write nothing.
+        adapt: where memory runs out, go on with a configuration that needs less and learns the same; of several
+            processes, leave, and let the launcher do that.
+        planned: the plan, where it was made before.
+        world: the processes of the run, joined; the first alone checks and writes.
+
+    Returns:
+        How it ended; of a dry run, what it would have been.
+
+    Raises:
+        Refused: the check has findings of severity error.
+    """
+    wishes = _Wishes(resume, dry_run, adapt)
+    with freed_given_back():
+        if world is not None and not world.is_first:
+            return _train(watcher, run, wishes, planned, world)
+        for line in run.gathered.adopted.lines():
+            watcher.note(line)
+        report = checked(run.gathered)
+        require_no_errors(report)
+        if dry_run:
+            return _train(watcher, run, wishes, planned, world)
+        from surefit.model.load import load_tokenizer
+
+        # Before anything is written or, with overwrite, deleted: the run there may be a living one.
+        with run.run.locked("train", watcher.note):
+            # A model that is not there is told before the plan, and leaves no run behind.
+            load_tokenizer(run.resolved.config.model)
+            _open_run(run, report, resume, overwrite)
+            planned = planned or planned_run(run)
+            write_json(run.run.plan, planned)
+            with noted(run.run, "train"):
+                return _train(watcher, run, wishes, planned, world)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wishes:
+    """What was asked of a training, as `train` has it."""
+
+    resume: bool
+    dry_run: bool
+    adapt: bool
+
+
+def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bool) -> None:
+    """Make the run directory, or take over the one that is there, and write what the run starts from."""
+    from surefit.facts.record import environment_record
+
+    directory = run.run
+    if overwrite and not resume:
+        _delete_run(directory)
+    elif not resume and directory.resolved.exists() and (directory.checkpoints.exists() or trained(directory)):
+        raise ConfigError(
+            "there is a run here already",
+            path=directory.path,
+            field="output_dir",
+            help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
+        )
+    directory.create()
+    if run.loaded.path != directory.resolved or adaptations(run.resolved):
+        write_resolved(run.resolved, directory.resolved)
+    write_json(directory.check, report)
+    write_json(directory.environment, environment_record(run.hardware, run.model.parameters))
+
+
+def _delete_run(directory: RunDir) -> None:
+    """Delete what SureFit wrote there, and refuse to touch a directory that is not a run's."""
+    if not directory.path.exists() or all(path == directory.lock for path in directory.path.iterdir()):
+        return
+    if not directory.resolved.exists() and not directory.events.exists():
+        raise ConfigError(
+            "not a run directory, so it is not overwritten",
+            path=directory.path,
+            field="output_dir",
+            help="choose another output_dir, or delete this one yourself",
+        )
+    for path in directory.artefacts():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenised:
+    """What does not change when a run is adapted.
+
+    Attributes:
+        conversations: the rows are conversations, whose prompts are masked.
+        held_out: the examples of `eval_rows`; of several processes the first alone has them.
+    """
+
+    tokenizer: Any
+    rows: Any
+    eval_rows: Any
+    conversations: bool
+    held_out: Any = ()
+
+
+def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> Tokenised:
+    """Of several processes the first tokenises, and the others read what it has written."""
+    from surefit.data.cache import TokenDataset
+    from surefit.model.load import load_tokenizer
+
+    if world is None:
+        return _tokenise(watcher, run)
+    from surefit.parallel.mesh import from_first
+
+    own = _tokenise(watcher, run) if world.is_first else None
+    parts = [(rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []
+    places, conversations = from_first((parts, own.conversations) if own else None, world)
+    rows, eval_rows = (TokenDataset(*place) for place in places)
+    return own or Tokenised(load_tokenizer(run.resolved.config.model), rows, eval_rows, conversations)
+
+
+def _tokenise(watcher: Watcher, run: Prepared) -> Tokenised:
+    from surefit.data.dataset import build_dataset
+    from surefit.data.formats import read_splits
+    from surefit.model.load import load_tokenizer
+
+    config = run.resolved.config
+    tokenizer = load_tokenizer(config.model)
+    examples, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    with watcher.progress("tokenising") as on_progress:
+        rows, eval_rows = (
+            build_dataset(
+                part,
+                tokenizer,
+                max_length=config.data.max_length,
+                too_long=config.data.too_long,
+                on_progress=on_progress,
+            )
+            for part in (examples, held_out)
+        )
+    _say_what_was_left_out(watcher, rows, examples)
+    conversations = all(example.text is None for example in examples)
+    return Tokenised(tokenizer, rows, eval_rows, conversations, held_out)
+
+
+def _train(
+    watcher: Watcher,
+    run: Prepared,
+    wishes: _Wishes,
+    planned: dict[str, Any] | None,
+    world: World | None,
+) -> dict[str, Any]:
+    """Train; with `adapt`, again with less memory for as long as it runs out and something is left to change.
+
+    Raises:
+        ShortOfMemory: it ran out in one of several processes, which have to be started again.
+    """
+    from surefit.train.out_of_memory import OutOfMemory
+
+    data, resume = tokenised(watcher, run, world), wishes.resume
+    while True:
+        try:
+            result = _train_once(watcher, run, data, wishes.dry_run, resume, planned, world)
+        except OutOfMemory as error:
+            changes = error.changes
+            if not (wishes.adapt and changes):
+                raise
+            if world is not None:
+                raise ShortOfMemory(error.message) from error
+            watcher.note(f"{error.message}; adapting: {as_arguments(changes)}")
+        else:
+            return result | {"adapted": adaptations(run.resolved)}
+        # Outside of the handler: the error's traceback held the tensors that filled the memory.
+        _free_memory()
+        run, planned = _adapt(run, changes, wishes.dry_run)
+        resume = resume or run.run.checkpoints.exists()
+
+
+def _free_memory() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _adapt(run: Prepared, changes: dict[str, Any], dry_run: bool) -> tuple[Prepared, dict[str, Any] | None]:
+    """The run with other settings, its new plan, and both in the run directory."""
+    run = dataclasses.replace(run, resolved=adapted_config(run.resolved, changes))
+    if dry_run:
+        return run, None
+    planned = planned_run(run)
+    write_resolved(run.resolved, run.run.resolved)
+    write_json(run.run.plan, planned)
+    run.run.note("train", "adapted", changes=changes)
+    return run, planned
+
+
+def _stays_small(planned: dict[str, Any] | None, kind: str) -> bool:
+    """Whether the plan, where it has an estimate, says so; of a GPU run it speaks of the GPU's memory."""
+    estimate = planned["estimate"] if planned and kind == "cpu" else None
+    return estimate is not None and estimate["training"]["high_bytes"] <= SMALL
+
+
+def _train_once(
+    watcher: Watcher,
+    run: Prepared,
+    data: Tokenised,
+    dry_run: bool,
+    resume: bool,
+    planned: dict[str, Any] | None,
+    world: World | None,
+) -> dict[str, Any]:
+    from surefit.model.adapter import trainable_parameters
+    from surefit.model.load import load_model
+    from surefit.model.prepare import prepare_for_training
+    from surefit.parallel.engine import engine_of
+    from surefit.parallel.mesh import World
+    from surefit.telemetry.sinks import make_sinks
+    from surefit.train.loop import Training
+
+    config = run.resolved.config
+    if _stays_small(planned, run.hardware.kind):
+        keep_what_is_freed()
+    engine = engine_of(config.parallel, world or World())
+    sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()
+    base = load_model(config.model, run.hardware, engine.loading_device(run.hardware.kind))
+    model, notes = prepare_for_training(base, config, run.hardware)
+    trained, total = trainable_parameters(model)
+    for note in notes:
+        watcher.note(note)
+    watcher.note(
+        f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows):,} examples, "
+        f"{len(data.eval_rows):,} held out"
+    )
+    target = run.run.path  # its resolved.yaml also holds what was given with --set
+    with watcher.training_progress() as on_step:
+        job = Training(
+            model,
+            data.tokenizer,
+            data.rows,
+            data.eval_rows,
+            config,
+            run.run,
+            conversations=data.conversations,
+            resume_command=f"surefit {run.verb} {quoted(target)} --resume",
+            on_progress=on_step,
+            on_note=watcher.note,
+            score=_scorer(run, data),
+            facts=run.model,
+            hardware=run.hardware,
+            planned=planned,
+            sinks=sinks,
+            engine=engine,
+        )
+        summary = {"rows": dataclasses.asdict(data.rows.stats), "total_steps": job.total_steps, "dry_run": dry_run}
+        if dry_run:
+            job.audit(write=False)
+            job.dry_pass(write=False)
+            return summary
+        result = job.fit(resume)
+    return summary | {
+        "output": str(result.output),
+        "steps": result.counters.step,
+        "seconds": result.counters.seconds,
+        "loss": result.loss,
+        "eval_loss": result.eval_loss,
+        "rejected": result.counters.rejected,
+        "resumed_from": result.resumed_from,
+        "best_step": result.best_step,
+        "stopped_early": result.stopped_early,
+        "notes": result.notes,
+    }
+
+
+def _scorer(run: Prepared, data: Tokenised) -> Any:
+    """What scores the model in training; of several processes the first alone calls it."""
+    from surefit.evaluate.in_training import scorer
+
+    config = run.resolved.config
+    scored = config.evaluate.in_training and len(data.eval_rows) > 0
+    return scorer(config, run.recipe, data.tokenizer, data.held_out) if scored else None
+
+
+def _say_what_was_left_out(watcher: Watcher, rows: Any, examples: Any) -> None:
+    stats = rows.stats
+    left_out = (
+        (stats.skipped, "rows could not be used"),
+        (stats.dropped_too_long, "examples are over data.max_length"),
+        (stats.dropped_unsupervised, "examples have nothing to learn"),
+    )
+    for number, why in left_out:
+        if number:
+            watcher.note(f"left out: {number:,} of {stats.rows:,} {why}")
+    for place in examples.skipped[:3]:
+        watcher.note(f"  {place}")
+    if stats.cut:
+        watcher.note(f"cut: the documents of {stats.cut:,} of {stats.rows:,} examples, to fit into data.max_length")

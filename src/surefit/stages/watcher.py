@@ -1,0 +1,85 @@
+"""Who is told how far a stage is: nobody, unless a caller wants to know."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from surefit.core.progress import OnProgress, silent
+from surefit.core.units import duration_text
+from surefit.train.progress import OnStep, Progress
+
+PLAIN_SECONDS = 10.0
+"""Where progress is lines, at most one in this many seconds."""
+
+
+class Watcher:
+    """Hears nothing; `cli.render.Output` shows it on a terminal."""
+
+    def note(self, text: str) -> None:
+        """One line beside the result: what is being done, what to look at."""
+
+    @contextlib.contextmanager
+    def progress(self, label: str) -> Iterator[OnProgress]:
+        """Yields `on_progress(done, total, text)` for a piece of work with this name."""
+        yield silent
+
+    @contextlib.contextmanager
+    def training_progress(self) -> Iterator[OnStep]:
+        """Yields what is called with the state of a run after each of its steps."""
+        yield lambda state: None
+
+
+class Lines(Watcher):
+    """Says everything in lines.
+
+    Args:
+        say: is given each of them.
+        callbacks: called after every step of a training with its state; one that returns True ends it there, with what
+            was learnt so far as its result.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], callbacks: tuple[Callable[[Progress], bool | None], ...] = ()
+    ) -> None:
+        self.say, self.callbacks = say, callbacks
+
+    def note(self, text: str) -> None:
+        self.say(text)
+
+    @contextlib.contextmanager
+    def progress(self, label: str) -> Iterator[OnProgress]:
+        yield PlainProgress(label, self.say)
+
+    @contextlib.contextmanager
+    def training_progress(self) -> Iterator[OnStep]:
+        line = PlainProgress("training", self.say, with_eta=False)
+
+        def on_step(state: Progress) -> bool:
+            line(state.step, state.total_steps, f"ETA {duration_text(state.eta_seconds)} · {state.text}")
+            answers = [callback(state) for callback in self.callbacks]  # all of them are called
+            return True in answers
+
+        yield on_step
+
+
+class PlainProgress:
+    """Progress as lines: when the work has taken `PLAIN_SECONDS`, and every `PLAIN_SECONDS` after."""
+
+    def __init__(self, label: str, note: Callable[[str], None], with_eta: bool = True) -> None:
+        self.label, self.note, self.with_eta = label, note, with_eta
+        self.start = self.last = time.monotonic()
+        self.first: int | None = None
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        now = time.monotonic()
+        # What an earlier call has done says nothing about the pace of this one.
+        self.first = done if self.first is None else self.first
+        if now - self.last < PLAIN_SECONDS:
+            return
+        self.last = now
+        new = done - self.first
+        left = (now - self.start) * (total - done) / new if new > 0 else None
+        eta = f"ETA {duration_text(left)}" if left is not None else "ETA unknown"
+        self.note(" ".join([f"{self.label} {done}/{total}", *([eta] if self.with_eta else []), text]).rstrip())
