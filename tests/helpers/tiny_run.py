@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir
 from surefit.model.load import load_model
 from surefit.model.prepare import prepare_for_training
+from surefit.train.inputs import Callbacks, Environment, TrainingData
 from surefit.train.loop import Training
 
 VOCABULARY = 64
@@ -110,15 +112,21 @@ def training(
     train_rows: list[Row] | None = None,
     eval_rows: list[Row] | None = None,
     hardware: Any = CPU,
-    **callbacks: Any,
+    **given: Any,
 ) -> Training:
-    """The run that `settings` describe: 12 steps over 24 rows, held-out loss on 6 others."""
-    place = callbacks["engine"].loading_device(hardware.kind) if "engine" in callbacks else None
-    model, _ = prepare_for_training(load_model(settings.model, hardware, place), settings, hardware)
+    """The run that `settings` describe: 12 steps over 24 rows, held-out loss on 6 others.
+
+    Args:
+        given: fields of `Environment` and of `Callbacks`.
+    """
+    device = given["engine"].loading_device(hardware.kind) if "engine" in given else None
+    model, _ = prepare_for_training(load_model(settings.model, hardware, device), settings, hardware)
     train_rows = rows() if train_rows is None else train_rows
     eval_rows = rows(6, seed=1) if eval_rows is None else eval_rows
     run = RunDir(Path(settings.output_dir))
-    return Training(model, tokenizer(), train_rows, eval_rows, settings, run, **callbacks)
+    data = TrainingData(tokenizer(), train_rows, eval_rows)
+    place = {field.name: given.pop(field.name) for field in fields(Environment) if field.name in given}
+    return Training(model, data, settings, run, Environment(**place), Callbacks(**given))
 
 
 def main(base: str, out: str, *flags: str) -> int:

@@ -21,7 +21,7 @@ from surefit.core import env
 from surefit.core.errors import EXIT_SHORT, ConfigError
 from surefit.core.units import plural, quoted
 from surefit.launch.local import launch
-from surefit.stages.checking import checked
+from surefit.stages.checking import checked, require_no_errors
 from surefit.stages.prepare import Prepared, config_file, prepare
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ def _launch(
     overwrite: bool,
 ) -> int:
     """Check, then start the processes, each with the same command; again, where one says that less memory may do."""
-    training.stop_at_errors(out, checked(run.gathered))
+    with training.findings_said(out):
+        require_no_errors(checked(run.gathered))
     command = ["train", str(target), *(part for change in changes for part in ("--set", change))]
     less: dict[str, Any] = {}
     # What stands on stdout with --json is this command's: that of the first process, where it is told to print it.

@@ -100,6 +100,7 @@ def _again(out: Output, again: Prepared, steps: int) -> dict[str, Any]:
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
     from surefit.stages.training import tokenised
+    from surefit.train.inputs import Callbacks, Environment
     from surefit.train.loop import Training
 
     config = again.resolved.config
@@ -113,10 +114,8 @@ def _again(out: Output, again: Prepared, steps: int) -> dict[str, Any]:
             if state.step >= steps:
                 raise _Enough
 
-        training = Training(
-            model, data.tokenizer, data.rows, data.eval_rows, config, again.run,
-            conversations=data.conversations, on_progress=watch, facts=again.model, hardware=again.hardware,
-        )  # fmt: skip
+        place = Environment(model=again.model, hardware=again.hardware)
+        training = Training(model, data, config, again.run, place, Callbacks(watch))
         with contextlib.suppress(_Enough):
             training.fit()
     return {"rows": len(training.survey.lengths), "content": training.survey.sha256}

@@ -100,8 +100,7 @@ def gather(
     adopted = adopt(target if isinstance(target, Loaded) else load_config(config_file(target), overrides or ()))
     loaded = adopted.loaded
     config = loaded.config
-    is_run = isinstance(target, Path) and target.is_dir()
-    run = RunDir(target if is_run else Path(config.output_dir))
+    run = RunDir(target if isinstance(target, Path) and target.is_dir() else Path(config.output_dir))
     problems: list[SureFitError] = []
 
     def attempt(look: Callable[[], T]) -> T | None:

@@ -25,6 +25,7 @@ from surefit.stages.watcher import Watcher
 
 if TYPE_CHECKING:
     from surefit.parallel.mesh import World
+    from surefit.train.inputs import TrainingData
 
 
 def train(
@@ -126,42 +127,31 @@ def _delete_run(directory: RunDir) -> None:
             path.unlink(missing_ok=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Tokenised:
-    """What does not change when a run is adapted.
+def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingData:
+    """The rows, which do not change when a run is adapted.
 
-    Attributes:
-        conversations: the rows are conversations, whose prompts are masked.
-        held_out: the examples of `eval_rows`; of several processes the first alone has them.
+    Of several processes the first tokenises, and the others read what it has written.
     """
-
-    tokenizer: Any
-    rows: Any
-    eval_rows: Any
-    conversations: bool
-    held_out: Any = ()
-
-
-def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> Tokenised:
-    """Of several processes the first tokenises, and the others read what it has written."""
     from surefit.data.cache import TokenDataset
     from surefit.model.load import load_tokenizer
+    from surefit.train.inputs import TrainingData
 
     if world is None:
         return _tokenise(watcher, run)
     from surefit.parallel.mesh import from_first
 
     own = _tokenise(watcher, run) if world.is_first else None
-    parts = [(rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []
+    parts = [(rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []  # type: ignore[attr-defined]
     places, conversations = from_first((parts, own.conversations) if own else None, world)
     rows, eval_rows = (TokenDataset(*place) for place in places)
-    return own or Tokenised(load_tokenizer(run.resolved.config.model), rows, eval_rows, conversations)
+    return own or TrainingData(load_tokenizer(run.resolved.config.model), rows, eval_rows, conversations)
 
 
-def _tokenise(watcher: Watcher, run: Prepared) -> Tokenised:
+def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
     from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
     from surefit.model.load import load_tokenizer
+    from surefit.train.inputs import TrainingData
 
     config = run.resolved.config
     tokenizer = load_tokenizer(config.model)
@@ -179,7 +169,7 @@ def _tokenise(watcher: Watcher, run: Prepared) -> Tokenised:
         )
     _say_what_was_left_out(watcher, rows, examples)
     conversations = all(example.text is None for example in examples)
-    return Tokenised(tokenizer, rows, eval_rows, conversations, held_out)
+    return TrainingData(tokenizer, rows, eval_rows, conversations, held_out)
 
 
 def _train(
@@ -244,7 +234,7 @@ def _stays_small(planned: dict[str, Any] | None, kind: str) -> bool:
 def _train_once(
     watcher: Watcher,
     run: Prepared,
-    data: Tokenised,
+    data: TrainingData,
     dry_run: bool,
     resume: bool,
     planned: dict[str, Any] | None,
@@ -256,6 +246,7 @@ def _train_once(
     from surefit.parallel.engine import engine_of
     from surefit.parallel.mesh import World
     from surefit.telemetry.sinks import make_sinks
+    from surefit.train.inputs import Callbacks, Environment
     from surefit.train.loop import Training
 
     config = run.resolved.config
@@ -274,25 +265,12 @@ def _train_once(
     )
     target = run.run.path  # its resolved.yaml also holds what was given with --set
     with watcher.training_progress() as on_step:
-        job = Training(
-            model,
-            data.tokenizer,
-            data.rows,
-            data.eval_rows,
-            config,
-            run.run,
-            conversations=data.conversations,
-            resume_command=f"surefit {run.verb} {quoted(target)} --resume",
-            on_progress=on_step,
-            on_note=watcher.note,
-            score=_scorer(run, data),
-            facts=run.model,
-            hardware=run.hardware,
-            planned=planned,
-            sinks=sinks,
-            engine=engine,
-        )
-        summary = {"rows": dataclasses.asdict(data.rows.stats), "total_steps": job.total_steps, "dry_run": dry_run}
+        again = f"surefit {run.verb} {quoted(target)} --resume"
+        place = Environment(engine, run.model, run.hardware, planned, again)
+        heard = Callbacks(on_step, watcher.note, _scorer(run, data), sinks)
+        job = Training(model, data, config, run.run, place, heard)
+        stats = dataclasses.asdict(data.rows.stats)  # type: ignore[attr-defined]
+        summary = {"rows": stats, "total_steps": job.total_steps, "dry_run": dry_run}
         if dry_run:
             job.audit(write=False)
             job.dry_pass(write=False)
@@ -312,7 +290,7 @@ def _train_once(
     }
 
 
-def _scorer(run: Prepared, data: Tokenised) -> Any:
+def _scorer(run: Prepared, data: TrainingData) -> Any:
     """What scores the model in training; of several processes the first alone calls it."""
     from surefit.evaluate.in_training import scorer
 

@@ -8,47 +8,48 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from surefit.checkpoint.snapshot import state_of
 from surefit.config.capabilities import require_together
-from surefit.config.resolve import HardwareLike, leaves, optimizer_steps
+from surefit.config.resolve import leaves, optimizer_steps
 from surefit.config.schema import Config
 from surefit.core.errors import Interrupted
 from surefit.core.rundir import RunDir, unless_full
-from surefit.facts.model import ModelFacts
 from surefit.model.adapter import lora_modules
-from surefit.parallel.engine import SINGLE, Engine
+from surefit.parallel.engine import SINGLE
 from surefit.parallel.mesh import any_of, by_first, together
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
-from surefit.telemetry.sink import FanOut, Sink
+from surefit.telemetry.sink import FanOut
 from surefit.train import resuming
 from surefit.train.batches import Batches
 from surefit.train.divergence import MAX_REJECTED_IN_A_ROW, require_an_update, stopped
 from surefit.train.dry_pass import dry_pass
 from surefit.train.export import export, result_of
-from surefit.train.heldout import HeldOut, Score
+from surefit.train.heldout import HeldOut
 from surefit.train.identity import carried_out, identity
+from surefit.train.inputs import Callbacks, Environment, TrainingData
 from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.out_of_memory import explained
 from surefit.train.preflight import AUDITED, require_sound_batches
-from surefit.train.progress import Counters, OnNote, OnStep, TrainResult
+from surefit.train.progress import Counters, TrainResult
 from surefit.train.reporting import Pace, Reporting, meter_of
-from surefit.train.sampler import Rows, dropout_seed, lengths_of, survey
+from surefit.train.sampler import dropout_seed, lengths_of, survey
 from surefit.train.saving import Saving
 from surefit.train.scaling import LossScale
 from surefit.train.schedule import learning_rate
 from surefit.train.signals import StopRequest
 from surefit.train.step import Batch, StepResult, train_step
+
+ALONE, UNHEARD = Environment(), Callbacks()
 
 
 class Training:
@@ -56,21 +57,10 @@ class Training:
 
     Args:
         model: as model/prepare.py leaves it, on its device.
-        tokenizer: saved beside the result; its padding token fills up micro batches.
-        rows: the training rows, each (input ids, labels), every one with a supervised token.
-        eval_rows: the held-out rows; may be empty.
+        data: tokenised.
         config: nothing in it is "auto".
         run: where everything is written.
-        conversations: the rows are conversations, whose prompts must be masked; plain text has none.
-        resume_command: what the user types to continue after an interruption.
-        on_progress: called after every step.
-        on_note: called with a sentence after the dry pass, and when something unusual happened.
-        score: measures the task's scores of the model (`evaluate.in_training`); None leaves them out.
-        facts, hardware: about base model and device, for the MFU, and for what took the memory when it runs out.
-        planned: the content of plan.json, to compare the dry pass with.
-        sinks: get a copy of every line of metrics.jsonl.
-        engine: how several processes share the run. All of them make a `Training` and call `fit`; the first alone
-            writes and reports.
+        environment, callbacks: by default one process of which nobody hears.
 
     Raises:
         DataError: no rows, or one without a supervised token.
@@ -80,28 +70,19 @@ class Training:
     def __init__(
         self,
         model: PreTrainedModel | PeftModel,
-        tokenizer: PreTrainedTokenizerBase,
-        rows: Rows,
-        eval_rows: Rows,
+        data: TrainingData,
         config: Config,
         run: RunDir,
-        conversations: bool = False,
-        resume_command: str = "surefit train --resume",
-        on_progress: OnStep = lambda progress: None,
-        on_note: OnNote = lambda text: None,
-        score: Score | None = None,
-        facts: ModelFacts | None = None,
-        hardware: HardwareLike | None = None,
-        planned: Mapping[str, Any] | None = None,
-        sinks: Sequence[Sink] = (),
-        engine: Engine = SINGLE,
+        environment: Environment = ALONE,
+        callbacks: Callbacks = UNHEARD,
     ) -> None:
         require_together(config)
-        self.engine, self.world = engine, engine.world
+        rows, tokenizer, facts, hardware = data.rows, data.tokenizer, environment.model, environment.hardware
+        self.engine = engine = environment.engine or SINGLE
+        self.world = engine.world
         self.adapted = lora_modules(model) if isinstance(model, PeftModel) else {}
-        self.model, self.tokenizer, self.config, self.run = engine.wrap(model), tokenizer, config, run
-        self.rows, self.conversations, self.resume_command = rows, conversations, resume_command
-        self.on_progress, self.on_note, self.planned = on_progress, on_note, planned
+        self.model, self.data, self.config, self.run = engine.wrap(model), data, config, run
+        self.environment, self.callbacks = environment, callbacks
         self.survey = survey(rows)
         kind, longest = next(model.parameters()).device.type, int(self.survey.lengths.max())
         self._explained = partial(explained, config=config, model=facts, kind=kind, longest=longest)
@@ -110,13 +91,13 @@ class Training:
         self.optimizer = self._new_optimizer()
         self.scaling = LossScale() if config.model.dtype == "float16" else None
         self.model.train()
-        self.sinks = FanOut(sinks if self.world.is_first else (), self.note)
+        self.sinks = FanOut(callbacks.sinks if self.world.is_first else (), self.note)
         self.log = MetricsLog(run.metrics, self.sinks.log, self.world.is_first)
         self.memory = PhaseMemory()
         pad = tokenizer.pad_token_id or 0  # masked wherever it stands, so any token does
         self.batches = Batches(rows, self.survey.lengths, config, pad)
-        held_out = Batches(eval_rows, lengths_of(eval_rows), config, pad)
-        self.held_out = HeldOut(self.model, held_out, config, self.log, self.memory, score, engine)
+        held_out = Batches(data.eval_rows, lengths_of(data.eval_rows), config, pad)
+        self.held_out = HeldOut(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
         lines = self.held_out.lines
         self.saving = Saving(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
         assert isinstance(config.checkpoint.every, int)
@@ -161,7 +142,7 @@ class Training:
             tensors = self.engine.whole(result_of(self.model))
             output = self.saving.write_result(
                 self.optimizer.parameters,
-                lambda: export(self.model, self.tokenizer, self.config.model, self.run, tensors, self.adapted),
+                lambda: export(self.model, self.data.tokenizer, self.config.model, self.run, tensors, self.adapted),
             )
             self._leave_if_asked(stop)
         early = self.counters.step < self.total_steps
@@ -177,8 +158,9 @@ class Training:
 
     def _audit(self, write: bool) -> None:
         chosen = [*self.batches.of_step(self.counters.step)[:AUDITED], self.batches.fullest()]
-        batches = [(self.batches.make(micro), [self.rows[index] for index in micro]) for micro in chosen]
-        require_sound_batches(batches, self.tokenizer, self.conversations, self.config, self.run if write else None)
+        data = self.data
+        batches = [(self.batches.make(micro), [data.rows[index] for index in micro]) for micro in chosen]
+        require_sound_batches(batches, data.tokenizer, data.conversations, self.config, self.run if write else None)
 
     def dry_pass(self, write: bool = True) -> None:
         """Run the worst case, before the first step and before a resume; dry_pass.json is all that is left of it.
@@ -193,7 +175,7 @@ class Training:
             )  # fmt: skip
         self.optimizer = self._new_optimizer()
         self.pace.pause = found.eval_batches * found.eval_seconds
-        self.note(found.text(self.planned))
+        self.note(found.text(self.environment.planned))
         if write and self.world.is_first:
             with unless_full():
                 found.write(self.run)
@@ -208,8 +190,8 @@ class Training:
     def _run(self, stop: StopRequest) -> None:
         """Step after step to the last."""
         first = self.counters.step
-        share = self.config.train.global_batch_size / len(self.rows)
-        reporting = Reporting(self.log, self.on_progress, self.total_steps, share, self.pace, self.meter)
+        share = self.config.train.global_batch_size / len(self.data.rows)
+        reporting = Reporting(self.log, self.callbacks.on_progress, self.total_steps, share, self.pace, self.meter)
         while self.counters.step < self.total_steps and not self._stops_early():
             self.memory.enter("first step" if self.counters.step == first else "step")
             self._step(reporting)
@@ -293,9 +275,9 @@ class Training:
             raise Interrupted(
                 f"stopped by {stop.signal_name} after step {self.counters.step} of {self.total_steps}; it is saved",
                 path=self.run.path,
-                help=f"continue with: {self.resume_command}",
+                help=f"continue with: {self.environment.resume_command}",
             )
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-        self.on_note(text)
+        self.callbacks.on_note(text)

@@ -127,7 +127,7 @@ def test_the_verb_that_trains_sets_it_before_torch_works() -> None:
         "import sys\n"
         "from contextlib import contextmanager\n"
         "from types import SimpleNamespace\n"
-        "from surefit.cli import training\n"
+        "from surefit.stages import training\n"
         "@contextmanager\n"
         "def watched():\n"
         "    print('set', 'torch' in sys.modules)\n"

@@ -73,10 +73,10 @@ def test_the_loss_falls_on_rows_that_can_be_learnt(base: Path, tmp_path: Path) -
 
 def test_a_whole_model_knows_the_token_that_ends_its_turns(base: Path, tmp_path: Path) -> None:
     training = tiny_run.training(tiny_run.config(base, tmp_path, kind="full", epochs=1.0))
-    training.tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
-    training.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
+    training.data.tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    training.data.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
     written = json.loads((training.fit().output / "generation_config.json").read_text())
-    assert training.tokenizer.convert_tokens_to_ids("<end>") in written["eos_token_id"]
+    assert training.data.tokenizer.convert_tokens_to_ids("<end>") in written["eos_token_id"]
 
 
 def test_metrics_have_the_agreed_fields(base: Path, tmp_path: Path) -> None:
