@@ -8,7 +8,8 @@ import pytest
 
 from surefit.core.units import GIB, MIB
 from surefit.plan.cpu import mapped_bytes, saves_between
-from surefit.plan.forecast import planned, share_of_memory
+from surefit.plan.document import planned
+from surefit.plan.forecast import share_of_memory
 from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
 from surefit.plan.verdict import CPU_MARGIN, PROCESS, calculated, need

@@ -26,7 +26,8 @@ from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
 from surefit.facts.sharding import Sharing, held, sharing_of
 from surefit.lint.rules.memory import does_not_fit
 from surefit.plan.communication import exchange
-from surefit.plan.forecast import Planner, planned
+from surefit.plan.document import planned
+from surefit.plan.forecast import Planner
 from surefit.plan.ranks import pretended
 from surefit.plan.search import Place, candidates, shared_variants
 from surefit.plan.setting import Setting
@@ -169,8 +170,8 @@ def test_deepspeed_is_calculated_with_its_buckets() -> None:
 def test_a_check_judges_one_process_of_several() -> None:
     facts, card = model_facts(LLAMA_8B), hardware_facts("a100-80")
     full = {"adapter": {"kind": "full"}}
-    alone = list(does_not_fit.check(None, run_of("ddp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
-    shared = list(does_not_fit.check(None, run_of("fsdp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
+    alone = list(does_not_fit.check(run_of("ddp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
+    shared = list(does_not_fit.check(run_of("fsdp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
     assert alone
     assert not shared
 

@@ -51,10 +51,7 @@ NF4_TABLES = 1024 + 512 + 512
 MIN_8BIT, PAGED, EIGHT_BIT_BLOCK = 4_096, 100_000, 256
 """bitsandbytes keeps the moments of fewer numbers in 32 bits, pages none of fewer, and scales so many together."""
 OUTPUT_HEADS = ("lm_head", "embed_out", "output")
-LEFT_OUT = (
-    "the allocator's fragmentation, the CUDA context and its libraries",
-    "time",
-)
+LEFT_OUT = "the allocator's fragmentation, the CUDA context and its libraries"
 ACTIVATIONS_LEFT_OUT = (
     "activations, and what gradient checkpointing keeps of them",
     "temporaries of the attention, the MLP and the kernels",

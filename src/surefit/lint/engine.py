@@ -124,7 +124,7 @@ def _without_effect(ran: Mapping[str, Rule], reasons: Iterable[str], used: Conta
 
 def _run(rule: Rule, context: LintContext) -> list[Finding]:
     try:
-        found = list(rule.check(context, *(context.facts(kind) for kind in rule.needs)))
+        found = list(rule.findings(context))
     except Exception as error:
         # A bug in one rule must not hide what the others found, and a user cannot do anything with its traceback.
         problem = redact(f"{type(error).__name__}: {error}")

@@ -1,14 +1,15 @@
 """What a rule is: one function that looks at facts and yields findings, with a docstring that explains it.
 
-    @rule("SCH002", "no-checkpoint", severity="warning", needs=(Resolved,))
-    def no_checkpoint(context: LintContext, resolved: Resolved) -> Iterator[Finding]:
+    @rule("SCH002", "no-checkpoint", severity="warning")
+    def no_checkpoint(resolved: Resolved) -> Iterator[Finding]:
         \"\"\"One line that says what is wrong.
 
         ## What it does / ## Why it is bad / ## Example / ## Fix / ## Evidence
         \"\"\"
 
-`needs` names the facts the rule cannot judge without: they are passed to it, in that order, and where one is absent the
-rule is skipped. The message states the problem in the user's numbers; only the help proposes the fix.
+The parameters' types say which facts the rule cannot judge without: they are passed to it, and where one is absent the
+rule is skipped. A `LintContext` is everything that is known. The message states the problem in the user's numbers; only
+the help proposes the fix.
 """
 
 from __future__ import annotations
@@ -161,18 +162,29 @@ Check = Callable[..., Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: its code (never reused), its name, how bad a finding is, the facts it needs, and the function.
+    """A rule: its code (never reused), its name, how bad a finding is, and the function.
 
-    `suppressible`: a config may accept its findings (`lint.ignore`). Not where they stand for an input that no stage
-    can use: the run would stop all the same, later.
+    Attributes:
+        takes: the types of what the function is given.
+        suppressible: a config may accept its findings (`lint.ignore`). Not where they stand for an input that no stage
+            can use: the run would stop all the same, later.
     """
 
     code: str
     name: str
     severity: Severity
-    needs: tuple[type, ...]
     check: Check
+    takes: tuple[type, ...]
     suppressible: bool = True
+
+    @property
+    def needs(self) -> tuple[type, ...]:
+        """The facts it cannot judge without."""
+        return tuple(kind for kind in self.takes if kind is not LintContext)
+
+    def findings(self, context: LintContext) -> Iterator[Finding]:
+        """What it finds; nothing that it needs is missing."""
+        return self.check(*(context if kind is LintContext else context.facts(kind) for kind in self.takes))
 
     @property
     def doc(self) -> str:
@@ -190,13 +202,12 @@ class Rule:
         return found[1].strip() if found else ""
 
 
-def rule(
-    code: str, name: str, severity: Severity, needs: tuple[type, ...] = (), suppressible: bool = True
-) -> Callable[[Check], Rule]:
-    """Make a function a rule. `needs` are the types of the facts it takes after the context."""
+def rule(code: str, name: str, severity: Severity, suppressible: bool = True) -> Callable[[Check], Rule]:
+    """Make a function a rule, which is given the facts that the types of its parameters name."""
 
     def wrap(check: Check) -> Rule:
-        return Rule(code, name, severity, needs, check, suppressible)
+        names = [annotation for name, annotation in check.__annotations__.items() if name != "return"]
+        return Rule(code, name, severity, check, tuple(check.__globals__[each] for each in names), suppressible)
 
     return wrap
 

@@ -1,33 +1,28 @@
-"""What plan.json holds: the static terms, the memory by simulation or closed form, the verdict, and the time.
+"""Estimates of memory and time for one model: simulated, or calculated where that would take minutes.
 
-Torch is imported only where something is simulated; `quick` leaves that out.
+Torch is imported only where something is simulated.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.memory import WORDS
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes
-from surefit.core.units import bytes_text, plural
 from surefit.facts.activations import TILE, covered
-from surefit.facts.budget import ACTIVATIONS_LEFT_OUT, LEFT_OUT, disagreement, micro_batch_shape
+from surefit.facts.budget import micro_batch_shape
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import fullest_stage
 from surefit.facts.model import ModelFacts
 from surefit.facts.sharding import sharing_of
 from surefit.plan.communication import shared_step
-from surefit.plan.host import host_plan
 from surefit.plan.loading import import_libraries, uncollected
-from surefit.plan.rank_summary import alone, not_simulated, of_ranks
-from surefit.plan.static import static_plan
+from surefit.plan.rank_summary import alone, not_simulated
 from surefit.plan.step_time_cache import Pace
-from surefit.plan.verdict import Need, calculated, need, require_plannable, verdict
+from surefit.plan.verdict import Need, calculated, need
 
 if TYPE_CHECKING:
     from surefit.plan.simulate import Memory
@@ -35,10 +30,6 @@ if TYPE_CHECKING:
 
 MOST_TILES = 16
 """Of a micro batch, up to which a step is simulated."""
-NOT_COUNTED = (
-    "the memory of generating answers when the model is scored",
-    "other processes on the device",
-)
 
 
 @dataclass(frozen=True)
@@ -175,191 +166,3 @@ def share_of_memory(resolved: Resolved, hardware: HardwareFacts) -> int | None:
 def training_alone(memory: Memory) -> int:
     """The same of the process that trains; merging is one of its own."""
     return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name != "merge")
-
-
-def planned(
-    resolved: Resolved,
-    model: ModelFacts,
-    hardware: HardwareFacts,
-    rows: int | None = None,
-    *,
-    quick: bool = False,
-    lengths: Lengths | None = None,
-    planner: Planner | None = None,
-) -> dict[str, Any]:
-    """The content of plan.json; docs/plan.md explains the keys.
-
-    Args:
-        resolved: the config without "auto".
-        model: facts about the base model.
-        hardware: the device.
-        rows: training rows, None where they are not counted yet.
-        quick: arithmetic only.
-        lengths: what is known about the rows' lengths.
-        planner: one that may have simulated this already.
-
-    Raises:
-        MachineError, ConfigError: no plan can be made for these inputs.
-    """
-    require_plannable(resolved, model, hardware)
-    planner = planner or Planner(model, lengths or Lengths())
-    document = static_plan(resolved, model, hardware, rows)
-    estimate = _estimate(planner, resolved, hardware, quick)
-    time = None if quick else _time(planner, resolved, hardware, rows)
-    document["estimate"], document["time"] = estimate, time
-    document["host"] = host_plan(resolved, model, hardware, planner.length(resolved))
-    if estimate:
-        document["does_not_fit"] = _does_not_fit(document["does_not_fit"], estimate, hardware)
-    document["left_out"] = _left_out(document["left_out"], estimate, time, quick)
-    if resolved.config.speed.compile:
-        document["left_out"].append("what compiling changes: the plan is that of the same layers uncompiled")
-    document["ranks"] = of_ranks(resolved, model, hardware, planner.typical(resolved))
-    return document
-
-
-def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, quick: bool) -> dict[str, Any] | None:
-    why = "asked to be quick" if quick else planner.too_long(resolved)
-    found: dict[str, Any] = {}
-    if why is None:
-        try:
-            memory = planner.memory(resolved, hardware)
-            found = _simulated(memory)
-            needed = need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
-            training = need(training_alone(memory), hardware.kind, "simulation", sharing_of(resolved.config))
-            found["disagreement"] = _disagreement(planner, resolved, hardware, memory)
-        except Exception as error:  # a model's own code may do anything with tensors that hold no data
-            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-    if why is not None:
-        closed = planner.closed_form(resolved, hardware)
-        if closed is None:
-            return None
-        needed = training = closed
-        found = {
-            "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None
-        }  # fmt: skip
-    micro, length = resolved.config.train.per_device_train_batch_size, planner.length(resolved)
-    return {
-        "how": needed.how,
-        "not_simulated": why,
-        "setting": _setting(resolved),
-        "micro_batch": micro,
-        "length": length,
-        "lengths": planner.lengths.source,
-        **found,
-        "low_bytes": needed.low,
-        "high_bytes": needed.high,
-        "training": {"likely_bytes": training.likely, "low_bytes": training.low, "high_bytes": training.high},
-        "margin": needed.margin,
-        "margin_above": needed.above,
-        "spread": needed.spread,
-        "beside": needed.beside,
-        "capacity_bytes": share_of_memory(resolved, hardware),
-        "verdict": verdict(needed, share_of_memory(resolved, hardware)),
-    }
-
-
-def _setting(resolved: Resolved) -> str:
-    """What decides the memory beside the batch, in words."""
-    config = resolved.config
-    kind = "DoRA" if config.adapter.use_dora else "LoRA"
-    what = f"{kind} r {config.adapter.r}" if config.adapter.kind == "lora" else "all weights"
-    dtype: str = config.model.dtype
-    if config.model.quantization != "none":
-        dtype += f" over {config.model.quantization}"
-    words = [f"{what} in {dtype}", "packed" if config.data.packing is True else "padded"]
-    words += [] if config.train.optimizer == "adamw" else [config.train.optimizer]
-    words += [] if config.speed.chunked_loss else ["all logits held"]
-    words += ["MLPs in tiles"] if config.speed.tiled_mlp is True else []
-    return ", ".join([*words, WORDS[config.train.gradient_checkpointing]])
-
-
-def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts, memory: Memory) -> str | None:
-    """A sentence where closed form and simulation differ by more than they should; the closed form is a GPU's."""
-    closed = planner.closed_form(resolved, hardware) if hardware.kind == "cuda" else None
-    training = max(phase.allocated for phase in memory.phases if phase.name != "merge")
-    return disagreement(closed.bytes, training) if closed else None
-
-
-def _simulated(memory: Memory) -> dict[str, Any]:
-    return {
-        "peak_bytes": held(memory),
-        "phases": [
-            {"name": name, "allocated_bytes": phase.allocated, "reserved_bytes": phase.reserved}
-            for name, phase in zip(_names(memory), memory.phases, strict=True)
-        ],
-        "peak": {
-            "phase": memory.peak.phase,
-            "bytes": sum(memory.terms.values()),
-            "terms": [
-                {"term": name, "bytes": size} for name, size in sorted(memory.terms.items(), key=lambda term: -term[1])
-            ],
-            "operator": memory.peak.op,
-            "module": memory.peak.module,
-            "shape": list(memory.peak.shape),
-            "dtype": memory.peak.dtype,
-            "made_bytes": memory.peak.bytes,
-        },
-        "layers_simulated": memory.layers_simulated,
-    }
-
-
-def _names(memory: Memory) -> Iterator[str]:
-    """The phases' names; merging is a process of its own, which loads a second time."""
-    seen: set[str] = set()
-    for phase in memory.phases:
-        yield f"merge: {phase.name}" if phase.name in seen else phase.name
-        seen.add(phase.name)
-
-
-def _time(planner: Planner, resolved: Resolved, hardware: HardwareFacts, rows: int | None) -> dict[str, Any] | None:
-    step = planner.step(resolved, hardware)
-    if step is None:
-        return None
-    run = planner.run(resolved, step, rows)
-    return {
-        "seconds_per_step": step.seconds,
-        "seconds_per_step_low": step.low,
-        "seconds_per_step_high": step.high,
-        "total_seconds": run.seconds if run else None,
-        "total_seconds_low": run.low if run else None,
-        "total_seconds_high": run.high if run else None,
-        "parts": run.parts if run else None,
-        "tokens_per_second": step.tokens_per_second,
-        "mfu": step.mfu,
-        "limit": run.limit if run else step.limit,
-        "length": planner.typical(resolved),
-        "rates": step.source,
-    }
-
-
-def _does_not_fit(static: list[str], estimate: dict[str, Any], hardware: HardwareFacts) -> list[str]:
-    """What does not fit, in words: of memory the estimate speaks, which knows more than the static terms."""
-    others = [text for text in static if not text.startswith("memory:")]
-    if estimate["verdict"] != "does not fit":
-        return others
-    assert hardware.memory_bytes is not None
-    text = (
-        f"memory: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} are needed with "
-        f"{plural(estimate['micro_batch'], 'row')} of {estimate['length']:,} tokens, and {hardware.name} has "
-        f"{bytes_text(estimate['capacity_bytes'])}"
-        f"{' for each process' if estimate['capacity_bytes'] != hardware.memory_bytes else ''}"
-    )
-    return [text, *others]
-
-
-def _left_out(
-    static: list[str], estimate: dict[str, Any] | None, time: dict[str, Any] | None, quick: bool
-) -> list[str]:
-    if estimate is None:
-        return static
-    left_out = [text for text in static if text not in (*LEFT_OUT, *ACTIVATIONS_LEFT_OUT)]
-    if estimate["not_simulated"] and not quick:
-        left_out.append(f"the simulation: {estimate['not_simulated']}")
-    if time is None:
-        unknown = "time: how fast this device is, is not known; `surefit calibrate` measures it"
-        left_out.append("time" if quick else unknown)
-    else:
-        left_out.append("time of merging and scoring")
-        if time["parts"] and not time["parts"]["evaluations"]:
-            left_out.append("time of the held-out loss: its rows are not counted yet")
-    return [*left_out, *NOT_COUNTED]

@@ -13,7 +13,7 @@ def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
     Args:
         quick: by arithmetic alone; nothing is simulated.
     """
-    from surefit.plan.forecast import planned
+    from surefit.plan.document import planned
 
     rows = len(run.rows) if run.rows is not None else None
     return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths_of(run))

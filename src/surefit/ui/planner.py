@@ -31,7 +31,7 @@ from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import NANO, ModelFacts, catalogue, model_facts
-from surefit.plan.forecast import planned
+from surefit.plan.document import planned
 from surefit.plan.profile import device_of, rates_of, speed_at
 from surefit.plan.verdict import upper_end
 from surefit.ui.pages import Ui, text_of

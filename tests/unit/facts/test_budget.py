@@ -29,7 +29,7 @@ from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.tensors import factors
 from surefit.model.adapter import add_adapter, trainable_parameters
-from surefit.plan.static import static_plan
+from surefit.plan.document import planned
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
 N = 20_971_520
@@ -117,11 +117,12 @@ def test_trained_parameters_are_those_peft_makes(
 def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..., Resolved]) -> None:
     model, plain = model_facts(LLAMA_8B), make_resolved(LLAMA_8B)
     adapter = plain.config.adapter.model_copy(update={"use_dora": True})
-    dora = replace(plain, config=plain.config.model_copy(update={"adapter": adapter}))
+    speed = plain.config.speed.model_copy(update={"fused_lora": False})
+    dora = replace(plain, config=plain.config.model_copy(update={"adapter": adapter, "speed": speed}))
     assert budget.peak_bytes_on_one(plain, model) is not None
     assert budget.peak_bytes_on_one(dora, model) is None
-    assert "activations" in " ".join(static_plan(dora, model, hardware_facts("h100"))["left_out"])
-    assert "activations" not in " ".join(static_plan(plain, model, hardware_facts("h100"))["left_out"])
+    assert "activations" in " ".join(planned(dora, model, hardware_facts("h100"), quick=True)["left_out"])
+    assert "activations" not in " ".join(planned(plain, model, hardware_facts("h100"), quick=True)["left_out"])
     terms = {term.term: term.bytes for term in memory_terms_on_one(dora, model)}
     # 32 layers of q, o, down: 4,096 outputs each; k, v: 1,024; gate, up: 14,336
     assert terms["optimizer"] == 8 * (N * adapter.r // 8 + 32 * (3 * 4_096 + 2 * 1_024 + 2 * 14_336))

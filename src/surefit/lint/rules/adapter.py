@@ -28,8 +28,8 @@ ABSURD = 2**31
 """Numbers from here on are typing errors that every tool refuses by itself; dividing them could overflow."""
 
 
-@rule("ADP001", "alpha-extreme", severity="warning", needs=(Setup,))
-def alpha_extreme(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("ADP001", "alpha-extreme", severity="warning")
+def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     """The adapter's scale, alpha over rank, is far from any that is known to work.
 
     ## What it does
@@ -68,7 +68,7 @@ def alpha_extreme(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("ADP002", "new-tokens-not-trained", severity="warning", needs=(Setup,))
+@rule("ADP002", "new-tokens-not-trained", severity="warning")
 def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """Tokens are added to the vocabulary, and what they mean is not trained.
 
@@ -113,7 +113,7 @@ def _has_embedding(names: Sequence[str]) -> bool:
     return any(("embed" in name or name == "wte") and name not in OUTPUT_HEADS for name in names)
 
 
-@rule("ADP003", "quantised-and-full", severity="error", needs=(Setup,))
+@rule("ADP003", "quantised-and-full", severity="error")
 def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """All weights are to be trained, and they are stored in 4 or 8 bits.
 
@@ -151,8 +151,8 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     )
 
 
-@rule("ADP004", "whole-embeddings-trained", severity="info", needs=(Setup, ModelFacts))
-def whole_embeddings_trained(context: LintContext, setup: Setup, model: ModelFacts) -> Iterator[Finding]:
+@rule("ADP004", "whole-embeddings-trained", severity="info")
+def whole_embeddings_trained(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """The adapter holds full copies of the embedding or the head, and no token is added.
 
     ## What it does
@@ -189,8 +189,8 @@ def _is_vocabulary_matrix(name: str) -> bool:
     return last in OUTPUT_HEADS or _has_embedding([last])
 
 
-@rule("ADP005", "start-adapter-unfit", severity="error", needs=(Config,))
-def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("ADP005", "start-adapter-unfit", severity="error")
+def start_adapter_unfit(config: Config) -> Iterator[Finding]:
     """The adapter to go on from is not there, or is not of the shape that the config asks for.
 
     ## What it does
@@ -241,7 +241,7 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
             )
 
 
-@rule("ADP006", "dora-not-possible-there", severity="error", needs=(Config,), suppressible=False)
+@rule("ADP006", "dora-not-possible-there", severity="error", suppressible=False)
 def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Finding]:
     """DoRA is asked for together with something that cannot compute it, or was never shown to.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, rule
 
 
-@rule("ARG001", "argument-gone", severity="error", needs=(Setup,))
-def argument_gone(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("ARG001", "argument-gone", severity="error")
+def argument_gone(setup: Setup) -> Iterator[Finding]:
     """A key that current releases of the tool no longer take.
 
     ## What it does
@@ -38,8 +38,8 @@ def argument_gone(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("ARG002", "argument-unknown", severity="error", needs=(Setup,))
-def argument_unknown(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("ARG002", "argument-unknown", severity="error")
+def argument_unknown(setup: Setup) -> Iterator[Finding]:
     """A key that the tool does not know.
 
     ## What it does
@@ -67,8 +67,8 @@ def argument_unknown(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("ARG003", "argument-without-effect", severity="warning", needs=(Setup,))
-def argument_without_effect(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("ARG003", "argument-without-effect", severity="warning")
+def argument_without_effect(setup: Setup) -> Iterator[Finding]:
     """A key that is accepted and changes nothing.
 
     ## What it does
@@ -94,8 +94,8 @@ def argument_without_effect(context: LintContext, setup: Setup) -> Iterator[Find
         )
 
 
-@rule("ARG004", "argument-passed-over", severity="warning", needs=(Setup,))
-def argument_passed_over(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("ARG004", "argument-passed-over", severity="warning")
+def argument_passed_over(setup: Setup) -> Iterator[Finding]:
     """A key that the tool does not know, and says nothing about.
 
     ## What it does
@@ -127,8 +127,8 @@ def argument_passed_over(context: LintContext, setup: Setup) -> Iterator[Finding
         )
 
 
-@rule("ARG005", "argument-deprecated", severity="warning", needs=(Setup,))
-def argument_deprecated(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("ARG005", "argument-deprecated", severity="warning")
+def argument_deprecated(setup: Setup) -> Iterator[Finding]:
     """A key that the tool still takes, and will not for long.
 
     ## What it does
@@ -150,8 +150,8 @@ def argument_deprecated(context: LintContext, setup: Setup) -> Iterator[Finding]
         yield Finding(field=key, message=f"{setup.name(key)} is deprecated in {_tool(setup)}", help=instead)
 
 
-@rule("ARG006", "file-not-there", severity="warning", needs=(Setup,))
-def file_not_there(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("ARG006", "file-not-there", severity="warning")
+def file_not_there(setup: Setup) -> Iterator[Finding]:
     """Another tool's config names a file that is not there.
 
     ## What it does

@@ -19,8 +19,8 @@ def _first(seen: Observation) -> str:
     return f"; the first is {seen.examples[0]}" if seen.examples else ""
 
 
-@rule("AUD001", "train-test-leakage", severity="error", needs=(AuditFacts,))
-def train_test_leakage(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD001", "train-test-leakage", severity="error")
+def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
     """Rows that the model is scored on have their prompt in the training rows.
 
     ## What it does
@@ -52,8 +52,8 @@ def train_test_leakage(context: LintContext, audit: AuditFacts) -> Iterator[Find
         )
 
 
-@rule("AUD002", "near-duplicate-rows", severity="warning", needs=(AuditFacts,))
-def near_duplicate_rows(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD002", "near-duplicate-rows", severity="warning")
+def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
     """A large share of the rows nearly repeat an earlier one.
 
     ## What it does
@@ -84,7 +84,7 @@ def near_duplicate_rows(context: LintContext, audit: AuditFacts) -> Iterator[Fin
         )
 
 
-@rule("AUD003", "answers-over-max-length", severity="warning", needs=(AuditFacts,))
+@rule("AUD003", "answers-over-max-length", severity="warning")
 def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
     """More than one row in a hundred is longer than `max_length`.
 
@@ -126,8 +126,8 @@ def _stops(context: LintContext) -> bool:
     return context.config is not None and context.config.data.too_long == "error"
 
 
-@rule("AUD004", "few-supervised-tokens", severity="warning", needs=(AuditFacts,))
-def few_supervised_tokens(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD004", "few-supervised-tokens", severity="warning")
+def few_supervised_tokens(audit: AuditFacts) -> Iterator[Finding]:
     """Rows in which the loss falls on one token or none.
 
     ## What it does
@@ -157,8 +157,8 @@ def few_supervised_tokens(context: LintContext, audit: AuditFacts) -> Iterator[F
         )
 
 
-@rule("AUD005", "mask-inside-the-prompt", severity="error", needs=(AuditFacts,))
-def mask_inside_the_prompt(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD005", "mask-inside-the-prompt", severity="error")
+def mask_inside_the_prompt(audit: AuditFacts) -> Iterator[Finding]:
     """The loss sets in before the answer does.
 
     ## What it does
@@ -188,8 +188,8 @@ def mask_inside_the_prompt(context: LintContext, audit: AuditFacts) -> Iterator[
         )
 
 
-@rule("AUD006", "template-does-not-round-trip", severity="warning", needs=(AuditFacts,))
-def template_does_not_round_trip(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD006", "template-does-not-round-trip", severity="warning")
+def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
     """The tokens do not say what the rendered conversation says.
 
     ## What it does
@@ -219,8 +219,8 @@ def template_does_not_round_trip(context: LintContext, audit: AuditFacts) -> Ite
         )
 
 
-@rule("AUD007", "some-scored-rows-leak", severity="warning", needs=(AuditFacts,))
-def some_scored_rows_leak(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD007", "some-scored-rows-leak", severity="warning")
+def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
     """Some scored rows are, or nearly are, in the training rows.
 
     ## What it does

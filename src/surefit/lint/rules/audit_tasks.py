@@ -15,8 +15,8 @@ FEW = 2
 """Rows of the rarer way that may be slips."""
 
 
-@rule("AUD029", "tools-contradict-answers", severity="warning", needs=(AuditFacts,))
-def tools_contradict_answers(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD029", "tools-contradict-answers", severity="warning")
+def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
     """Answers call tools, or give arguments, that the row's tools do not have.
 
     ## What it does
@@ -51,8 +51,8 @@ def tools_contradict_answers(context: LintContext, audit: AuditFacts) -> Iterato
             )
 
 
-@rule("AUD030", "unwinnable-rows", severity="warning", needs=(AuditFacts,))
-def unwinnable_rows(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD030", "unwinnable-rows", severity="warning")
+def unwinnable_rows(audit: AuditFacts) -> Iterator[Finding]:
     """Rows that no answer can pass.
 
     ## What it does
@@ -82,8 +82,8 @@ def unwinnable_rows(context: LintContext, audit: AuditFacts) -> Iterator[Finding
         )
 
 
-@rule("AUD031", "merged-schemas", severity="error", needs=(AuditFacts,))
-def merged_schemas(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD031", "merged-schemas", severity="error")
+def merged_schemas(audit: AuditFacts) -> Iterator[Finding]:
     """Tools or calls carry nulls that come from other tools.
 
     ## What it does
@@ -114,7 +114,7 @@ def merged_schemas(context: LintContext, audit: AuditFacts) -> Iterator[Finding]
         )
 
 
-@rule("AUD032", "no-tools-offered", severity="warning", needs=(AuditFacts,))
+@rule("AUD032", "no-tools-offered", severity="warning")
 def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
     """Most rows of a function-calling set offer no tool.
 
@@ -145,8 +145,8 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
         )
 
 
-@rule("AUD033", "mixed-conventions", severity="warning", needs=(AuditFacts,))
-def mixed_conventions(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD033", "mixed-conventions", severity="warning")
+def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
     """The same thing is written in two ways in one data set.
 
     ## What it does
@@ -204,8 +204,8 @@ _WAYS = {
 }
 
 
-@rule("AUD034", "unparseable-graphs", severity="error", needs=(AuditFacts,))
-def unparseable_graphs(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD034", "unparseable-graphs", severity="error")
+def unparseable_graphs(audit: AuditFacts) -> Iterator[Finding]:
     """Gold graphs are not PENMAN.
 
     ## What it does
@@ -235,8 +235,8 @@ def unparseable_graphs(context: LintContext, audit: AuditFacts) -> Iterator[Find
         )
 
 
-@rule("AUD035", "wrong-vintage", severity="warning", needs=(AuditFacts,))
-def wrong_vintage(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD035", "wrong-vintage", severity="warning")
+def wrong_vintage(audit: AuditFacts) -> Iterator[Finding]:
     """A MovieLens file is not the release it seems to be.
 
     ## What it does
@@ -273,7 +273,7 @@ def wrong_vintage(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
             )
 
 
-@rule("AUD036", "mislabelled-benchmark", severity="error", needs=(AuditFacts,))
+@rule("AUD036", "mislabelled-benchmark", severity="error")
 def mislabelled_benchmark(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
     """A file holds the questions of a benchmark that its name does not say.
 
@@ -309,8 +309,8 @@ def mislabelled_benchmark(context: LintContext, audit: AuditFacts) -> Iterator[F
         )
 
 
-@rule("AUD037", "single-object-file", severity="warning", needs=(AuditFacts,))
-def single_object_file(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD037", "single-object-file", severity="warning")
+def single_object_file(audit: AuditFacts) -> Iterator[Finding]:
     """A file of rows is one large object.
 
     ## What it does
@@ -337,8 +337,8 @@ def single_object_file(context: LintContext, audit: AuditFacts) -> Iterator[Find
         )
 
 
-@rule("AUD038", "numbers-written-two-ways", severity="info", needs=(AuditFacts,))
-def numbers_written_two_ways(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD038", "numbers-written-two-ways", severity="info")
+def numbers_written_two_ways(audit: AuditFacts) -> Iterator[Finding]:
     """Final answers of a thousand and more come with separators and without.
 
     ## What it does
@@ -365,8 +365,8 @@ def numbers_written_two_ways(context: LintContext, audit: AuditFacts) -> Iterato
         )
 
 
-@rule("AUD039", "user-turns-in-a-row", severity="warning", needs=(AuditFacts,))
-def user_turns_in_a_row(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD039", "user-turns-in-a-row", severity="warning")
+def user_turns_in_a_row(audit: AuditFacts) -> Iterator[Finding]:
     """Conversations have several user turns without an answer between them.
 
     ## What it does

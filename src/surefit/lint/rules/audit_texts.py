@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.facts.audit import AuditFacts, Observation
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, rule
 
 DAMAGED = 0.005
 """Share of the rows from which damage is a finding."""
@@ -29,8 +29,8 @@ def first_text(seen: Observation) -> str:
     return f", the first at {seen.examples[0]}" if seen.examples else ""
 
 
-@rule("AUD020", "encoding-damage", severity="warning", needs=(AuditFacts,))
-def encoding_damage(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD020", "encoding-damage", severity="warning")
+def encoding_damage(audit: AuditFacts) -> Iterator[Finding]:
     """Texts were decoded wrongly, or hold characters that no text should.
 
     ## What it does
@@ -71,8 +71,8 @@ def encoding_damage(context: LintContext, audit: AuditFacts) -> Iterator[Finding
             )
 
 
-@rule("AUD021", "invisible-characters", severity="warning", needs=(AuditFacts,))
-def invisible_characters(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD021", "invisible-characters", severity="warning")
+def invisible_characters(audit: AuditFacts) -> Iterator[Finding]:
     """Texts hold characters that nobody sees: zero-width spaces, soft hyphens, direction marks.
 
     ## What it does
@@ -102,8 +102,8 @@ def invisible_characters(context: LintContext, audit: AuditFacts) -> Iterator[Fi
         )
 
 
-@rule("AUD022", "mixed-normalisation", severity="warning", needs=(AuditFacts,))
-def mixed_normalisation(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD022", "mixed-normalisation", severity="warning")
+def mixed_normalisation(audit: AuditFacts) -> Iterator[Finding]:
     """Some rows write accented letters as one character, others as letter and accent.
 
     ## What it does
@@ -132,8 +132,8 @@ def mixed_normalisation(context: LintContext, audit: AuditFacts) -> Iterator[Fin
         )
 
 
-@rule("AUD023", "carriage-returns", severity="warning", needs=(AuditFacts,))
-def carriage_returns(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD023", "carriage-returns", severity="warning")
+def carriage_returns(audit: AuditFacts) -> Iterator[Finding]:
     """Answers have Windows line ends.
 
     ## What it does
@@ -161,8 +161,8 @@ def carriage_returns(context: LintContext, audit: AuditFacts) -> Iterator[Findin
         )
 
 
-@rule("AUD024", "boilerplate-answers", severity="warning", needs=(AuditFacts,))
-def boilerplate_answers(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD024", "boilerplate-answers", severity="warning")
+def boilerplate_answers(audit: AuditFacts) -> Iterator[Finding]:
     """Answers begin or end with phrases of the place they come from.
 
     ## What it does
@@ -191,8 +191,8 @@ def boilerplate_answers(context: LintContext, audit: AuditFacts) -> Iterator[Fin
         )
 
 
-@rule("AUD025", "answer-longer-than-source", severity="warning", needs=(AuditFacts,))
-def answer_longer_than_source(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD025", "answer-longer-than-source", severity="warning")
+def answer_longer_than_source(audit: AuditFacts) -> Iterator[Finding]:
     """Summaries are longer than what they summarise.
 
     ## What it does
@@ -221,8 +221,8 @@ def answer_longer_than_source(context: LintContext, audit: AuditFacts) -> Iterat
         )
 
 
-@rule("AUD026", "python-instead-of-json", severity="warning", needs=(AuditFacts,))
-def python_instead_of_json(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD026", "python-instead-of-json", severity="warning")
+def python_instead_of_json(audit: AuditFacts) -> Iterator[Finding]:
     """Answers are Python values where JSON was meant.
 
     ## What it does
@@ -252,8 +252,8 @@ def python_instead_of_json(context: LintContext, audit: AuditFacts) -> Iterator[
         )
 
 
-@rule("AUD027", "answers-in-lists", severity="warning", needs=(AuditFacts,))
-def answers_in_lists(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD027", "answers-in-lists", severity="warning")
+def answers_in_lists(audit: AuditFacts) -> Iterator[Finding]:
     """The answers are lists of one text each.
 
     ## What it does
@@ -281,8 +281,8 @@ def answers_in_lists(context: LintContext, audit: AuditFacts) -> Iterator[Findin
         )
 
 
-@rule("AUD028", "placeholder-answers", severity="warning", needs=(AuditFacts,))
-def placeholder_answers(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+@rule("AUD028", "placeholder-answers", severity="warning")
+def placeholder_answers(audit: AuditFacts) -> Iterator[Finding]:
     """Answers are placeholders such as "N/A" or "nan".
 
     ## What it does

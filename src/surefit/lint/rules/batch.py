@@ -11,8 +11,8 @@ from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 
 
-@rule("BAT001", "micro-batch-does-not-divide", severity="error", needs=(Config,), suppressible=False)
-def micro_batch_does_not_divide(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("BAT001", "micro-batch-does-not-divide", severity="error", suppressible=False)
+def micro_batch_does_not_divide(config: Config) -> Iterator[Finding]:
     """The micro batch does not divide the global batch.
 
     ## What it does
@@ -48,12 +48,8 @@ def micro_batch_does_not_divide(context: LintContext, config: Config) -> Iterato
     "BAT002",
     "batch-larger-than-data",
     severity="warning",
-    needs=(
-        Config,
-        DatasetFacts,
-    ),
 )
-def batch_larger_than_data(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
+def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """One optimizer step would take more rows than there are.
 
     ## What it does
@@ -82,7 +78,7 @@ def batch_larger_than_data(context: LintContext, config: Config, dataset: Datase
         )
 
 
-@rule("BAT003", "batch-arithmetic", severity="error", needs=(Setup,))
+@rule("BAT003", "batch-arithmetic", severity="error")
 def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The global batch is not what micro batch, accumulation and processes multiply to.
 
@@ -135,8 +131,8 @@ def _batch_help(whole: int, micro: int, steps: int, world: int) -> str:
     return f"write {micro * steps * world}, or choose numbers whose product is {whole}"
 
 
-@rule("BAT004", "batch-not-divided-by-gpus", severity="warning", needs=(Setup,))
-def batch_not_divided_by_gpus(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("BAT004", "batch-not-divided-by-gpus", severity="warning")
+def batch_not_divided_by_gpus(setup: Setup) -> Iterator[Finding]:
     """One process drives several GPUs, and each of them gets the whole micro batch.
 
     ## What it does

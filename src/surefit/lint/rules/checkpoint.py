@@ -16,8 +16,8 @@ TRANSFORMERS = {"trl", "llamafactory", "axolotl"}
 """Tools whose checkpoints are written by transformers' Trainer."""
 
 
-@rule("CKP001", "resume-and-overwrite", severity="warning", needs=(Setup,))
-def resume_and_overwrite(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("CKP001", "resume-and-overwrite", severity="warning")
+def resume_and_overwrite(setup: Setup) -> Iterator[Finding]:
     """The run is to be resumed, and its directory to be overwritten.
 
     ## What it does
@@ -45,8 +45,8 @@ def resume_and_overwrite(context: LintContext, setup: Setup) -> Iterator[Finding
         )
 
 
-@rule("CKP002", "no-limit-on-checkpoints", severity="warning", needs=(Setup,))
-def no_limit_on_checkpoints(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("CKP002", "no-limit-on-checkpoints", severity="warning")
+def no_limit_on_checkpoints(setup: Setup) -> Iterator[Finding]:
     """Every checkpoint is kept, and there will be many.
 
     ## What it does
@@ -85,7 +85,7 @@ def _checkpoints(setup: Setup) -> int:
     return 0
 
 
-@rule("CKP003", "save-only-model-cannot-resume", severity="warning", needs=(Setup,))
+@rule("CKP003", "save-only-model-cannot-resume", severity="warning")
 def save_only_model_cannot_resume(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The run is to be resumed from checkpoints that hold no optimizer state.
 
@@ -116,7 +116,7 @@ def save_only_model_cannot_resume(context: LintContext, setup: Setup) -> Iterato
         )
 
 
-@rule("CKP004", "checkpoint-not-atomic", severity="info", needs=(Setup,))
+@rule("CKP004", "checkpoint-not-atomic", severity="info")
 def checkpoint_not_atomic(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """A checkpoint that was cut short would be the one that is resumed.
 

@@ -12,8 +12,8 @@ from surefit.lint.engine import all_rules
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 
 
-@rule("CFG001", "output-is-input", severity="error", needs=(Config,))
-def output_is_input(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("CFG001", "output-is-input", severity="error")
+def output_is_input(config: Config) -> Iterator[Finding]:
     """The run would write into the directory its data or its model is read from.
 
     ## What it does
@@ -51,8 +51,8 @@ def _same_directory(one: str, other: str) -> bool:
     return all(map(os.path.isdir, paths)) and os.path.samefile(*paths)
 
 
-@rule("CFG002", "gate-without-condition", severity="warning", needs=(Config,))
-def gate_without_condition(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("CFG002", "gate-without-condition", severity="warning")
+def gate_without_condition(config: Config) -> Iterator[Finding]:
     """A gate is configured that can never close.
 
     ## What it does
@@ -79,7 +79,7 @@ def gate_without_condition(context: LintContext, config: Config) -> Iterator[Fin
         )
 
 
-@rule("CFG003", "lora-settings-without-lora", severity="warning", needs=(Config,))
+@rule("CFG003", "lora-settings-without-lora", severity="warning")
 def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator[Finding]:
     """LoRA settings are given although all weights are trained.
 
@@ -137,8 +137,8 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
             yield Finding.of(problem)
 
 
-@rule("CFG005", "suppression-without-effect", severity="warning", needs=(Config,), suppressible=False)
-def suppression_without_effect(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("CFG005", "suppression-without-effect", severity="warning", suppressible=False)
+def suppression_without_effect(config: Config) -> Iterator[Finding]:
     """`lint.ignore` names a rule that finds nothing, or one that cannot be ignored.
 
     ## What it does
@@ -163,8 +163,8 @@ def suppression_without_effect(context: LintContext, config: Config) -> Iterator
     yield from ()
 
 
-@rule("CFG006", "suppression-unknown", severity="error", needs=(Config,), suppressible=False)
-def suppression_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("CFG006", "suppression-unknown", severity="error", suppressible=False)
+def suppression_unknown(config: Config) -> Iterator[Finding]:
     """`lint.ignore` names a rule that does not exist.
 
     ## What it does
@@ -194,7 +194,7 @@ def suppression_unknown(context: LintContext, config: Config) -> Iterator[Findin
             )
 
 
-@rule("CFG007", "setting-without-effect", severity="warning", needs=(Config, Setup))
+@rule("CFG007", "setting-without-effect", severity="warning")
 def setting_without_effect(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
     """A setting is given that something else in the config switches off.
 

@@ -47,7 +47,6 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     "DAT002",
     "column-missing",
     severity="error",
-    needs=(Config, DatasetFacts),
     suppressible=False,
 )
 def column_missing(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
@@ -100,10 +99,6 @@ def _row(problem: SureFitError) -> str:
     "DAT003",
     "null-targets",
     severity="error",
-    needs=(
-        Config,
-        DatasetFacts,
-    ),
 )
 def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """Rows whose answer is null or empty.
@@ -140,8 +135,8 @@ def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) ->
     )
 
 
-@rule("DAT004", "constant-target", severity="error", needs=(DatasetFacts,))
-def constant_target(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+@rule("DAT004", "constant-target", severity="error")
+def constant_target(dataset: DatasetFacts) -> Iterator[Finding]:
     """All rows have the same answer.
 
     ## What it does
@@ -167,8 +162,8 @@ def constant_target(context: LintContext, dataset: DatasetFacts) -> Iterator[Fin
         )
 
 
-@rule("DAT005", "duplicate-rows", severity="warning", needs=(DatasetFacts,))
-def duplicate_rows(context: LintContext, dataset: DatasetFacts) -> Iterator[Finding]:
+@rule("DAT005", "duplicate-rows", severity="warning")
+def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     """A large share of the rows are repeated.
 
     ## What it does
@@ -201,10 +196,6 @@ def duplicate_rows(context: LintContext, dataset: DatasetFacts) -> Iterator[Find
     "DAT006",
     "held-out-too-small",
     severity="warning",
-    needs=(
-        Config,
-        DatasetFacts,
-    ),
 )
 def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """The share that is held out comes to a handful of rows.

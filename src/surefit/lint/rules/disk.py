@@ -9,13 +9,11 @@ from surefit.core.units import bytes_text
 from surefit.facts.disk import disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, rule
 
 
-@rule("DSK001", "run-does-not-fit-the-disk", severity="error", needs=(Resolved, ModelFacts, HardwareFacts))
-def run_does_not_fit_the_disk(
-    context: LintContext, resolved: Resolved, model: ModelFacts, hardware: HardwareFacts
-) -> Iterator[Finding]:
+@rule("DSK001", "run-does-not-fit-the-disk", severity="error")
+def run_does_not_fit_the_disk(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
     """The run's files are larger than the free space.
 
     ## What it does

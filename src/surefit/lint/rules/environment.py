@@ -32,9 +32,9 @@ DEBUGGING_SEVERAL = {
 """Variable → the values that make it one for debugging, and what it costs; the second matter to several processes."""
 
 
-@rule("ENV001", "offline-without-weights", severity="error", needs=(ModelFacts, HardwareFacts, EnvironmentFacts))
+@rule("ENV001", "offline-without-weights", severity="error")
 def offline_without_weights(
-    context: LintContext, model: ModelFacts, hardware: HardwareFacts, environment: EnvironmentFacts
+    model: ModelFacts, hardware: HardwareFacts, environment: EnvironmentFacts
 ) -> Iterator[Finding]:
     """The weights would have to be downloaded, and the network is switched off.
 
@@ -67,12 +67,8 @@ def offline_without_weights(
     "ENV002",
     "gpu-not-used",
     severity="warning",
-    needs=(
-        Config,
-        HardwareFacts,
-    ),
 )
-def gpu_not_used(context: LintContext, config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+def gpu_not_used(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     """This machine has a GPU, and the installed PyTorch cannot use it.
 
     ## What it does
@@ -123,7 +119,7 @@ def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
             yield Finding.of(problem)
 
 
-@rule("ENV004", "threads-against-cores", severity="warning", needs=(Setup, HardwareFacts, StackFacts))
+@rule("ENV004", "threads-against-cores", severity="warning")
 def threads_against_cores(
     context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
 ) -> Iterator[Finding]:
@@ -168,10 +164,8 @@ def _processes_here(setup: Setup) -> int:
     return max(1, setup.processes_per_machine or whole)
 
 
-@rule("ENV005", "nccl-settings-left-on", severity="warning", needs=(Setup, HardwareFacts, StackFacts))
-def nccl_settings_left_on(
-    context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
-) -> Iterator[Finding]:
+@rule("ENV005", "nccl-settings-left-on", severity="warning")
+def nccl_settings_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFacts) -> Iterator[Finding]:
     """A variable keeps the GPUs of this run from talking to each other the fast way, or at all.
 
     ## What it does
@@ -211,10 +205,8 @@ def _unset(message: str) -> Finding:
     return Finding(message=message, help=f"unset {message.partition('=')[0]}")
 
 
-@rule("ENV006", "debugging-switch-left-on", severity="warning", needs=(Setup, HardwareFacts, StackFacts))
-def debugging_switch_left_on(
-    context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
-) -> Iterator[Finding]:
+@rule("ENV006", "debugging-switch-left-on", severity="warning")
+def debugging_switch_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFacts) -> Iterator[Finding]:
     """A variable for debugging is set, and slows the run down.
 
     ## What it does
@@ -244,8 +236,8 @@ def debugging_switch_left_on(
             yield _unset(f"{name}={value}: {cost}")
 
 
-@rule("ENV007", "attention-not-on-this-device", severity="error", needs=(Setup, HardwareFacts))
-def attention_not_on_this_device(context: LintContext, setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
+@rule("ENV007", "attention-not-on-this-device", severity="error")
+def attention_not_on_this_device(setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
     """FlashAttention is asked for on a device, or in a type, that it does not compute.
 
     ## What it does

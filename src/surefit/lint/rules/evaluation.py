@@ -22,8 +22,8 @@ ALWAYS_MEASURED = ("eval_loss", "eval_perplexity")
 """What is measured at every checkpoint, without an answer being written."""
 
 
-@rule("EVL001", "sampled-scores", severity="warning", needs=(Setup,))
-def sampled_scores(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("EVL001", "sampled-scores", severity="warning")
+def sampled_scores(setup: Setup) -> Iterator[Finding]:
     """The answers that are scored are drawn at random.
 
     ## What it does
@@ -57,8 +57,8 @@ def sampled_scores(context: LintContext, setup: Setup) -> Iterator[Finding]:
     )
 
 
-@rule("EVL002", "answers-longer-than-limit", severity="warning", needs=(Config, DatasetFacts))
-def answers_longer_than_limit(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
+@rule("EVL002", "answers-longer-than-limit", severity="warning")
+def answers_longer_than_limit(config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
     """The right answers are longer than what the model may write when it is scored.
 
     ## What it does
@@ -93,8 +93,8 @@ def answers_longer_than_limit(context: LintContext, config: Config, dataset: Dat
         )
 
 
-@rule("EVL003", "scored-on-training-rows", severity="error", needs=(Config,))
-def scored_on_training_rows(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("EVL003", "scored-on-training-rows", severity="error")
+def scored_on_training_rows(config: Config) -> Iterator[Finding]:
     """The held-out rows are among the training rows.
 
     ## What it does
@@ -145,8 +145,8 @@ def _hub_set(name: str, split: str) -> tuple[str, str]:
     return base, own or split
 
 
-@rule("EVL004", "gate-on-a-handful", severity="warning", needs=(Config,))
-def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("EVL004", "gate-on-a-handful", severity="warning")
+def gate_on_a_handful(config: Config) -> Iterator[Finding]:
     """The gate decides on a handful of rows.
 
     ## What it does
@@ -173,8 +173,8 @@ def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]
         )
 
 
-@rule("EVL005", "best-metric-never-measured", severity="error", needs=(Config, Setup))
-def best_metric_never_measured(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
+@rule("EVL005", "best-metric-never-measured", severity="error")
+def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding]:
     """The best checkpoint is to be chosen by a metric that is not measured while training.
 
     ## What it does
@@ -204,10 +204,8 @@ def best_metric_never_measured(context: LintContext, config: Config, setup: Setu
         )
 
 
-@rule("EVL006", "more-answers-than-examples", severity="info", needs=(Config, Resolved, DatasetFacts))
-def more_answers_than_examples(
-    context: LintContext, config: Config, resolved: Resolved, dataset: DatasetFacts
-) -> Iterator[Finding]:
+@rule("EVL006", "more-answers-than-examples", severity="info")
+def more_answers_than_examples(config: Config, resolved: Resolved, dataset: DatasetFacts) -> Iterator[Finding]:
     """With `evaluate.in_training`, more answers are written than examples learnt.
 
     ## What it does
@@ -242,7 +240,7 @@ def more_answers_than_examples(
         )
 
 
-@rule("EVL007", "metric-unknown", severity="error", needs=(Config,), suppressible=False)
+@rule("EVL007", "metric-unknown", severity="error", suppressible=False)
 def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
     """A metric is named that the recipe does not give.
 

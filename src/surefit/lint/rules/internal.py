@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, rule
 
 
 @rule("INT001", "rule-failed", severity="warning", suppressible=False)
-def rule_failed(context: LintContext) -> Iterator[Finding]:
+def rule_failed() -> Iterator[Finding]:
     """A rule of SureFit failed, so that one thing was not checked.
 
     ## What it does

@@ -17,8 +17,8 @@ FEW = 20
 LOST_SHARE = 0.05
 
 
-@rule("LAB001", "loss-on-the-prompt", severity="warning", needs=(Setup,))
-def loss_on_the_prompt(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("LAB001", "loss-on-the-prompt", severity="warning")
+def loss_on_the_prompt(setup: Setup) -> Iterator[Finding]:
     """The rows are conversations, and the loss falls on the prompts too.
 
     ## What it does
@@ -46,8 +46,8 @@ def loss_on_the_prompt(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("LAB002", "collator-overwrites-labels", severity="error", needs=(Setup,))
-def collator_overwrites_labels(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("LAB002", "collator-overwrites-labels", severity="error")
+def collator_overwrites_labels(setup: Setup) -> Iterator[Finding]:
     """The labels are masked, and the collator makes new ones.
 
     ## What it does
@@ -77,7 +77,7 @@ def collator_overwrites_labels(context: LintContext, setup: Setup) -> Iterator[F
         )
 
 
-@rule("LAB003", "length-limit-loses-rows", severity="warning", needs=(Setup, ExampleFacts))
+@rule("LAB003", "length-limit-loses-rows", severity="warning")
 def length_limit_loses_rows(context: LintContext, setup: Setup, examples: ExampleFacts) -> Iterator[Finding]:
     """A part of the rows is longer than the limit.
 
@@ -114,7 +114,7 @@ def _cuts(context: LintContext) -> bool:
     return context.config is not None and context.config.data.cuts
 
 
-@rule("LAB004", "truncation-cuts-the-answer", severity="warning", needs=(Setup,))
+@rule("LAB004", "truncation-cuts-the-answer", severity="warning")
 def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """Rows over the limit are cut at the right, where the answer is.
 
@@ -147,8 +147,8 @@ def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[F
         )
 
 
-@rule("LAB005", "length-in-characters", severity="warning", needs=(Setup,))
-def length_in_characters(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("LAB005", "length-in-characters", severity="warning")
+def length_in_characters(setup: Setup) -> Iterator[Finding]:
     """Rows are filtered by their length in characters.
 
     ## What it does
@@ -182,8 +182,8 @@ def _seen(batch: BatchFacts, name: str) -> tuple[Observation, str] | None:
     return (found, f" ({found.examples[0]})" if found.examples else "") if found else None
 
 
-@rule("LAB006", "labels-dead", severity="error", needs=(BatchFacts,))
-def labels_dead(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+@rule("LAB006", "labels-dead", severity="error")
+def labels_dead(batch: BatchFacts) -> Iterator[Finding]:
     """Examples in the batch have no token on which the loss falls.
 
     ## What it does
@@ -211,8 +211,8 @@ def labels_dead(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
         )
 
 
-@rule("LAB007", "labels-overwritten", severity="error", needs=(BatchFacts,))
-def labels_overwritten(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+@rule("LAB007", "labels-overwritten", severity="error")
+def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
     """The labels in the batch are not those that tokenising gave the examples.
 
     ## What it does
@@ -241,8 +241,8 @@ def labels_overwritten(context: LintContext, batch: BatchFacts) -> Iterator[Find
         )
 
 
-@rule("LAB008", "mask-starts-inside-the-prompt", severity="error", needs=(BatchFacts,))
-def mask_starts_inside_the_prompt(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+@rule("LAB008", "mask-starts-inside-the-prompt", severity="error")
+def mask_starts_inside_the_prompt(batch: BatchFacts) -> Iterator[Finding]:
     """What is learnt does not begin where the prompt ends.
 
     ## What it does
@@ -271,8 +271,8 @@ def mask_starts_inside_the_prompt(context: LintContext, batch: BatchFacts) -> It
         )
 
 
-@rule("LAB009", "padding-supervised", severity="error", needs=(BatchFacts,))
-def padding_supervised(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+@rule("LAB009", "padding-supervised", severity="error")
+def padding_supervised(batch: BatchFacts) -> Iterator[Finding]:
     """The loss falls on padding.
 
     ## What it does
@@ -300,7 +300,7 @@ def padding_supervised(context: LintContext, batch: BatchFacts) -> Iterator[Find
         )
 
 
-@rule("LAB010", "length-limit-loses-everything", severity="error", needs=(Setup, ExampleFacts))
+@rule("LAB010", "length-limit-loses-everything", severity="error")
 def length_limit_loses_everything(context: LintContext, setup: Setup, examples: ExampleFacts) -> Iterator[Finding]:
     """Every row is longer than the limit.
 
@@ -330,8 +330,8 @@ def length_limit_loses_everything(context: LintContext, setup: Setup, examples: 
         )
 
 
-@rule("LAB011", "attention-mask-wrong", severity="error", needs=(BatchFacts,))
-def attention_mask_wrong(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+@rule("LAB011", "attention-mask-wrong", severity="error")
+def attention_mask_wrong(batch: BatchFacts) -> Iterator[Finding]:
     """Attention does not see an example's tokens, or sees padding before them.
 
     ## What it does

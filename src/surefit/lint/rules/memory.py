@@ -13,7 +13,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rule import Finding, Fix, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
 PER_ROW = ("gather", "loss", "backward")
@@ -24,10 +24,8 @@ SMALL_SHARE = 0.05
 """Of the weights' memory: what an optimizer's moments may take before it is worth making them smaller."""
 
 
-@rule("MEM001", "does-not-fit", severity="error", needs=(Resolved, ModelFacts, HardwareFacts))
-def does_not_fit(
-    context: LintContext, resolved: Resolved, model: ModelFacts, hardware: HardwareFacts
-) -> Iterator[Finding]:
+@rule("MEM001", "does-not-fit", severity="error")
+def does_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
     """Weights, gradients and optimizer alone are larger than the memory.
 
     ## What it does
@@ -55,10 +53,8 @@ def does_not_fit(
     )
 
 
-@rule("MEM002", "logits-do-not-fit", severity="warning", needs=(Resolved, ModelFacts, HardwareFacts))
-def logits_do_not_fit(
-    context: LintContext, resolved: Resolved, model: ModelFacts, hardware: HardwareFacts
-) -> Iterator[Finding]:
+@rule("MEM002", "logits-do-not-fit", severity="warning")
+def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
     """With the logits and activations of full-length rows, the memory does not suffice.
 
     ## What it does
@@ -129,8 +125,8 @@ def _too_large(terms: list[Term], hardware: HardwareFacts, field: str, help_text
         )
 
 
-@rule("MEM003", "offloaded-weights-cannot-train", severity="error", needs=(Setup,))
-def offloaded_weights_cannot_train(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("MEM003", "offloaded-weights-cannot-train", severity="error")
+def offloaded_weights_cannot_train(setup: Setup) -> Iterator[Finding]:
     """A device map moves weights to the CPU or to disk, and the model is to be trained.
 
     ## What it does
@@ -162,10 +158,8 @@ def offloaded_weights_cannot_train(context: LintContext, setup: Setup) -> Iterat
         )
 
 
-@rule("MEM004", "eval-batch-does-not-fit", severity="warning", needs=(Setup, ModelFacts, HardwareFacts))
-def eval_batch_does_not_fit(
-    context: LintContext, setup: Setup, model: ModelFacts, hardware: HardwareFacts
-) -> Iterator[Finding]:
+@rule("MEM004", "eval-batch-does-not-fit", severity="warning")
+def eval_batch_does_not_fit(setup: Setup, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
     """The held-out rows are measured in larger batches than the memory takes.
 
     ## What it does
@@ -201,8 +195,8 @@ def eval_batch_does_not_fit(
         )
 
 
-@rule("MEM005", "generation-while-training", severity="warning", needs=(Setup,))
-def generation_while_training(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("MEM005", "generation-while-training", severity="warning")
+def generation_while_training(setup: Setup) -> Iterator[Finding]:
     """Text is generated in the training loop.
 
     ## What it does
@@ -231,8 +225,8 @@ def generation_while_training(context: LintContext, setup: Setup) -> Iterator[Fi
         )
 
 
-@rule("MEM007", "cache-with-checkpointing", severity="info", needs=(Setup,))
-def cache_with_checkpointing(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("MEM007", "cache-with-checkpointing", severity="info")
+def cache_with_checkpointing(setup: Setup) -> Iterator[Finding]:
     """The key-value cache is on together with gradient checkpointing, and is switched off again.
 
     ## What it does
@@ -259,8 +253,8 @@ def cache_with_checkpointing(context: LintContext, setup: Setup) -> Iterator[Fin
         )
 
 
-@rule("MEM008", "small-moments-quantised", severity="info", needs=(Setup, ModelFacts))
-def small_moments_quantised(context: LintContext, setup: Setup, model: ModelFacts) -> Iterator[Finding]:
+@rule("MEM008", "small-moments-quantised", severity="info")
+def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """An optimizer that saves memory is used where there is next to none to save.
 
     ## What it does

@@ -15,7 +15,7 @@ ABSOLUTE = re.compile(r"[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]")
 """How a path starts that can be no hub id: /, ~, ./, ../, and C:\\ on Windows."""
 
 
-@rule("MRG001", "merge-into-quantised", severity="error", needs=(Setup,))
+@rule("MRG001", "merge-into-quantised", severity="error")
 def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The adapter will be merged into weights that are stored in 4 or 8 bits.
 
@@ -62,7 +62,7 @@ def _bits(setup: Setup) -> str:
     return setup.quantization if setup.quantization in FROZEN_STORAGE else "quantised"
 
 
-@rule("MRG002", "merge-into-another-base", severity="info", needs=(Setup,))
+@rule("MRG002", "merge-into-another-base", severity="info")
 def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The adapter is trained beside a quantised base and will be merged into the original one.
 
@@ -95,8 +95,8 @@ def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Find
         )
 
 
-@rule("MRG003", "adapter-without-revision", severity="info", needs=(Setup,))
-def adapter_without_revision(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("MRG003", "adapter-without-revision", severity="info")
+def adapter_without_revision(setup: Setup) -> Iterator[Finding]:
     """An adapter names its base without saying which version of it.
 
     ## What it does
@@ -127,8 +127,8 @@ def adapter_without_revision(context: LintContext, setup: Setup) -> Iterator[Fin
         )
 
 
-@rule("MRG004", "adapter-base-is-a-path", severity="info", needs=(Setup,))
-def adapter_base_is_a_path(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("MRG004", "adapter-base-is-a-path", severity="info")
+def adapter_base_is_a_path(setup: Setup) -> Iterator[Finding]:
     """An adapter names its base by a path of the machine it was trained on.
 
     ## What it does

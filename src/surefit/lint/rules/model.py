@@ -43,8 +43,8 @@ def model_unusable(context: LintContext) -> Iterator[Finding]:
             yield Finding.of(problem, NAME)
 
 
-@rule("MOD002", "no-weights", severity="error", needs=(ModelFacts,), suppressible=False)
-def no_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule("MOD002", "no-weights", severity="error", suppressible=False)
+def no_weights(model: ModelFacts) -> Iterator[Finding]:
     """The model directory has a config.json but no weights.
 
     ## What it does
@@ -70,8 +70,8 @@ def no_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
         )
 
 
-@rule("MOD003", "pickled-weights", severity="error", needs=(ModelFacts,), suppressible=False)
-def pickled_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule("MOD003", "pickled-weights", severity="error", suppressible=False)
+def pickled_weights(model: ModelFacts) -> Iterator[Finding]:
     """The weights are in a format that can run code when it is loaded.
 
     ## What it does
@@ -98,7 +98,7 @@ def pickled_weights(context: LintContext, model: ModelFacts) -> Iterator[Finding
         )
 
 
-@rule("MOD004", "trust-remote-code", severity="warning", needs=(Config,))
+@rule("MOD004", "trust-remote-code", severity="warning")
 def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]:
     """Python code that comes with the model will run on this machine.
 
@@ -134,10 +134,8 @@ def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]
     yield Finding(field="model.trust_remote_code", message=message, help=advice)
 
 
-@rule("MOD005", "gated-without-token", severity="warning", needs=(ModelFacts, HardwareFacts, EnvironmentFacts))
-def gated_without_token(
-    context: LintContext, model: ModelFacts, hardware: HardwareFacts, environment: EnvironmentFacts
-) -> Iterator[Finding]:
+@rule("MOD005", "gated-without-token", severity="warning")
+def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment: EnvironmentFacts) -> Iterator[Finding]:
     """The model is gated, and there is no token to ask for it with.
 
     ## What it does
@@ -169,10 +167,6 @@ def gated_without_token(
     "MOD006",
     "no-chat-template",
     severity="error",
-    needs=(
-        Config,
-        ModelFacts,
-    ),
 )
 def no_chat_template(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The rows are conversations, and the model has no chat template to write them with.
@@ -217,12 +211,8 @@ def _makes_conversations(context: LintContext, config: Config) -> bool:
     "MOD007",
     "longer-than-context",
     severity="warning",
-    needs=(
-        Config,
-        ModelFacts,
-    ),
 )
-def longer_than_context(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def longer_than_context(config: Config, model: ModelFacts) -> Iterator[Finding]:
     """Training examples may be longer than the model's context.
 
     ## What it does
@@ -254,10 +244,6 @@ def longer_than_context(context: LintContext, config: Config, model: ModelFacts)
     "MOD008",
     "target-modules-match-nothing",
     severity="error",
-    needs=(
-        Config,
-        ModelFacts,
-    ),
 )
 def target_modules_match_nothing(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """A name in `target_modules` matches no layer of this model.
@@ -301,8 +287,8 @@ def target_modules_match_nothing(context: LintContext, config: Config, model: Mo
             )
 
 
-@rule("MOD009", "model-size-unknown", severity="info", needs=(ModelFacts,))
-def model_size_unknown(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule("MOD009", "model-size-unknown", severity="info")
+def model_size_unknown(model: ModelFacts) -> Iterator[Finding]:
     """The model's size is not known here, so memory and disk are not checked.
 
     ## What it does
@@ -329,8 +315,8 @@ def model_size_unknown(context: LintContext, model: ModelFacts) -> Iterator[Find
         )
 
 
-@rule("MOD010", "weights-do-not-match-config", severity="warning", needs=(ModelFacts,))
-def weights_do_not_match_config(context: LintContext, model: ModelFacts) -> Iterator[Finding]:
+@rule("MOD010", "weights-do-not-match-config", severity="warning")
+def weights_do_not_match_config(model: ModelFacts) -> Iterator[Finding]:
     """The weight files hold another number of parameters than config.json describes.
 
     ## What it does
@@ -362,12 +348,8 @@ def weights_do_not_match_config(context: LintContext, model: ModelFacts) -> Iter
     "MOD011",
     "adapter-on-tied-head",
     severity="error",
-    needs=(
-        Config,
-        ModelFacts,
-    ),
 )
-def adapter_on_tied_head(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def adapter_on_tied_head(config: Config, model: ModelFacts) -> Iterator[Finding]:
     """LoRA is asked for on an output head that is the embedding itself.
 
     ## What it does

@@ -8,7 +8,7 @@ from surefit.core.units import plural
 from surefit.facts.batch import BatchFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rule import Finding, Fix, rule
 
 MASKED_ONLY = ("eager", "sdpa")
 """Attention implementations that know of documents only what a mask tells them."""
@@ -23,8 +23,8 @@ BLIND_UNPATCHED = frozenset(
 PATCHING = ("axolotl", "llamafactory")
 
 
-@rule("PCK001", "packing-needs-a-mask", severity="warning", needs=(Setup,))
-def packing_needs_a_mask(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PCK001", "packing-needs-a-mask", severity="warning")
+def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
     """Packed rows with an attention that only a dense mask keeps apart.
 
     ## What it does
@@ -59,8 +59,8 @@ def packing_needs_a_mask(context: LintContext, setup: Setup) -> Iterator[Finding
         )
 
 
-@rule("PCK002", "wrapped-packing", severity="warning", needs=(Setup,))
-def wrapped_packing(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PCK002", "wrapped-packing", severity="warning")
+def wrapped_packing(setup: Setup) -> Iterator[Finding]:
     """Examples are written one behind the other, and nothing keeps them apart.
 
     ## What it does
@@ -95,8 +95,8 @@ def wrapped_packing(context: LintContext, setup: Setup) -> Iterator[Finding]:
     )
 
 
-@rule("PCK003", "packing-with-cache", severity="error", needs=(Setup,))
-def packing_with_cache(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PCK003", "packing-with-cache", severity="error")
+def packing_with_cache(setup: Setup) -> Iterator[Finding]:
     """Packed rows in a forward pass that keeps keys and values.
 
     ## What it does
@@ -123,8 +123,8 @@ def packing_with_cache(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("PCK004", "packing-mixes-documents", severity="error", needs=(Setup, ModelFacts))
-def packing_mixes_documents(context: LintContext, setup: Setup, model: ModelFacts) -> Iterator[Finding]:
+@rule("PCK004", "packing-mixes-documents", severity="error")
+def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """Packed rows with an architecture that cannot keep them apart.
 
     ## What it does
@@ -167,8 +167,8 @@ def packing_mixes_documents(context: LintContext, setup: Setup, model: ModelFact
         )
 
 
-@rule("PCK005", "examples-run-together", severity="error", needs=(BatchFacts,))
-def examples_run_together(context: LintContext, batch: BatchFacts) -> Iterator[Finding]:
+@rule("PCK005", "examples-run-together", severity="error")
+def examples_run_together(batch: BatchFacts) -> Iterator[Finding]:
     """Examples share a row of the batch, and nothing keeps them apart.
 
     ## What it does
@@ -198,8 +198,8 @@ def examples_run_together(context: LintContext, batch: BatchFacts) -> Iterator[F
             )
 
 
-@rule("PCK006", "varlen-without-packing", severity="error", needs=(Setup,))
-def varlen_without_packing(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PCK006", "varlen-without-packing", severity="error")
+def varlen_without_packing(setup: Setup) -> Iterator[Finding]:
     """The attention for packed rows is asked for, and rows are padded.
 
     ## What it does

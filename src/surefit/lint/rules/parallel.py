@@ -18,8 +18,8 @@ MANY_PROCESSES = {*MODES, "zero1"} - {"single"}
 INTEGERS = {"uint8", "int8", "int16", "int32", "int64"}
 
 
-@rule("PAR001", "four-bit-under-fsdp-without-storage-type", severity="error", needs=(Setup,))
-def four_bit_under_fsdp(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR001", "four-bit-under-fsdp-without-storage-type", severity="error")
+def four_bit_under_fsdp(setup: Setup) -> Iterator[Finding]:
     """The 4-bit weights are stored in a type that FSDP and ZeRO-3 cannot split.
 
     ## What it does
@@ -57,8 +57,8 @@ def four_bit_under_fsdp(context: LintContext, setup: Setup) -> Iterator[Finding]
         )
 
 
-@rule("PAR002", "device-map-with-processes", severity="error", needs=(Setup,))
-def device_map_with_processes(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR002", "device-map-with-processes", severity="error")
+def device_map_with_processes(setup: Setup) -> Iterator[Finding]:
     """A model is laid over all GPUs, and several processes want to train it.
 
     ## What it does
@@ -97,8 +97,8 @@ def device_map_with_processes(context: LintContext, setup: Setup) -> Iterator[Fi
     )
 
 
-@rule("PAR003", "no-process-on-a-machine", severity="error", needs=(Setup,))
-def no_process_on_a_machine(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR003", "no-process-on-a-machine", severity="error")
+def no_process_on_a_machine(setup: Setup) -> Iterator[Finding]:
     """There are fewer processes than machines.
 
     ## What it does
@@ -133,8 +133,8 @@ def _are(count: int) -> str:
     return "1 process" if count == 1 else f"{count:,} processes"
 
 
-@rule("PAR004", "processes-not-divisible-by-machines", severity="error", needs=(Setup,))
-def processes_not_divisible_by_machines(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR004", "processes-not-divisible-by-machines", severity="error")
+def processes_not_divisible_by_machines(setup: Setup) -> Iterator[Finding]:
     """The processes cannot be shared out evenly among the machines.
 
     ## What it does
@@ -163,8 +163,8 @@ def processes_not_divisible_by_machines(context: LintContext, setup: Setup) -> I
         )
 
 
-@rule("PAR005", "fsdp-on-cpu-is-ddp", severity="error", needs=(Setup,))
-def fsdp_on_cpu_is_ddp(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR005", "fsdp-on-cpu-is-ddp", severity="error")
+def fsdp_on_cpu_is_ddp(setup: Setup) -> Iterator[Finding]:
     """FSDP is asked for on a CPU, where accelerate uses DDP without a word.
 
     ## What it does
@@ -191,8 +191,8 @@ def fsdp_on_cpu_is_ddp(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("PAR006", "more-processes-than-gpus", severity="error", needs=(Setup,))
-def more_processes_than_gpus(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR006", "more-processes-than-gpus", severity="error")
+def more_processes_than_gpus(setup: Setup) -> Iterator[Finding]:
     """More processes start on a machine than it has GPUs.
 
     ## What it does
@@ -227,8 +227,8 @@ def _per_machine(setup: Setup) -> int | None:
     return setup.processes // setup.machines
 
 
-@rule("PAR007", "weights-loaded-once-and-not-sent", severity="error", needs=(Setup,))
-def weights_loaded_once_and_not_sent(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR007", "weights-loaded-once-and-not-sent", severity="error")
+def weights_loaded_once_and_not_sent(setup: Setup) -> Iterator[Finding]:
     """Only one process reads the weights, and the others are not sent them.
 
     ## What it does
@@ -257,8 +257,8 @@ def weights_loaded_once_and_not_sent(context: LintContext, setup: Setup) -> Iter
         )
 
 
-@rule("PAR008", "unused-parameters-with-checkpointing", severity="error", needs=(Setup,))
-def unused_parameters_with_checkpointing(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PAR008", "unused-parameters-with-checkpointing", severity="error")
+def unused_parameters_with_checkpointing(setup: Setup) -> Iterator[Finding]:
     """DDP looks for unused parameters while reentrant gradient checkpointing hides which ones are used.
 
     ## What it does
@@ -288,7 +288,7 @@ def unused_parameters_with_checkpointing(context: LintContext, setup: Setup) -> 
         )
 
 
-@rule("PAR009", "quantised-weights-in-shards", severity="error", needs=(Config,), suppressible=False)
+@rule("PAR009", "quantised-weights-in-shards", severity="error", suppressible=False)
 def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterator[Finding]:
     """Quantised weights are to be cut into shards, and their scales are kept beside them.
 
@@ -313,8 +313,8 @@ def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterato
     yield from named_by(context, config, "PAR009")
 
 
-@rule("PAR010", "processes-without-micro-batches", severity="warning", needs=(Config,))
-def processes_without_micro_batches(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("PAR010", "processes-without-micro-batches", severity="warning")
+def processes_without_micro_batches(config: Config) -> Iterator[Finding]:
     """The micro batches of a step do not divide among the processes.
 
     ## What it does
@@ -348,7 +348,7 @@ def processes_without_micro_batches(context: LintContext, config: Config) -> Ite
         )
 
 
-@rule("PAR011", "scores-in-training-of-a-shared-model", severity="error", needs=(Config,), suppressible=False)
+@rule("PAR011", "scores-in-training-of-a-shared-model", severity="error", suppressible=False)
 def scores_in_training_of_a_shared_model(context: LintContext, config: Config) -> Iterator[Finding]:
     """Answers are to be generated in training by a model that one process alone cannot run.
 
@@ -372,7 +372,7 @@ def scores_in_training_of_a_shared_model(context: LintContext, config: Config) -
     yield from named_by(context, config, "PAR011")
 
 
-@rule("PAR012", "mode-excludes-setting", severity="error", needs=(Config,), suppressible=False)
+@rule("PAR012", "mode-excludes-setting", severity="error", suppressible=False)
 def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Finding]:
     """A way to share the run does not go with another setting.
 
@@ -397,7 +397,7 @@ def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Find
     yield from named_by(context, config, "PAR012")
 
 
-@rule("PAR013", "model-not-shareable", severity="error", needs=(Config, ModelFacts), suppressible=False)
+@rule("PAR013", "model-not-shareable", severity="error", suppressible=False)
 def model_not_shareable(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
     """This model cannot be shared by as many processes, or not in this way.
 

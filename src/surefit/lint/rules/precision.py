@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from surefit.config.schema import Config
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rule import Finding, Fix, rule
 
 HALF = {"bfloat16": 2**9, "float16": 2**12}
 """16-bit type → how many times a step a weight has to be for the step to be rounded away: rounding loses what is below
@@ -21,12 +21,8 @@ TYPICAL_WEIGHT = 0.02
     "PRC001",
     "bf16-is-emulated",
     severity="warning",
-    needs=(
-        Config,
-        HardwareFacts,
-    ),
 )
-def bf16_is_emulated(context: LintContext, config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+def bf16_is_emulated(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     """bfloat16 is asked for on a GPU that only emulates it.
 
     ## What it does
@@ -55,8 +51,8 @@ def bf16_is_emulated(context: LintContext, config: Config, hardware: HardwareFac
         )
 
 
-@rule("PRC002", "fp16-without-loss-scaling", severity="warning", needs=(Setup,))
-def fp16_without_loss_scaling(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PRC002", "fp16-without-loss-scaling", severity="warning")
+def fp16_without_loss_scaling(setup: Setup) -> Iterator[Finding]:
     """float16 training without loss scaling.
 
     ## What it does
@@ -92,8 +88,8 @@ def _computed_in(setup: Setup) -> str | None:
     return "bfloat16" if setup.bf16 else "float16" if setup.fp16 else setup.dtype
 
 
-@rule("PRC003", "adapter-in-float32", severity="info", needs=(Setup,))
-def adapter_in_float32(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PRC003", "adapter-in-float32", severity="info")
+def adapter_in_float32(setup: Setup) -> Iterator[Finding]:
     """The adapter is held in float32 beside a base that is computed in 16 bits.
 
     ## What it does
@@ -128,8 +124,8 @@ def adapter_in_float32(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("PRC004", "bf16-and-fp16", severity="error", needs=(Setup,))
-def bf16_and_fp16(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PRC004", "bf16-and-fp16", severity="error")
+def bf16_and_fp16(setup: Setup) -> Iterator[Finding]:
     """Both 16-bit types are switched on.
 
     ## What it does
@@ -155,8 +151,8 @@ def bf16_and_fp16(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("PRC005", "compute-type-mismatch", severity="warning", needs=(Setup,))
-def compute_type_mismatch(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PRC005", "compute-type-mismatch", severity="warning")
+def compute_type_mismatch(setup: Setup) -> Iterator[Finding]:
     """The 4-bit layers compute in another type than the rest of the run.
 
     ## What it does
@@ -196,8 +192,8 @@ def _has_masters(setup: Setup) -> bool | None:
     return False if whole_run and setup.weights_dtype in HALF and not sharded else None
 
 
-@rule("PRC006", "updates-rounded-away", severity="warning", needs=(Setup,))
-def updates_rounded_away(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PRC006", "updates-rounded-away", severity="warning")
+def updates_rounded_away(setup: Setup) -> Iterator[Finding]:
     """All weights are trained in 16 bits, and the learning rate is too small for them.
 
     ## What it does
@@ -233,8 +229,8 @@ def updates_rounded_away(context: LintContext, setup: Setup) -> Iterator[Finding
         )
 
 
-@rule("PRC007", "float16-weights-under-scaling", severity="error", needs=(Setup,))
-def float16_weights_under_scaling(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("PRC007", "float16-weights-under-scaling", severity="error")
+def float16_weights_under_scaling(setup: Setup) -> Iterator[Finding]:
     """The trained weights are float16, and fp16 training needs them in float32.
 
     ## What it does
@@ -263,8 +259,8 @@ def float16_weights_under_scaling(context: LintContext, setup: Setup) -> Iterato
         )
 
 
-@rule("PRC008", "float16-beside-bfloat16", severity="warning", needs=(Config, HardwareFacts))
-def float16_beside_bfloat16(context: LintContext, config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+@rule("PRC008", "float16-beside-bfloat16", severity="warning")
+def float16_beside_bfloat16(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     """float16 is asked for where bfloat16 is as fast, or on a CPU.
 
     ## What it does
@@ -295,8 +291,8 @@ def float16_beside_bfloat16(context: LintContext, config: Config, hardware: Hard
         )
 
 
-@rule("PRC009", "fp8-without-fp8-arithmetic", severity="info", needs=(Config, HardwareFacts))
-def fp8_without_fp8_arithmetic(context: LintContext, config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+@rule("PRC009", "fp8-without-fp8-arithmetic", severity="info")
+def fp8_without_fp8_arithmetic(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     """The base is stored in FP8, and the device cannot multiply it.
 
     ## What it does

@@ -18,7 +18,7 @@ SHORT_RUN = 50
 """Optimizer steps below which a run is a trial, and needs no checkpoint on the way."""
 
 
-@rule("SCH001", "warmup-never-ends", severity="error", needs=(Setup,))
+@rule("SCH001", "warmup-never-ends", severity="error")
 def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The warmup is as long as the run, or longer.
 
@@ -58,8 +58,8 @@ def _total_steps(context: LintContext, setup: Setup) -> int | None:
     return setup.max_steps or (context.resolved.total_steps if context.resolved else None)
 
 
-@rule("SCH002", "checkpoint-never-comes", severity="warning", needs=(Resolved, Setup))
-def checkpoint_never_comes(context: LintContext, resolved: Resolved, setup: Setup) -> Iterator[Finding]:
+@rule("SCH002", "checkpoint-never-comes", severity="warning")
+def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding]:
     """Checkpoints and held-out losses are spaced wider than the run is long.
 
     ## What it does
@@ -93,12 +93,8 @@ def checkpoint_never_comes(context: LintContext, resolved: Resolved, setup: Setu
     "SCH003",
     "learning-rate-high",
     severity="warning",
-    needs=(
-        Config,
-        ModelFacts,
-    ),
 )
-def learning_rate_high(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def learning_rate_high(config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The learning rate is above what pretrained models take.
 
     ## What it does
@@ -135,12 +131,8 @@ def learning_rate_high(context: LintContext, config: Config, model: ModelFacts) 
     "SCH004",
     "learning-rate-low",
     severity="warning",
-    needs=(
-        Config,
-        ModelFacts,
-    ),
 )
-def learning_rate_low(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def learning_rate_low(config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The learning rate is so low that a LoRA adapter hardly moves.
 
     ## What it does
@@ -170,7 +162,7 @@ def learning_rate_low(context: LintContext, config: Config, model: ModelFacts) -
         )
 
 
-@rule("SCH005", "eval-never-fires", severity="warning", needs=(Setup,))
+@rule("SCH005", "eval-never-fires", severity="warning")
 def eval_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The held-out rows are not measured while the run lasts.
 
@@ -210,7 +202,7 @@ def eval_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("SCH006", "save-never-fires", severity="warning", needs=(Setup,))
+@rule("SCH006", "save-never-fires", severity="warning")
 def save_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """No checkpoint is written before the run is over.
 
@@ -242,8 +234,8 @@ def save_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("SCH007", "best-model-out-of-step", severity="error", needs=(Setup,))
-def best_model_out_of_step(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("SCH007", "best-model-out-of-step", severity="error")
+def best_model_out_of_step(setup: Setup) -> Iterator[Finding]:
     """The best checkpoint is wanted, but checkpoints and evaluations do not coincide.
 
     ## What it does
@@ -285,8 +277,8 @@ def best_model_out_of_step(context: LintContext, setup: Setup) -> Iterator[Findi
         )
 
 
-@rule("SCH008", "two-warmups", severity="warning", needs=(Setup,))
-def two_warmups(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("SCH008", "two-warmups", severity="warning")
+def two_warmups(setup: Setup) -> Iterator[Finding]:
     """The warmup is given twice, as steps and as a share.
 
     ## What it does
@@ -314,10 +306,8 @@ def two_warmups(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("SCH009", "patience-never-runs-out", severity="warning", needs=(Config, Resolved, Setup))
-def patience_never_runs_out(
-    context: LintContext, config: Config, resolved: Resolved, setup: Setup
-) -> Iterator[Finding]:
+@rule("SCH009", "patience-never-runs-out", severity="warning")
+def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) -> Iterator[Finding]:
     """Early stopping is asked for, and the run is measured too seldom for it to stop anything.
 
     ## What it does
@@ -355,8 +345,8 @@ def patience_never_runs_out(
         )
 
 
-@rule("SCH010", "no-stable-phase", severity="warning", needs=(Config, Resolved))
-def no_stable_phase(context: LintContext, config: Config, resolved: Resolved) -> Iterator[Finding]:
+@rule("SCH010", "no-stable-phase", severity="warning")
+def no_stable_phase(config: Config, resolved: Resolved) -> Iterator[Finding]:
     """The schedule is wsd, and warmup and decay leave nothing between them.
 
     ## What it does

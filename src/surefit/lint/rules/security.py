@@ -8,11 +8,11 @@ from surefit.config.resolve import leaves
 from surefit.config.schema import Config
 from surefit.core.env import redact
 from surefit.core.units import shortened
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, rule
 
 
-@rule("SEC001", "secret-in-config", severity="error", needs=(Config,))
-def secret_in_config(context: LintContext, config: Config) -> Iterator[Finding]:
+@rule("SEC001", "secret-in-config", severity="error")
+def secret_in_config(config: Config) -> Iterator[Finding]:
     """A value in the config looks like an access key.
 
     ## What it does

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from surefit.core.units import duration_text
 from surefit.facts.job_script import JobScript
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, rule
 
 LOCAL = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 LONG_MINUTES = 60
@@ -19,8 +19,8 @@ CPUS_PER_PROCESS = 2
 """One for the training loop, one for all that loads data, copies and communicates beside it."""
 
 
-@rule("SLM001", "space-after-backslash", severity="error", needs=(JobScript,))
-def space_after_backslash(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM001", "space-after-backslash", severity="error")
+def space_after_backslash(job: JobScript) -> Iterator[Finding]:
     """A continued line does not continue: something follows its backslash.
 
     ## What it does
@@ -49,8 +49,8 @@ def space_after_backslash(context: LintContext, job: JobScript) -> Iterator[Find
         )
 
 
-@rule("SLM002", "processes-are-not-gpus", severity="warning", needs=(JobScript,))
-def processes_are_not_gpus(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM002", "processes-are-not-gpus", severity="warning")
+def processes_are_not_gpus(job: JobScript) -> Iterator[Finding]:
     """The launch starts fewer processes than the job has GPUs.
 
     ## What it does
@@ -87,8 +87,8 @@ def processes_are_not_gpus(context: LintContext, job: JobScript) -> Iterator[Fin
         )
 
 
-@rule("SLM003", "launcher-in-every-task", severity="error", needs=(JobScript,))
-def launcher_in_every_task(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM003", "launcher-in-every-task", severity="error")
+def launcher_in_every_task(job: JobScript) -> Iterator[Finding]:
     """Every task of a node starts a launcher, and every launcher starts processes for all GPUs.
 
     ## What it does
@@ -120,8 +120,8 @@ def launcher_in_every_task(context: LintContext, job: JobScript) -> Iterator[Fin
         )
 
 
-@rule("SLM004", "too-few-cpus", severity="warning", needs=(JobScript,))
-def too_few_cpus(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM004", "too-few-cpus", severity="warning")
+def too_few_cpus(job: JobScript) -> Iterator[Finding]:
     """There are fewer than two processors for each training process.
 
     ## What it does
@@ -152,8 +152,8 @@ def too_few_cpus(context: LintContext, job: JobScript) -> Iterator[Finding]:
         )
 
 
-@rule("SLM005", "no-signal-before-the-limit", severity="info", needs=(JobScript,))
-def no_signal_before_the_limit(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM005", "no-signal-before-the-limit", severity="info")
+def no_signal_before_the_limit(job: JobScript) -> Iterator[Finding]:
     """The job is not told before its time is up.
 
     ## What it does
@@ -183,8 +183,8 @@ def no_signal_before_the_limit(context: LintContext, job: JobScript) -> Iterator
         )
 
 
-@rule("SLM006", "master-on-localhost", severity="error", needs=(JobScript,))
-def master_on_localhost(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM006", "master-on-localhost", severity="error")
+def master_on_localhost(job: JobScript) -> Iterator[Finding]:
     """Several nodes are told to meet at localhost.
 
     ## What it does
@@ -227,8 +227,8 @@ def _addresses(job: JobScript) -> Iterator[tuple[str, str, int]]:
         yield "MASTER_ADDR", value, line
 
 
-@rule("SLM007", "launch-misses-nodes", severity="error", needs=(JobScript,))
-def launch_misses_nodes(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM007", "launch-misses-nodes", severity="error")
+def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
     """The launch is not made for the nodes that the job has.
 
     ## What it does
@@ -267,8 +267,8 @@ def launch_misses_nodes(context: LintContext, job: JobScript) -> Iterator[Findin
     yield Finding(path=job.path, line=launch.lines.get("nnodes", launch.line), message=message, help=help_)
 
 
-@rule("SLM008", "option-after-a-command", severity="warning", needs=(JobScript,))
-def option_after_a_command(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM008", "option-after-a-command", severity="warning")
+def option_after_a_command(job: JobScript) -> Iterator[Finding]:
     """An #SBATCH line comes after the first command and is not read.
 
     ## What it does
@@ -295,8 +295,8 @@ def option_after_a_command(context: LintContext, job: JobScript) -> Iterator[Fin
         )
 
 
-@rule("SLM009", "dos-line-breaks", severity="error", needs=(JobScript,))
-def dos_line_breaks(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM009", "dos-line-breaks", severity="error")
+def dos_line_breaks(job: JobScript) -> Iterator[Finding]:
     """The script was written on Windows.
 
     ## What it does
@@ -322,8 +322,8 @@ def dos_line_breaks(context: LintContext, job: JobScript) -> Iterator[Finding]:
         )
 
 
-@rule("SLM010", "port-is-fixed", severity="info", needs=(JobScript,))
-def port_is_fixed(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM010", "port-is-fixed", severity="info")
+def port_is_fixed(job: JobScript) -> Iterator[Finding]:
     """The processes meet at a port that is written into the script, on a node that other jobs share.
 
     ## What it does

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from surefit.facts.job_script import JobScript
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rule import Finding, rule
 from surefit.lint.rules.slurm import HIGHEST_PORT, LOWEST_PORT, ports
 
 OLD_GPUS = (
@@ -15,8 +15,8 @@ OLD_GPUS = (
 """Names of NVIDIA's GPUs before Ampere, as clusters write them."""
 
 
-@rule("SLM011", "directive-not-understood", severity="error", needs=(JobScript,))
-def directive_not_understood(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM011", "directive-not-understood", severity="error")
+def directive_not_understood(job: JobScript) -> Iterator[Finding]:
     """An #SBATCH line that sbatch refuses, or does not take for one.
 
     ## What it does
@@ -40,8 +40,8 @@ def directive_not_understood(context: LintContext, job: JobScript) -> Iterator[F
         yield Finding(path=job.path, line=slip.line, message=slip.message, help=slip.help)
 
 
-@rule("SLM012", "variable-in-a-directive", severity="warning", needs=(JobScript,))
-def variable_in_a_directive(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM012", "variable-in-a-directive", severity="warning")
+def variable_in_a_directive(job: JobScript) -> Iterator[Finding]:
     """A shell variable in an #SBATCH line, where nothing replaces it.
 
     ## What it does
@@ -69,8 +69,8 @@ def variable_in_a_directive(context: LintContext, job: JobScript) -> Iterator[Fi
         )
 
 
-@rule("SLM013", "rank-in-the-batch-shell", severity="warning", needs=(JobScript,))
-def rank_in_the_batch_shell(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM013", "rank-in-the-batch-shell", severity="warning")
+def rank_in_the_batch_shell(job: JobScript) -> Iterator[Finding]:
     """The batch script sets a process's rank, for all of them.
 
     ## What it does
@@ -102,8 +102,8 @@ def rank_in_the_batch_shell(context: LintContext, job: JobScript) -> Iterator[Fi
         )
 
 
-@rule("SLM014", "python-behind-a-launcher", severity="error", needs=(JobScript,))
-def python_behind_a_launcher(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM014", "python-behind-a-launcher", severity="error")
+def python_behind_a_launcher(job: JobScript) -> Iterator[Finding]:
     """A launcher is told to run `python`, as if that were the script.
 
     ## What it does
@@ -130,8 +130,8 @@ def python_behind_a_launcher(context: LintContext, job: JobScript) -> Iterator[F
         )
 
 
-@rule("SLM015", "no-bf16-on-the-node", severity="error", needs=(JobScript,))
-def no_bf16_on_the_node(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM015", "no-bf16-on-the-node", severity="error")
+def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
     """The job asks for GPUs that do not multiply bf16, and for bf16.
 
     ## What it does
@@ -165,8 +165,8 @@ def no_bf16_on_the_node(context: LintContext, job: JobScript) -> Iterator[Findin
             return
 
 
-@rule("SLM016", "port-not-usable", severity="error", needs=(JobScript,))
-def port_not_usable(context: LintContext, job: JobScript) -> Iterator[Finding]:
+@rule("SLM016", "port-not-usable", severity="error")
+def port_not_usable(job: JobScript) -> Iterator[Finding]:
     """The processes are to meet at a port that nobody may open.
 
     ## What it does

@@ -41,7 +41,7 @@ def _of(unmet: Unmet, stack: StackFacts) -> Finding:
     return Finding(message=_said(unmet, stack), help=f"pip install '{unmet.wanted}' (or a newer {unmet.package})")
 
 
-@rule("STK001", "built-for-numpy-1", severity="error", needs=(Setup, StackFacts))
+@rule("STK001", "built-for-numpy-1", severity="error")
 def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """NumPy 2 is installed beside a package that was compiled for NumPy 1.
 
@@ -73,7 +73,7 @@ def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> 
             )
 
 
-@rule("STK002", "protobuf-conflict", severity="warning", needs=(Setup, StackFacts))
+@rule("STK002", "protobuf-conflict", severity="warning")
 def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """The tracker was generated for another protobuf than the installed one.
 
@@ -99,7 +99,7 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
         yield _of(unmet, stack)
 
 
-@rule("STK003", "flash-attention-not-there", severity="error", needs=(Setup, StackFacts))
+@rule("STK003", "flash-attention-not-there", severity="error")
 def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """The run asks for flash-attention, and the package is not installed.
 
@@ -135,7 +135,7 @@ def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFa
         )
 
 
-@rule("STK004", "torch-trio-mismatch", severity="warning", needs=(Setup, StackFacts))
+@rule("STK004", "torch-trio-mismatch", severity="warning")
 def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """Torchvision or torchaudio was built for another torch.
 
@@ -170,7 +170,7 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
             )
 
 
-@rule("STK005", "library-skew", severity="warning", needs=(Setup, StackFacts))
+@rule("STK005", "library-skew", severity="warning")
 def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """The installed libraries ask for other versions of each other.
 
@@ -195,7 +195,7 @@ def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Itera
         yield _of(unmet, stack)
 
 
-@rule("STK006", "quantization-without-bitsandbytes", severity="error", needs=(Setup, StackFacts))
+@rule("STK006", "quantization-without-bitsandbytes", severity="error")
 def quantization_without_bitsandbytes(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """The run loads the base in 4 or 8 bits, and bitsandbytes is not installed.
 
@@ -226,7 +226,7 @@ def _install_bitsandbytes(setup: Setup) -> str:
     return 'pip install "surefit[quant]"' if setup.tool == "surefit" else "pip install bitsandbytes"
 
 
-@rule("STK007", "quantized-cpu-forward-corrupts", severity="error", needs=(Setup, StackFacts, HardwareFacts))
+@rule("STK007", "quantized-cpu-forward-corrupts", severity="error")
 def quantized_cpu_forward_corrupts(
     context: LintContext, setup: Setup, stack: StackFacts, hardware: HardwareFacts
 ) -> Iterator[Finding]:
@@ -265,8 +265,8 @@ def quantized_cpu_forward_corrupts(
         )
 
 
-@rule("STK008", "liger-on-cpu", severity="error", needs=(Setup, HardwareFacts))
-def liger_on_cpu(context: LintContext, setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
+@rule("STK008", "liger-on-cpu", severity="error")
+def liger_on_cpu(setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
     """Liger's kernels are asked for on a CPU.
 
     ## What it does
@@ -293,7 +293,7 @@ def liger_on_cpu(context: LintContext, setup: Setup, hardware: HardwareFacts) ->
         )
 
 
-@rule("STK009", "mlflow-twin-missing", severity="error", needs=(Setup, StackFacts))
+@rule("STK009", "mlflow-twin-missing", severity="error")
 def mlflow_twin_missing(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """MLflow is installed without the half that it is made of.
 
@@ -317,7 +317,7 @@ def mlflow_twin_missing(context: LintContext, setup: Setup, stack: StackFacts) -
             yield Finding(field="trackers", message=_said(unmet, stack), help="pip install 'mlflow!=3.18.0'")
 
 
-@rule("STK010", "vllm-beside-training", severity="info", needs=(Setup, StackFacts))
+@rule("STK010", "vllm-beside-training", severity="info")
 def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """VLLM is installed in the environment that trains.
 
@@ -346,7 +346,7 @@ def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) 
         )
 
 
-@rule("STK011", "decoding-library-unfit", severity="info", needs=(Setup, StackFacts))
+@rule("STK011", "decoding-library-unfit", severity="info")
 def decoding_library_unfit(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """A library for constrained decoding is installed that does not do what it is there for.
 
@@ -379,7 +379,7 @@ def decoding_library_unfit(context: LintContext, setup: Setup, stack: StackFacts
         )
 
 
-@rule("STK012", "outside-the-tested-range", severity="info", needs=(Setup, StackFacts))
+@rule("STK012", "outside-the-tested-range", severity="info")
 def outside_the_tested_range(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """A package is newer or older than SureFit was tested with.
 
@@ -403,7 +403,7 @@ def outside_the_tested_range(context: LintContext, setup: Setup, stack: StackFac
             yield Finding(message=_said(unmet, stack), help=f"pip install '{unmet.wanted}'")
 
 
-@rule("STK013", "driver-too-old", severity="warning", needs=(Setup, StackFacts, HardwareFacts))
+@rule("STK013", "driver-too-old", severity="warning")
 def driver_too_old(context: LintContext, setup: Setup, stack: StackFacts, hardware: HardwareFacts) -> Iterator[Finding]:
     """The NVIDIA driver is older than the CUDA version of the installed PyTorch needs.
 
@@ -436,7 +436,7 @@ def driver_too_old(context: LintContext, setup: Setup, stack: StackFacts, hardwa
         )
 
 
-@rule("STK014", "optimizer-without-bitsandbytes", severity="error", needs=(Setup, StackFacts))
+@rule("STK014", "optimizer-without-bitsandbytes", severity="error")
 def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """An 8-bit or paged optimizer is asked for, and bitsandbytes is not installed.
 

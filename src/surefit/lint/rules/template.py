@@ -24,7 +24,7 @@ def class_name(collator: str | None) -> str:
     return collator.rpartition(".")[2]
 
 
-@rule("TPL001", "no-generation-marks", severity="error", needs=(Setup, TokenizerFacts))
+@rule("TPL001", "no-generation-marks", severity="error")
 def no_generation_marks(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     """The loss is to fall on the assistant's turns only, and the chat template does not mark them.
 
@@ -64,7 +64,7 @@ def _model(context: LintContext) -> str:
     return context.model.name if context.model else "the model"
 
 
-@rule("TPL002", "end-of-turn-not-trained", severity="warning", needs=(Setup, TokenizerFacts))
+@rule("TPL002", "end-of-turn-not-trained", severity="warning")
 def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     """The assistant's turns do not end with a token at which generation stops.
 
@@ -109,8 +109,8 @@ def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: Token
             )
 
 
-@rule("TPL003", "pad-is-eos", severity="error", needs=(Setup, TokenizerFacts))
-def pad_is_eos(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+@rule("TPL003", "pad-is-eos", severity="error")
+def pad_is_eos(setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     """The padding token is the token that ends an answer, and the collator masks every padding token.
 
     ## What it does
@@ -139,7 +139,7 @@ def pad_is_eos(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) ->
         )
 
 
-@rule("TPL004", "no-pad-token", severity="error", needs=(Setup, TokenizerFacts))
+@rule("TPL004", "no-pad-token", severity="error")
 def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     """The tokenizer has no padding token, and the collator asks it for one.
 
@@ -170,7 +170,7 @@ def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) 
         )
 
 
-@rule("TPL005", "template-ignores-tools", severity="error", needs=(ExampleFacts, TokenizerFacts))
+@rule("TPL005", "template-ignores-tools", severity="error")
 def template_ignores_tools(
     context: LintContext, examples: ExampleFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:
@@ -202,7 +202,7 @@ def template_ignores_tools(
         )
 
 
-@rule("TPL006", "vocabulary-larger-than-embedding", severity="error", needs=(ModelFacts, TokenizerFacts))
+@rule("TPL006", "vocabulary-larger-than-embedding", severity="error")
 def vocabulary_larger_than_embedding(
     context: LintContext, model: ModelFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:

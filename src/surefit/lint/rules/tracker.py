@@ -16,7 +16,7 @@ PACKAGES = {tracker.name: tracker.packages for tracker in TRACKERS}
 """Tracker → the packages of which one has to be there."""
 
 
-@rule("TRK001", "tracker-would-prompt", severity="warning", needs=(Setup, EnvironmentFacts))
+@rule("TRK001", "tracker-would-prompt", severity="warning")
 def tracker_would_prompt(context: LintContext, setup: Setup, environment: EnvironmentFacts) -> Iterator[Finding]:
     """Weights & Biases is to be used, and nobody is logged in.
 
@@ -58,8 +58,8 @@ def trains_here(context: LintContext, setup: Setup) -> bool:
     return context.stack is None or setup.tool in context.stack.versions
 
 
-@rule("TRK002", "every-tracker", severity="warning", needs=(Setup,))
-def every_tracker(context: LintContext, setup: Setup) -> Iterator[Finding]:
+@rule("TRK002", "every-tracker", severity="warning")
+def every_tracker(setup: Setup) -> Iterator[Finding]:
     """The run reports to every tracker that happens to be installed.
 
     ## What it does
@@ -87,7 +87,7 @@ def every_tracker(context: LintContext, setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("TRK003", "tracker-not-installed", severity="warning", needs=(Setup, StackFacts))
+@rule("TRK003", "tracker-not-installed", severity="warning")
 def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     """The run reports to a tracker whose package is not installed.
 

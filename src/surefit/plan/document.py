@@ -1,0 +1,299 @@
+"""What plan.json holds: terms that arithmetic knows, the memory by simulation or closed form, the verdict, the time.
+
+Arithmetic alone can say that a run does not fit, and never that it does: `left_out` names what is not counted. Torch is
+imported only where something is simulated; `quick` leaves that out. docs/plan.md explains the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from surefit import __version__
+from surefit.config.memory import WORDS
+from surefit.config.resolve import Resolved
+from surefit.config.world import processes
+from surefit.core.units import bytes_text, plural
+from surefit.facts.budget import (
+    ACTIVATIONS_LEFT_OUT,
+    LEFT_OUT,
+    Term,
+    activations_known,
+    at_least,
+    disagreement,
+    trained,
+)
+from surefit.facts.disk import disk_terms
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_per_rank import memory_terms
+from surefit.facts.model import ModelFacts
+from surefit.facts.sharding import sharing_of
+from surefit.plan.forecast import Lengths, Planner, held, share_of_memory, training_alone
+from surefit.plan.host import host_plan
+from surefit.plan.rank_summary import of_ranks
+from surefit.plan.verdict import need, require_plannable, verdict
+
+if TYPE_CHECKING:
+    from surefit.plan.simulate import Memory
+
+NOT_COUNTED = (
+    "the memory of generating answers when the model is scored",
+    "other processes on the device",
+)
+
+
+def planned(
+    resolved: Resolved,
+    model: ModelFacts,
+    hardware: HardwareFacts,
+    rows: int | None = None,
+    *,
+    quick: bool = False,
+    lengths: Lengths | None = None,
+    planner: Planner | None = None,
+) -> dict[str, Any]:
+    """The content of plan.json.
+
+    `memory_total_bytes` is the fullest moment of a training step, not the sum of all terms: the logits are gone when
+    the optimizer updates. Each memory term says in `moment` when it is held. Totals are None where the model's size is
+    not known; `does_not_fit` lists, in words, what exceeds this device or disk.
+
+    Args:
+        resolved: the config without "auto".
+        model: facts about the base model.
+        hardware: the device.
+        rows: training rows, None where they are not counted yet.
+        quick: arithmetic only.
+        lengths: what is known about the rows' lengths.
+        planner: one that may have simulated this already.
+
+    Raises:
+        MachineError, ConfigError: no plan can be made for these inputs.
+    """
+    require_plannable(resolved, model, hardware)
+    planner = planner or Planner(model, lengths or Lengths())
+    memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
+    part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
+    train = resolved.config.train
+    estimate = _estimate(planner, resolved, hardware, quick)
+    time = None if quick else _time(planner, resolved, hardware, rows)
+    return {
+        "surefit": __version__,
+        "device": {
+            "name": hardware.name,
+            "kind": hardware.kind,
+            "memory_bytes": hardware.memory_bytes,
+            "source": hardware.source,
+            "figure": hardware.figure,
+        },
+        "model": {
+            "name": model.name,
+            "parameters": model.parameters,
+            "trainable": part.parameters if part else None,
+            "architecture": model.architecture,
+            "source": model.source,
+        },
+        "memory": [_entry(term) | {"moment": term.moment} for term in memory],
+        "memory_total_bytes": at_least(memory) if memory else None,
+        "left_out": [
+            *_unknown(resolved, model, hardware, memory, estimate),
+            *_unplanned(resolved, estimate, time, quick),
+        ],
+        "disk": [_entry(term) for term in disk],
+        "disk_total_bytes": at_least(disk) if disk else None,
+        "disk_free_bytes": hardware.disk_free_bytes,
+        "steps": {
+            "rows": rows,
+            "total_steps": resolved.total_steps,
+            "global_batch_size": train.global_batch_size,
+            "per_device_train_batch_size": train.per_device_train_batch_size,
+            "gradient_accumulation_steps": resolved.gradient_accumulation_steps,
+        },
+        "does_not_fit": [*_too_much_memory(memory, estimate, hardware), *_too_much_disk(disk, hardware)],
+        "estimate": estimate,
+        "time": time,
+        "host": host_plan(resolved, model, hardware, planner.length(resolved)),
+        "ranks": of_ranks(resolved, model, hardware, planner.typical(resolved)),
+    }
+
+
+def _entry(term: Term) -> dict[str, Any]:
+    return {"term": term.term, "bytes": term.bytes, "why": term.why}
+
+
+def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, quick: bool) -> dict[str, Any] | None:
+    why = "asked to be quick" if quick else planner.too_long(resolved)
+    found: dict[str, Any] = {}
+    if why is None:
+        try:
+            memory = planner.memory(resolved, hardware)
+            found = _simulated(memory)
+            needed = need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
+            training = need(training_alone(memory), hardware.kind, "simulation", sharing_of(resolved.config))
+            found["disagreement"] = _disagreement(planner, resolved, hardware, memory)
+        except Exception as error:  # a model's own code may do anything with tensors that hold no data
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+    if why is not None:
+        closed = planner.closed_form(resolved, hardware)
+        if closed is None:
+            return None
+        needed = training = closed
+        found = {
+            "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None
+        }  # fmt: skip
+    micro, length = resolved.config.train.per_device_train_batch_size, planner.length(resolved)
+    return {
+        "how": needed.how,
+        "not_simulated": why,
+        "setting": _setting(resolved),
+        "micro_batch": micro,
+        "length": length,
+        "lengths": planner.lengths.source,
+        **found,
+        "low_bytes": needed.low,
+        "high_bytes": needed.high,
+        "training": {"likely_bytes": training.likely, "low_bytes": training.low, "high_bytes": training.high},
+        "margin": needed.margin,
+        "margin_above": needed.above,
+        "spread": needed.spread,
+        "beside": needed.beside,
+        "capacity_bytes": share_of_memory(resolved, hardware),
+        "verdict": verdict(needed, share_of_memory(resolved, hardware)),
+    }
+
+
+def _setting(resolved: Resolved) -> str:
+    """What decides the memory beside the batch, in words."""
+    config = resolved.config
+    kind = "DoRA" if config.adapter.use_dora else "LoRA"
+    what = f"{kind} r {config.adapter.r}" if config.adapter.kind == "lora" else "all weights"
+    dtype: str = config.model.dtype
+    if config.model.quantization != "none":
+        dtype += f" over {config.model.quantization}"
+    words = [f"{what} in {dtype}", "packed" if config.data.packing is True else "padded"]
+    words += [] if config.train.optimizer == "adamw" else [config.train.optimizer]
+    words += [] if config.speed.chunked_loss else ["all logits held"]
+    words += ["MLPs in tiles"] if config.speed.tiled_mlp is True else []
+    return ", ".join([*words, WORDS[config.train.gradient_checkpointing]])
+
+
+def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts, memory: Memory) -> str | None:
+    """A sentence where closed form and simulation differ by more than they should; the closed form is a GPU's."""
+    closed = planner.closed_form(resolved, hardware) if hardware.kind == "cuda" else None
+    training = max(phase.allocated for phase in memory.phases if phase.name != "merge")
+    return disagreement(closed.bytes, training) if closed else None
+
+
+def _simulated(memory: Memory) -> dict[str, Any]:
+    return {
+        "peak_bytes": held(memory),
+        "phases": [
+            {"name": name, "allocated_bytes": phase.allocated, "reserved_bytes": phase.reserved}
+            for name, phase in zip(_names(memory), memory.phases, strict=True)
+        ],
+        "peak": {
+            "phase": memory.peak.phase,
+            "bytes": sum(memory.terms.values()),
+            "terms": [
+                {"term": name, "bytes": size} for name, size in sorted(memory.terms.items(), key=lambda term: -term[1])
+            ],
+            "operator": memory.peak.op,
+            "module": memory.peak.module,
+            "shape": list(memory.peak.shape),
+            "dtype": memory.peak.dtype,
+            "made_bytes": memory.peak.bytes,
+        },
+        "layers_simulated": memory.layers_simulated,
+    }
+
+
+def _names(memory: Memory) -> Iterator[str]:
+    """The phases' names; merging is a process of its own, which loads a second time."""
+    seen: set[str] = set()
+    for phase in memory.phases:
+        yield f"merge: {phase.name}" if phase.name in seen else phase.name
+        seen.add(phase.name)
+
+
+def _time(planner: Planner, resolved: Resolved, hardware: HardwareFacts, rows: int | None) -> dict[str, Any] | None:
+    step = planner.step(resolved, hardware)
+    if step is None:
+        return None
+    run = planner.run(resolved, step, rows)
+    return {
+        "seconds_per_step": step.seconds,
+        "seconds_per_step_low": step.low,
+        "seconds_per_step_high": step.high,
+        "total_seconds": run.seconds if run else None,
+        "total_seconds_low": run.low if run else None,
+        "total_seconds_high": run.high if run else None,
+        "parts": run.parts if run else None,
+        "tokens_per_second": step.tokens_per_second,
+        "mfu": step.mfu,
+        "limit": run.limit if run else step.limit,
+        "length": planner.typical(resolved),
+        "rates": step.source,
+    }
+
+
+def _too_much_memory(terms: Sequence[Term], estimate: dict[str, Any] | None, hardware: HardwareFacts) -> Iterator[str]:
+    """What the estimate says; without one, what the terms alone exceed."""
+    if hardware.memory_bytes is None:
+        return
+    if estimate is None and at_least(terms) > hardware.memory_bytes:
+        yield (
+            f"memory: at least {bytes_text(at_least(terms))} are needed, "
+            f"and {hardware.name} has {bytes_text(hardware.memory_bytes)}"
+        )
+    elif estimate is not None and estimate["verdict"] == "does not fit":
+        capacity = estimate["capacity_bytes"]
+        yield (
+            f"memory: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} are needed with "
+            f"{plural(estimate['micro_batch'], 'row')} of {estimate['length']:,} tokens, and {hardware.name} has "
+            f"{bytes_text(capacity)}{' for each process' if capacity != hardware.memory_bytes else ''}"
+        )
+
+
+def _too_much_disk(terms: Sequence[Term], hardware: HardwareFacts) -> Iterator[str]:
+    if hardware.source == "detected" and at_least(terms) > hardware.disk_free_bytes:
+        yield f"disk: {bytes_text(at_least(terms))} are written, and {bytes_text(hardware.disk_free_bytes)} are free"
+
+
+def _unknown(
+    resolved: Resolved,
+    model: ModelFacts,
+    hardware: HardwareFacts,
+    memory: Sequence[Term],
+    estimate: dict[str, Any] | None,
+) -> Iterator[str]:
+    """What is not in the memory, what comes before the run, and what of the machine it leaves idle."""
+    config = resolved.config
+    if not memory:
+        yield f"all memory and disk terms: the size of {model.name} is not known on this machine"
+    if estimate is None:
+        yield from (() if activations_known(config, model) else ACTIVATIONS_LEFT_OUT)
+        yield LEFT_OUT
+    if model.source == "gguf" and model.path is None and model.weight_bytes:
+        yield f"the conversion of the GGUF file, once, into SureFit's cache: {bytes_text(model.weight_bytes)}"
+    if model.source in ("catalogue", "hub") and model.weight_bytes:
+        yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
+    if hardware.gpu_count > (count := processes(config)):
+        idle = plural(hardware.gpu_count - count, "other GPU")
+        yield f"{idle} of this machine: --gpus {hardware.gpu_count} takes all"
+
+
+def _unplanned(
+    resolved: Resolved, estimate: dict[str, Any] | None, time: dict[str, Any] | None, quick: bool
+) -> Iterator[str]:
+    """What was not simulated or timed, and what no plan counts."""
+    if estimate and estimate["not_simulated"] and not quick:
+        yield f"the simulation: {estimate['not_simulated']}"
+    if time is None:
+        yield "time" if quick else "time: how fast this device is, is not known; `surefit calibrate` measures it"
+    else:
+        yield "time of merging and scoring"
+        if time["parts"] and not time["parts"]["evaluations"]:
+            yield "time of the held-out loss: its rows are not counted yet"
+    yield from NOT_COUNTED
+    if resolved.config.speed.compile:
+        yield "what compiling changes: the plan is that of the same layers uncompiled"
