@@ -42,7 +42,7 @@ L40S = (8, 9)
 SHORT = 110
 """Tokens of the batch before the longest one. 80 rows are sorted, the longest first, and cut into batches of 4; every
 tenth batch the cache is emptied. So the longest batch finds what the shortest of the bucket before it still holds. An
-assumption, as is that the batches after the longest are too short to need new segments (docs/plan.md)."""
+assumption, as is that the batches after the longest are too short to need new segments (docs/plan-method.md)."""
 PER_LAYER = {"num_layers", "adapter_layers"}
 """Keys of methods that state the model's depth themselves."""
 LEFT_OUT = {

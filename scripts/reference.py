@@ -1,11 +1,14 @@
 """Writes docs/reference/ from what the code says of itself: the config from its schema, the rules from their pages,
-what does not go together from its table.
+what does not go together and the GPUs from their tables; and docs/built.md from the import contract.
 
 python scripts/reference.py          (or `make reference`; a test compares the pages with the code)
 """
 
 from __future__ import annotations
 
+import ast
+import re
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,12 @@ from surefit.config.load import expected_text
 from surefit.config.modes import MODES
 from surefit.config.schema import Config
 from surefit.core.rundir import write_atomic
+from surefit.core.svg import document
+from surefit.facts.gpus import GPUS, table
 from surefit.lint.engine import all_rules
 
-OUTPUT = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = Path(__file__).parents[1]
+SOURCE, OUTPUT = ROOT / "src" / "surefit", ROOT / "docs" / "reference"
 
 
 def config_page() -> str:
@@ -117,6 +123,93 @@ def combinations_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def gpus_page() -> str:
+    """The catalogue of GPUs."""
+    return f"""# GPUs
+
+{len(GPUS)} models, by the name that `--gpu` takes; other spellings ("NVIDIA A100-SXM4-80GB") are understood.
+
+{table()}
+
+- **GiB** is what PyTorch reports on such a card where a published message says so. With ≤ it is an upper bound from the
+  driver or the data sheet: PyTorch will report a few hundred MiB less.
+- **Rates** are dense TFLOP/s with float32 accumulation, from the vendor's data sheet or white paper; figures given
+  "with sparsity" are halved, and GeForce cards have half the rate that their box says. fp32 is without tensor cores,
+  which is what PyTorch uses by default; TF32 is for `torch.set_float32_matmul_precision("high")`.
+- A dash: the card cannot, or no figure was found. The features are those of PyTorch's own kernels.
+- The source of every figure stands beside it in `src/surefit/facts/gpus.py`.
+"""
+
+
+def built_page() -> str:
+    """How the package is built: its layers as the import contract has them, and what each room says it is for."""
+    rows = []
+    for name in (room for layer in _layers() for room in layer):
+        place = SOURCE / name / "__init__.py" if (SOURCE / name).is_dir() else SOURCE / f"{name}.py"
+        about = ast.get_docstring(ast.parse(place.read_text()))
+        assert about, f"{name} says nothing of itself"
+        rows.append(f"| `{name}` | {' '.join(about.partition(chr(10) * 2)[0].split())} |")
+    return BUILT.format(rows="\n".join(rows))
+
+
+def _layers() -> list[list[str]]:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return [layer.replace(" ", "").split("|") for layer in contracts[0]["layers"]]
+
+
+def house_picture() -> str:
+    """The rooms in their layers, and an arc for every room that imports another."""
+    layers = _layers()
+    height_of = {room: 66 + 40 * number for number, layer in enumerate(layers) for room in layer}
+    lines = []
+    for room, y in height_of.items():
+        for other in sorted(_imported_by(room) & set(height_of) - {room}):
+            side, reach = (470, 1) if height_of[other] - y > 40 else (250, -1)
+            bow = side + reach * (20 + (height_of[other] - y) * 0.28)
+            path = f"M{side} {y} C{bow:.0f} {y} {bow:.0f} {height_of[other]} {side} {height_of[other]}"
+            lines.append(f'<path d="{path}" fill="none" stroke="#0072b2" stroke-opacity="0.25"/>')
+    for number, layer in enumerate(layers):
+        y = 66 + 40 * number
+        lines.append(f'<rect x="250" y="{y - 15}" width="220" height="30" rx="4" fill="#eef4f8" stroke="#0072b2"/>')
+        lines.append(f'<text x="360" y="{y + 4}" text-anchor="middle">{" · ".join(layer)}</text>')
+    return document("SureFit's rooms, and who imports whom", 66 + 40 * len(layers), lines)
+
+
+def _imported_by(room: str) -> set[str]:
+    files = (SOURCE / room).rglob("*.py") if (SOURCE / room).is_dir() else [SOURCE / f"{room}.py"]
+    return {found for file in files for found in re.findall(r"from surefit\.(\w+)", file.read_text())}
+
+
+BUILT = """# How SureFit is built
+
+| you want to | read |
+|---|---|
+| find the file that does something | [The rooms](#the-rooms) |
+| know what may import what | [Imports run one way](#imports-run-one-way) |
+| add a rule, a recipe, an optimizer, a parallel mode | `CONTRIBUTING.md` in the repository |
+| know why something is as it is | the decision records beside this page, and the [log](LOG.md) |
+
+A run goes through six stages, and they talk through files in the run directory, never through globals:
+`check → plan → train → merge → evaluate → report`. `stages/` has them as functions; `cli/` shows what they return,
+`api.py` returns it to Python, `ui/` draws it in a browser. The one training step is in `train/step.py`: training runs
+it, the dry pass runs it on the worst batch, `plan` runs it on tensors without data.
+
+## Imports run one way
+
+A file imports from its own line and from those below it, which `lint-imports` holds. This picture and the table are
+written by `make reference` from that contract and from the files.
+
+![The rooms, and who imports whom](assets/house.svg)
+
+## The rooms
+
+| room | what it is for |
+|---|---|
+{rows}
+
+`python scripts/house.py` prints what else the code says of its form: length of functions, what an addition touches,
+names that nothing calls. `tests/arch` holds the lines.
+"""
 _OFFLOADED = {"optimizer state": "optimizer state", "weights": "weights and optimizer state"}
 
 
@@ -124,7 +217,14 @@ def _words(names: Iterable[Trait]) -> str:
     return ", ".join(f"`{name}`" if name.islower() and name.isidentifier() else name for name in names)
 
 
-PAGES = {"config.md": config_page, "rules.md": rules_page, "combinations.md": combinations_page}
+PAGES = {
+    "config.md": config_page,
+    "rules.md": rules_page,
+    "combinations.md": combinations_page,
+    "gpus.md": gpus_page,
+    "../built.md": built_page,
+    "../assets/house.svg": house_picture,
+}
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""The command line: verbs (app), what they do in order (stages), how it looks (render)."""
+"""The command line: verbs (app), what they show of a stage (a file each), how it looks (render)."""

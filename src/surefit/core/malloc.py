@@ -4,7 +4,7 @@ glibc keeps what is freed for the next `malloc`: a block below its threshold is 
 grows with every large block that is freed, to 32 MiB. What a step frees then lies in pieces between what is still held,
 and the process grows far beyond its tensors. With a low threshold a block from there on is a mapping of its own, and is
 gone when it is freed. That has a price, the pages of every new one, so it is for training alone: decoding holds as much
-either way, and takes a third longer; and a small process is let off (docs/plan.md has the figures).
+either way, and takes a third longer; and a small process is let off (docs/plan-method.md has the figures).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every term follows from the config and the model's shape, and says what it assumes. Activations are known for the
 decoders of `facts/activations.py`; for others the sum can show that a run does *not* fit, and never that it does. See
-`LEFT_OUT` for what is in no term. Compared with the simulation: docs/plan.md, "The closed form".
+`LEFT_OUT` for what is in no term. Compared with the simulation: docs/plan-method.md, "The closed form".
 
 Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, bfloat16, one row of 2,048 tokens: 32 layers × 8 ×
 (8,192 + 5,120 + 5,120 + 8,192 + 3 × 18,432) = 20,971,520 factors. Weights 2 × 8,030,261,248 bytes = 14.96 GiB; adapter

@@ -205,7 +205,7 @@ def find_gpu(name: str) -> Gpu | None:
 
 
 def table(gpus: Iterable[tuple[str, Gpu]] = GPUS.items()) -> str:
-    """The catalogue as Markdown, as docs/plan.md shows it.
+    """The catalogue as Markdown, as docs/reference/gpus.md shows it.
 
     >>> print(table([("t4", GPUS["t4"])]).splitlines()[2])
     | `t4` | Turing | 14.75 | – | 65 | – | – | 8.1 | 320 | – |

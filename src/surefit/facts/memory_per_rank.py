@@ -25,7 +25,7 @@ the backward pass. ddp holds 5.98 GiB of weights instead.
 
 Sources: torch 2.13 (nn/parallel/distributed.py, distributed/fsdp/_fully_shard, distributed/pipelining), DeepSpeed
 0.19.8 (runtime/zero/stage_1_and_2.py, stage3.py, config.py), `parallel/*.py`. `plan/ranks.py` runs the engines of torch
-themselves on tensors without data, and docs/plan.md compares.
+themselves on tensors without data, and docs/plan-method.md compares.
 """
 
 from __future__ import annotations

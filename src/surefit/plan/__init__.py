@@ -1,4 +1,4 @@
-"""Plan: what a run needs before it is started. `static` is the part that arithmetic knows."""
+"""Plan: what a run needs before it is started: estimates (forecast), put together (document), searched (search)."""
 
 from surefit import callable_as_stage
 

@@ -1,7 +1,7 @@
 """What plan.json holds: terms that arithmetic knows, the memory by simulation or closed form, the verdict, the time.
 
 Arithmetic alone can say that a run does not fit, and never that it does: `left_out` names what is not counted. Torch is
-imported only where something is simulated; `quick` leaves that out. docs/plan.md explains the keys.
+imported only where something is simulated; `quick` leaves that out. docs/reference/plan-json.md explains the keys.
 """
 
 from __future__ import annotations

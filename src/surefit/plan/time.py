@@ -24,7 +24,7 @@ START_SECONDS = 15.0
 DISK_BYTES_PER_SECOND = 500e6
 """A disk that is not named: reading weights and writing checkpoints."""
 LOADING_TOKENS_PER_SECOND = 2e6
-"""Tokenised rows put together into batches in the training process (measured: docs/plan.md)."""
+"""Tokenised rows put together into batches in the training process (measured: docs/plan-method.md)."""
 
 Limit = Literal["arithmetic", "memory bandwidth", "kernel launches", "data loading", "exchange between GPUs"]
 

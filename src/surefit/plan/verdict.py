@@ -34,14 +34,14 @@ recomputed or a micro batch has more than `LONG` tokens: what a layer keeps is c
 has just freed, and the next MLP finds no whole one. The second where, beside that, weights are made of float8 ones or
 the gradients of all weights are summed over micro batches, the third for long micro batches with MLPs in tiles, the
 last where nothing is recomputed. How much is left over depends on the order and the sizes, which only a simulation
-has: up to 53, 65, 32 and 14 % in benchmarks/plan_closed_form.py's 224 runs and 93 others (docs/plan.md)."""
+has: up to 53, 65, 32 and 14 % in benchmarks/plan_closed_form.py's 224 runs and 93 others (docs/plan-method.md)."""
 LEAST_PIECES = 0.10
 """The least of it where layers are recomputed, of everything: 9 % where nearly all is always held."""
 WHOLE_LOGITS = 0.40
 """The same for a loss that is not computed in chunks, of everything: 13 % and 32 % in two runs of
 benchmarks/plan_closed_form.py."""
 CPU_MARGIN: dict[How, float] = {"simulation": 0.05, "closed form": 0.10}
-"""The same on a CPU, of what malloc holds: `benchmarks/plan_real.py` is where it comes from (docs/plan.md)."""
+"""The same on a CPU, of what malloc holds: `benchmarks/plan_real.py` is where it comes from (docs/plan-method.md)."""
 CONTEXT = (256 * MIB, 768 * MIB)
 """What the CUDA context and the libraries' kernels take on the card, beside PyTorch's own memory: about 300 MiB with
 the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/107667), 200 to over 700 MiB by GPU

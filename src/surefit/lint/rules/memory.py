@@ -61,7 +61,7 @@ def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareF
     Adds to MEM001's terms what one micro batch of `max_length` tokens holds: the activations, where the architecture is
     one whose layers are known (Llama, Mistral, Qwen 2 and 3 and others), and what the loss takes: a chunk of logits, or
     without `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed
-    form" in docs/plan.md.
+    form" in docs/plan-method.md.
 
     ## Why it is bad
     The run starts, and dies at the first batch with a long enough row, which may come after hours.
