@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Surefit
 
+from surefit import nano
+
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
@@ -59,3 +61,20 @@ def test_runs_that_are_not_there(surefit: Surefit) -> None:
     answer = surefit("runs", "elsewhere")
     assert answer.stdout == "No runs in elsewhere: there is no such directory\n"
     assert "surefit runs" in surefit("report", "runs/gone").stderr
+
+
+def test_a_base_that_is_stored_quantised_is_refused_in_words(surefit: Surefit, adapter: Path, tmp_path: Path) -> None:
+    """What unsloth's `-bnb-4bit` copies are: the original's config.json with a quantization_config."""
+    base = tmp_path / "Tiny-Instruct-bnb-4bit"
+    base.mkdir()
+    config = json.loads((nano.PATH / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    (base / "config.json").write_text(json.dumps(config))
+    named = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(named))
+    assert "warning[MRG005]" in surefit("check", adapter / "adapter_config.json").stdout
+    done = surefit("merge", adapter)
+    assert done.code == 2
+    assert "is stored quantised (bitsandbytes)" in done.stderr
+    assert f"--base {tmp_path}/Tiny-Instruct --trained-on nf4" in done.stderr
+    assert not (adapter / "merged").exists()

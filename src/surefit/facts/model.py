@@ -296,6 +296,21 @@ def _quantization(config: Mapping[str, Any]) -> str | None:
     return str(entry.get("quant_method") or "unknown") if isinstance(entry, Mapping) else None
 
 
+def whole_name(name: str) -> str | None:
+    """What the model that a quantised copy was made from is called, by the usual endings; None where none is there.
+
+    >>> whole_name("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"), whole_name("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4")
+    ('unsloth/Meta-Llama-3.1-8B-Instruct', 'Qwen/Qwen2.5-7B-Instruct')
+    """
+    plain = _QUANTISED_NAME.sub("", name.rstrip("/"))
+    return plain if plain != name.rstrip("/") else None
+
+
+_QUANTISED_NAME = re.compile(
+    r"(?i)(-unsloth)?-bnb-[48]bit$|[-_](gptq|awq)([-_](w?4a16|int[48]|[48]bits?))?([-_]g\d+)?$"
+)
+
+
 def _dtype(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> str | None:
     section = text_section(config)
     stated = next((c[key] for c in (config, section) for key in ("dtype", "torch_dtype") if c.get(key)), None)

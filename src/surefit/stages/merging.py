@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from surefit.core.errors import ConfigError, ModelError
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.door import require_sound_adapter
-from surefit.facts.model import DTYPE_BYTES, read_config
+from surefit.facts.model import DTYPE_BYTES, read_config, whole_name
 from surefit.stages.events import noted, require_trained
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
@@ -143,8 +143,27 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
     if not name:
         raise ConfigError(f"{ADAPTER_CONFIG} names no base model", path=target, help="name it with --base")
     section = ModelSection(name_or_path=name, revision=None if options.base else settings.get("revision"))
-    stored = _stored_dtype(fetch_model(section))
+    directory = fetch_model(section)
+    _require_matrices(directory, name, options.trained_on)
+    stored = _stored_dtype(directory)
     return section.model_copy(update={"dtype": stored, "quantization": options.trained_on})
+
+
+def _require_matrices(directory: Path, name: str, trained_on: Trained) -> None:
+    """Raises:
+    ModelError: the base's files hold quantised blocks, to which no adapter can be added.
+    """
+    stored = read_config(directory).get("quantization_config")
+    if not isinstance(stored, dict):
+        return
+    original = whole_name(name) or "ORIGINAL"
+    raise ModelError(
+        f"{name} is stored quantised ({stored.get('quant_method') or 'unknown'}): an adapter cannot be merged into its "
+        "files",
+        path=directory / "config.json",
+        help=f"merge into the model that it was made from, --base {original} --trained-on "
+        f"{'nf4' if trained_on == 'none' else trained_on}; or serve base and adapter side by side",
+    )
 
 
 def _stored_dtype(directory: Path) -> str:
