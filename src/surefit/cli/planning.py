@@ -70,6 +70,7 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
         _say_terms(out, planned, device["memory_bytes"])
     if estimate:
         _say_verdict(out, estimate, device)
+    _say_answering(out, planned["answering"])
     _say_host(out, planned["host"])
     _say_time(out, planned["time"])
     _say_disk(out, planned)
@@ -187,6 +188,21 @@ def _say_time(out: Output, time: dict[str, Any] | None) -> None:
 
 def _between(low: float, middle: float, high: float) -> str:
     return f"{duration_text(middle)} ({duration_text(low)} to {duration_text(high)})"
+
+
+def _say_answering(out: Output, answers: dict[str, Any] | None) -> None:
+    """What scoring takes, and a batch that fits where this one may not."""
+    if answers is None:
+        return
+    fewer = answers["fewer"]
+    parts = f"weights {bytes_text(answers['weights'])}, KV cache {bytes_text(answers['cache'])}"
+    advice = {None: "", 0: "; one prompt at a time does not fit"}.get(fewer, f"; evaluate.batch_size: {fewer} fits")
+    out.paragraph(
+        f"Scoring: up to {bytes_text(answers['bytes'])} for {plural(answers['rows'], 'prompt')} at a time, of up to "
+        f"{answers['prompt']:,} tokens, with answers of {answers['answer']:,} ({parts}){advice}",
+        None if fewer is None else "bold yellow",
+        indent=2,
+    )
 
 
 def _say_host(out: Output, host: dict[str, Any] | None) -> None:

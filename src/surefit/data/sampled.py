@@ -28,14 +28,16 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
     A token covers at least a byte, so an example of at most `max_length` bytes of text passes without a tokenizer. Of
     the longer ones the beginning is tokenised: its tokens are a lower bound of the example's.
     """
+    texts = [_text(example, tokenizer) for example in examples]
+    sizes = [len(text.encode()) for text in texts]
     counted = ExampleFacts(
         examples=len(examples),
         conversations=sum(example.text is None for example in examples),
         with_tools=sum(bool(example.tools) for example in examples),
         max_length=max_length,
+        most_bytes=max(sizes, default=0),
     )
-    texts = [_text(example, tokenizer) for example in examples]
-    in_question = [n for n, text in enumerate(texts) if len(text.encode()) > max_length]
+    in_question = [n for n, size in enumerate(sizes) if size > max_length]
     if not in_question:
         return replace(counted, measured=len(texts))
     if tokenizer is None or tokenizer.file is None:

@@ -19,6 +19,7 @@ class ExampleFacts:
             not what the chat template adds.
         first_too_long: where the first of them is.
         longest: tokens that the longest of them has at least.
+        most_bytes: of text in one of them; a token covers at least one. 0 where it is not known.
     """
 
     examples: int
@@ -29,3 +30,4 @@ class ExampleFacts:
     too_long: int = 0
     first_too_long: str | None = None
     longest: int = 0
+    most_bytes: int = 0

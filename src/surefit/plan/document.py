@@ -7,6 +7,7 @@ imported only where something is simulated; `quick` leaves that out. docs/refere
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
@@ -24,6 +25,7 @@ from surefit.facts.budget import (
     trained,
 )
 from surefit.facts.disk import disk_terms
+from surefit.facts.generation import answering, most_prompts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import ModelFacts
@@ -35,11 +37,6 @@ from surefit.plan.verdict import need, require_plannable, verdict
 
 if TYPE_CHECKING:
     from surefit.plan.simulate import Memory
-
-NOT_COUNTED = (
-    "the memory of generating answers when the model is scored",
-    "other processes on the device",
-)
 
 
 def planned(
@@ -77,6 +74,7 @@ def planned(
     train = resolved.config.train
     estimate = _estimate(planner, resolved, hardware, quick)
     time = None if quick else _time(planner, resolved, hardware, rows)
+    answers = _answering(resolved, model, hardware, planner)
     return {
         "surefit": __version__,
         "device": {
@@ -97,7 +95,7 @@ def planned(
         "memory_total_bytes": at_least(memory) if memory else None,
         "left_out": [
             *_unknown(resolved, model, hardware, memory, estimate),
-            *_unplanned(resolved, estimate, time, quick),
+            *_unplanned(resolved, estimate, time, quick, answers is not None),
         ],
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": at_least(disk) if disk else None,
@@ -112,6 +110,7 @@ def planned(
         "does_not_fit": [*_too_much_memory(memory, estimate, hardware), *_too_much_disk(disk, hardware)],
         "estimate": estimate,
         "time": time,
+        "answering": answers,
         "host": host_plan(resolved, model, hardware, planner.length(resolved)),
         "ranks": of_ranks(resolved, model, hardware, planner.typical(resolved)),
     }
@@ -236,6 +235,20 @@ def _time(planner: Planner, resolved: Resolved, hardware: HardwareFacts, rows: i
     }
 
 
+def _answering(
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, planner: Planner
+) -> dict[str, Any] | None:
+    """What scoring takes at most, in a process of its own; and a batch that fits where this one may not."""
+    longest = planner.length(resolved)
+    found = answering(resolved.config, model, hardware.kind, longest)
+    if found is None:
+        return None
+    room = hardware.memory_bytes
+    fits = room is None or found.bytes <= room
+    fewer = None if fits or room is None else most_prompts(resolved.config, model, hardware.kind, room, longest)
+    return asdict(found) | {"bytes": found.bytes, "fewer": fewer}
+
+
 def _too_much_memory(terms: Sequence[Term], estimate: dict[str, Any] | None, hardware: HardwareFacts) -> Iterator[str]:
     """What the estimate says; without one, what the terms alone exceed."""
     if hardware.memory_bytes is None:
@@ -283,7 +296,7 @@ def _unknown(
 
 
 def _unplanned(
-    resolved: Resolved, estimate: dict[str, Any] | None, time: dict[str, Any] | None, quick: bool
+    resolved: Resolved, estimate: dict[str, Any] | None, time: dict[str, Any] | None, quick: bool, answered: bool
 ) -> Iterator[str]:
     """What was not simulated or timed, and what no plan counts."""
     if estimate and estimate["not_simulated"] and not quick:
@@ -294,6 +307,8 @@ def _unplanned(
         yield "time of merging and scoring"
         if time["parts"] and not time["parts"]["evaluations"]:
             yield "time of the held-out loss: its rows are not counted yet"
-    yield from NOT_COUNTED
+    if not answered:
+        yield "the memory of generating answers when the model is scored"
+    yield "other processes on the device"
     if resolved.config.speed.compile:
         yield "what compiling changes: the plan is that of the same layers uncompiled"

@@ -9,6 +9,8 @@ from surefit.config.resolve import Resolved
 from surefit.config.world import processes, sharing_by, ways_to_share
 from surefit.core.units import bytes_text
 from surefit.facts.budget import MOMENTS, Term, at_least
+from surefit.facts.examples import ExampleFacts
+from surefit.facts.generation import answering, most_prompts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
@@ -223,6 +225,53 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
             message="answers are generated while training holds its memory: keys and values come on top of it",
             help="measure the loss while training, and score checkpoints afterwards (surefit evaluate)",
         )
+
+
+@rule("MEM009", "scoring-may-not-fit", severity="warning")
+def scoring_may_not_fit(
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, examples: ExampleFacts
+) -> Iterator[Finding]:
+    """The answers that are to be scored may take more memory than the device has.
+
+    ## What it does
+    Adds up what a batch of answers takes at most (`facts/generation.py`): weights, keys and values of the longest
+    prompt and answer, and the widest moment beside them; with `evaluate.in_training`, on top of what training keeps. A
+    prompt has at most `data.max_length` tokens, and no more than the longest row that was looked at has bytes.
+
+    ## Why it is bad
+    The run trains to its end, or to its first checkpoint, and runs out of memory there.
+
+    ## Example
+    `in_training: true` with the default batch of 64 prompts of 65,536 tokens: Llama-3.1-8B keeps 128 KiB per token, 512
+    GiB.
+
+    ## Fix
+    A smaller `evaluate.batch_size`; for very long prompts `evaluate.prefill_chunk`, too.
+
+    ## Evidence
+    A published report on LLM ranking ran out of memory at its evaluation, one on 200,000-token summaries when it
+    generated in the training loop.
+    """
+    config, longest = resolved.config, examples.most_bytes or None
+    found = answering(config, model, hardware.kind, longest)
+    if found is None or hardware.memory_bytes is None:
+        return
+    kept = 0
+    if config.evaluate.in_training:
+        terms = memory_terms(resolved, model, hardware.compute_capability)
+        kept = sum(term.bytes for term in terms if term.moment == "always" and term.term != "weights")
+    if found.bytes + kept <= hardware.memory_bytes:
+        return
+    fewer = most_prompts(config, model, hardware.kind, hardware.memory_bytes - kept, longest)
+    beside = f", beside {bytes_text(kept)} that training keeps" if kept else ""
+    yield Finding(
+        field="evaluate.batch_size",
+        message=f"{found.rows} prompts of up to {found.prompt:,} tokens at a time take up to {bytes_text(found.bytes)} "
+        f"(KV cache {bytes_text(found.cache)}){beside}, and {hardware.name} has {bytes_text(hardware.memory_bytes)}",
+        help=f"write {fewer}"
+        if fewer
+        else "set evaluate.prefill_chunk: 2048 and batch_size: 1, or lower data.max_length",
+    )
 
 
 @rule("MEM007", "cache-with-checkpointing", severity="info")

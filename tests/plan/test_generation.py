@@ -1,0 +1,107 @@
+"""What answering takes, by arithmetic, beside what transformers' `generate` allocates on tensors that are real."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from surefit.config.schema import Config
+from surefit.core.units import GIB, KIB
+from surefit.facts.generation import answering, most_prompts
+from surefit.facts.model import model_facts
+from surefit.plan.trace import Recorder
+
+
+def config_of(model: str, dtype: str = "bfloat16", max_length: int = 2048, **evaluate: Any) -> Config:
+    return Config.model_validate(
+        {
+            "model": {"name_or_path": model, "dtype": dtype},
+            "data": {"train": "unused", "max_length": max_length},
+            "evaluate": {"batch_size": 16, "max_new_tokens": 256} | evaluate,
+            "output_dir": "runs/x",
+        }
+    )
+
+
+def allocated(model: LlamaForCausalLM, rows: int, prompt: int, answer: int, chunk: int | None) -> int:
+    """Bytes at the fullest moment, the weights not counted."""
+    ids = torch.randint(1, 64, (rows, prompt))
+    mask = torch.ones_like(ids)
+    mask[0, : prompt // 2] = 0
+    settings = GenerationConfig(
+        max_new_tokens=answer, do_sample=False, eos_token_id=None, pad_token_id=0, prefill_chunk_size=chunk
+    )
+    recorder = Recorder()
+    with recorder, torch.no_grad():
+        recorder.start("answering")
+        recorder.tag(model.parameters(), "weights")
+        model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+    live = most = 0
+    for event in recorder.trace.events:
+        size = recorder.trace.allocations[abs(event) - 1].bytes
+        live += size if event > 0 else -size
+        most = max(most, live)
+    return most - sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "answer", "chunk", "shape"),
+    [
+        (4, 256, 32, None, {}),
+        (4, 64, 512, None, {}),
+        (8, 512, 64, None, {"vocab_size": 8192}),
+        (8, 512, 64, 128, {}),
+        (2, 128, 16, None, {"intermediate_size": 2048}),
+        (6, 200, 100, None, {"num_key_value_heads": 4}),
+    ],
+)
+def test_it_is_what_generate_allocates(
+    tmp_path: Path, rows: int, prompt: int, answer: int, chunk: int | None, shape: dict[str, int]
+) -> None:
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    model = LlamaForCausalLM(LlamaConfig(**(sizes | shape))).eval()
+    model.save_pretrained(tmp_path)
+    wanted = config_of(str(tmp_path), "float32", prompt, batch_size=rows, max_new_tokens=answer, prefill_chunk=chunk)
+    found = answering(wanted, model_facts(str(tmp_path)), "cpu")
+    assert found is not None
+    assert found.weights == sum(p.numel() for p in model.parameters()) * 4
+    real = allocated(model, rows, prompt, answer, chunk)
+    assert real <= found.cache + found.beside <= 1.25 * real, (found, real)
+
+
+def test_the_worked_example() -> None:
+    model = model_facts("meta-llama/Llama-3.1-8B")
+    found = answering(config_of("meta-llama/Llama-3.1-8B"), model, "cuda")
+    assert found is not None
+    assert found.cache == 16 * (2048 + 256) * 128 * KIB
+    assert found.cache / GIB == 4.5
+    assert round(found.weights / GIB, 2) == 14.96
+
+
+def test_beams_are_rows_and_a_server_needs_nothing() -> None:
+    model = model_facts("meta-llama/Llama-3.1-8B")
+    one, four = (answering(config_of("x", num_beams=beams), model, "cuda") for beams in (1, 4))
+    assert one is not None
+    assert four is not None
+    assert (four.rows, four.cache) == (4 * one.rows, 4 * one.cache)
+    assert answering(config_of("x", server="http://localhost:8000/v1"), model, "cuda") is None
+    assert answering(config_of("x"), dataclasses.replace(model, parameters=None), "cuda") is None
+
+
+def test_the_largest_batch_that_fits() -> None:
+    model = model_facts("meta-llama/Llama-3.1-8B")
+    long = config_of("x", max_length=65_536, batch_size=64)
+    few = most_prompts(long, model, "cuda", 79 * GIB)
+    for count, fits in ((few, True), (few + 1, False)):
+        found = answering(config_of("x", max_length=65_536, batch_size=count), model, "cuda")
+        assert found is not None
+        assert (found.bytes <= 79 * GIB) is fits
+    assert most_prompts(long, model, "cuda", 15 * GIB) == 0
