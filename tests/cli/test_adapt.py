@@ -88,6 +88,7 @@ def test_adapt_goes_on_until_it_fits(surefit: Surefit, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("room_for_16")
+@pytest.mark.slow
 def test_the_whole_pipeline_adapts_in_its_training(surefit: Surefit, tmp_path: Path) -> None:
     brief = ("evaluate.max_examples=1", "evaluate.max_new_tokens=4")
     done = surefit("run", config_of(tmp_path, words=1), "--adapt", *(part for one in brief for part in ("--set", one)))

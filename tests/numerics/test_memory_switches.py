@@ -106,7 +106,7 @@ def assert_equal(found, expected, exactly: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 def test_every_combination_learns_the_same(family, kind, packed) -> None:

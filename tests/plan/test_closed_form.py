@@ -31,6 +31,8 @@ TINY = {
     "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False,
 }  # fmt: skip
 
+SLOW = pytest.mark.slow
+
 
 def shape_of(name: str, **changes: Any) -> tuple[PretrainedConfig, ModelFacts]:
     """A model of the catalogue, as transformers and as the facts describe it."""
@@ -118,18 +120,24 @@ def test_at_its_whole_depth(name: str, run: dict[str, Any]) -> None:
     ("name", "run"),
     [
         ("qwen2-0.5b", {"rows": 8, "length": 512, "padded": True, "r": 64}),
-        ("llama3-1b", {"rows": 4, "length": 512, "padded": True, "dropout": 0.05}),
+        pytest.param("llama3-1b", {"rows": 4, "length": 512, "padded": True, "dropout": 0.05}, marks=SLOW),
         ("llama3-1b", {"kind": "full", "dtype": "float32", "length": 512, "micro_batches": 4}),
         ("llama3-3b", {"kind": "full", "rows": 2, "checkpointing": True}),
-        ("qwen2-7b", {"kind": "full", "rows": 4, "length": 512, "padded": True, "micro_batches": 2}),
-        ("llama2-7b", {"dtype": "float32", "rows": 8, "length": 512}),
+        pytest.param(
+            "qwen2-7b", {"kind": "full", "rows": 4, "length": 512, "padded": True, "micro_batches": 2}, marks=SLOW
+        ),
+        pytest.param("llama2-7b", {"dtype": "float32", "rows": 8, "length": 512}, marks=SLOW),
         ("qwen3-4b", {"dtype": "float32", "rows": 2, "length": 2048, "padded": True, "checkpointing": True}),
-        ("llama3-1b", {"length": 2048, "chunked": False}),
-        ("qwen3-0.6b", {"kind": "full", "length": 2048, "chunked": False, "checkpointing": True}),
-        ("llama3-1b", {"packed": True, "rows": 4, "fused_lora": True, "dropout": 0.1}),
+        pytest.param("llama3-1b", {"length": 2048, "chunked": False}, marks=SLOW),
+        pytest.param(
+            "qwen3-0.6b", {"kind": "full", "length": 2048, "chunked": False, "checkpointing": True}, marks=SLOW
+        ),
+        pytest.param("llama3-1b", {"packed": True, "rows": 4, "fused_lora": True, "dropout": 0.1}, marks=SLOW),
         ("llama3-1b", {"packed": True, "length": 4096, "fused_lora": True, "checkpointing": "selective"}),
         ("qwen3-0.6b", {"packed": True, "rows": 4, "dtype": "float16", "capability": (7, 5), "fused_lora": True}),
-        ("llama3-3b", {"packed": True, "kind": "full", "optimizer": "paged_adamw", "checkpointing": True}),
+        pytest.param(
+            "llama3-3b", {"packed": True, "kind": "full", "optimizer": "paged_adamw", "checkpointing": True}, marks=SLOW
+        ),
     ],
 )
 def test_of_three_layers(name: str, run: dict[str, Any]) -> None:
@@ -141,9 +149,9 @@ def test_of_three_layers(name: str, run: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        {"quantization": "nf4", "length": 512, "checkpointing": True, "fused_lora": True},
+        pytest.param({"quantization": "nf4", "length": 512, "checkpointing": True, "fused_lora": True}, marks=SLOW),
         {"quantization": "nf4", "length": 4096, "fused_lora": True},
-        {"kind": "full", "optimizer": "adamw_8bit"},
+        pytest.param({"kind": "full", "optimizer": "adamw_8bit"}, marks=SLOW),
         {"kind": "full", "optimizer": "paged_adamw_8bit", "dtype": "float32"},
     ],
 )
@@ -157,7 +165,7 @@ def test_with_bitsandbytes(run: dict[str, Any]) -> None:
     "run",
     [
         {"checkpointing": "offload", "length": 8192},
-        {"checkpointing": True, "tiled_mlp": True, "length": 32768},
+        pytest.param({"checkpointing": True, "tiled_mlp": True, "length": 32768}, marks=SLOW),
         {"quantization": "fp8", "capability": (9, 0), "checkpointing": True, "length": 4096},
     ],
 )
@@ -177,7 +185,7 @@ def test_the_loss_is_cut_as_training_cuts_it() -> None:
     [
         {"length": 4096},
         {"length": 4096, "checkpointing": True},
-        {"kind": "full", "length": 8192},
+        pytest.param({"kind": "full", "length": 8192}, marks=SLOW),
         {"kind": "full", "length": 8192, "dtype": "float32", "checkpointing": True},
         {"target_modules": ["q_proj", "v_proj"], "length": 4096, "checkpointing": True},
     ],

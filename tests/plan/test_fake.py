@@ -33,7 +33,7 @@ def _all(setting: Setting) -> tuple[Trace, Trace, tuple[Operations, Operations]]
 @pytest.mark.parametrize(
     "setting",
     [
-        pytest.param(replace(PACKED, fused_lora=True, checkpointing="selective"), id="fused"),
+        pytest.param(replace(PACKED, fused_lora=True, checkpointing="selective"), id="fused", marks=SLOW),
         pytest.param(
             replace(PACKED, packed=False, padded=True, dtype="float32", cuda=False), id="padded-cpu", marks=SLOW
         ),

@@ -37,7 +37,7 @@ def rows() -> dict[str, dict[str, Any]]:
     ("name", "limit"),
     [
         ("lora--llama-3.2-3B-rank64", 0.003),
-        ("ia3--llama-3.2-3B-all-attn-5k-lr0.005", 0.003),
+        pytest.param("ia3--llama-3.2-3B-all-attn-5k-lr0.005", 0.003, marks=pytest.mark.slow),
         ("full-finetuning--llama-3.2-3B-lr_0.00001", 0.005),
     ],
 )

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE, NOTEBOOK = ROOT / "docs" / "python.md", ROOT / "examples" / "from_python.ipynb"
 
 
+@pytest.mark.slow
 def test_the_page_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

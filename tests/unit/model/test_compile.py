@@ -62,13 +62,9 @@ def same(got: list[list[torch.Tensor]], expected: list[list[torch.Tensor]]) -> b
     return all(float((g - e).norm()) <= 1e-5 * float(e.norm()) for g, e in pairs)
 
 
-@pytest.mark.parametrize(
-    ("fused", "checkpointing"),
-    [
-        (True, False),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((True, True), (False, False), (False, True))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("checkpointing", [True, False])
 def test_traced_layers_compute_the_same_and_share_their_graph(
     graphs: dict[str, int], fused: bool, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

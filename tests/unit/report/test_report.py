@@ -333,6 +333,7 @@ def test_a_typical_page_is_well_under_a_megabyte(html: str) -> None:
     assert len(html.encode()) < 500_000
 
 
+@pytest.mark.slow
 def test_a_page_of_everything_at_its_bound_stays_under_three_megabytes(run: RunDir) -> None:
     long, many = "\"'&" * 1_500, range(300)
     finding = dict.fromkeys(("code", "name", "path", "field", "message", "help", "evidence"), long)

@@ -39,12 +39,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Checkpoints that take a while to write; returns what began and ended, in order."""
+    """Checkpoints that take a while to write, at least until the next step is done where events of steps are added;
+    returns what began and ended, in order."""
     events: list[str] = []
 
     def save(directory: Path, step: int, state: manager.State) -> Path:
         events.append(f"begin {step}")
+        end = time.monotonic() + 20
         time.sleep(0.2)
+        while any(event.startswith("step") for event in events) and step < 12 and time.monotonic() < end:
+            if f"step {step + 1}" in events:
+                break
+            time.sleep(0.01)
         path = SAVE(directory, step, state)
         events.append(f"end {step}")
         return path
