@@ -62,6 +62,8 @@ class ModelSection(Section):
     """The type the weights are held and computed in."""
     quantization: Literal["none", "nf4", "fp8"] = "none"
     """How the frozen weights under an adapter are stored: nf4 takes a quarter of bfloat16's memory, fp8 half."""
+    chat_template: PathText | None = None
+    """Write conversations with this Jinja file, or with `plain` where a base model has no template of its own."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave it off unless you have read that code."""
 

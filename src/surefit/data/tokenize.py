@@ -122,7 +122,8 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
         raise ModelError(
             "the tokenizer has no chat template, so conversations cannot be written for this model",
             path=tokenizer.name_or_path or None,
-            help="choose the instruct version of the model, or train on plain text (data.format: text)",
+            help="choose the instruct version of the model, set model.chat_template: plain, or train on plain text "
+            "(data.format: text)",
         )
     texts = [""] * len(wanted)
     together: dict[tuple[int, bool], list[int]] = {}

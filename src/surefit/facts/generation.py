@@ -18,9 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from surefit.config.schema import Config
+from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
 FLOAT32 = 4
+FOR_WEIGHTS = 0.8
+"""Of a GPU's free memory; the rest is left for the keys and values of the answers and for what is being computed."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,15 @@ def answering(config: Config, model: ModelFacts, kind: str, longest: int | None 
     repeated = 2 * rows * total * queries * number if kind == "cuda" else 0
     most = small + max(reading, cache + max(rows * total * layer_cache, repeated))
     return Answering(rows, prompt, section.max_new_tokens, number * model.parameters, cache, max(0, most - cache))
+
+
+def room_for(found: Answering, config: Config, hardware: HardwareFacts) -> int | None:
+    """Bytes that answering has: one device, or, where that does not hold the weights, all that the run has on a machine,
+    with the layers spread over them (`model/layers.py`)."""
+    count = config.hardware.count
+    if hardware.memory_bytes is None or hardware.kind != "cuda" or not isinstance(count, int):
+        return hardware.memory_bytes
+    return hardware.memory_bytes * (count if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
 
 
 def most_prompts(config: Config, model: ModelFacts, kind: str, room: int, longest: int | None = None) -> int:

@@ -76,12 +76,12 @@ def facts_of_tokenizer(model: ModelFacts) -> TokenizerFacts | None:
         ModelError: one of its files is damaged.
     """
     if model.path is not None:
-        return tokenizer_facts(model.path)
-    return gguf_tokenizer_facts(read_gguf(model.gguf)) if model.gguf is not None else None
+        return tokenizer_facts(model.path, model.chat_template)
+    return gguf_tokenizer_facts(read_gguf(model.gguf), model.chat_template) if model.gguf is not None else None
 
 
-def tokenizer_facts(path: Path) -> TokenizerFacts:
-    """The facts about the tokenizer in a model's folder.
+def tokenizer_facts(path: Path, template: str | None = None) -> TokenizerFacts:
+    """The facts about the tokenizer in a model's folder; `template`: used in place of its own.
 
     Raises:
         ModelError: one of its files is damaged.
@@ -91,10 +91,10 @@ def tokenizer_facts(path: Path) -> TokenizerFacts:
     named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
     vocabulary, added = _vocabulary(path / "tokenizer.json")
     file = path / "tokenizer.json" if vocabulary else None
-    return _facts(path, file, vocabulary, added, named, _stop_ids(path), chat_template_in(path))
+    return _facts(path, file, vocabulary, added, named, _stop_ids(path), template or chat_template_in(path))
 
 
-def gguf_tokenizer_facts(header: GgufHeader) -> TokenizerFacts:
+def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> TokenizerFacts:
     """The same of the vocabulary in a GGUF file."""
     kinds = header.metadata.get("tokenizer.ggml.token_type")
     whole = {number for number, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)} if kinds else set()
@@ -102,7 +102,7 @@ def gguf_tokenizer_facts(header: GgufHeader) -> TokenizerFacts:
     ids = {"pad": header.token_id("padding"), "eos": header.token_id("eos"), "bos": header.token_id("bos")}
     named = {role: None if number is None else header.tokens[number] for role, number in ids.items()}
     added = {header.tokens[number]: number for number in sorted(whole) if number < len(header.tokens)}
-    template = header.metadata.get("tokenizer.chat_template")
+    template = chosen or header.metadata.get("tokenizer.chat_template")
     stops = () if ids["eos"] is None else (ids["eos"],)
     template = template if isinstance(template, str) else None
     return _facts(header.path, header.path, vocabulary, added, named, stops, template)

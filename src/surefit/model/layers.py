@@ -19,11 +19,9 @@ from surefit.core import env
 from surefit.core.errors import MachineError, ModelError
 from surefit.core.reading import library_errors
 from surefit.core.units import bytes_text
+from surefit.facts.generation import FOR_WEIGHTS
 from surefit.model.gguf import FIELD
 from surefit.model.load import load_model, model_path
-
-FOR_WEIGHTS = 0.8
-"""Of a GPU's free memory; the rest is left for the keys and values of the answers and for what is being computed."""
 
 
 def load_to_answer(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:

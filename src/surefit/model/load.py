@@ -23,6 +23,7 @@ from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, SureFitError
 from surefit.core.reading import reason_of
+from surefit.facts.chat_template import template_text
 from surefit.facts.gguf_source import gguf_source
 from surefit.facts.hardware import cpu_count
 from surefit.facts.model import NANO, PICKLES, read_config
@@ -92,6 +93,8 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
             place, revision=section.revision, trust_remote_code=section.trust_remote_code
         )
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    if section.chat_template is not None:
+        tokenizer.chat_template = template_text(section.chat_template)
     return tokenizer
 
 

@@ -25,7 +25,7 @@ from surefit.facts.budget import (
     trained,
 )
 from surefit.facts.disk import disk_terms
-from surefit.facts.generation import answering, most_prompts
+from surefit.facts.generation import answering, most_prompts, room_for
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import ModelFacts
@@ -243,7 +243,7 @@ def _answering(
     found = answering(resolved.config, model, hardware.kind, longest)
     if found is None:
         return None
-    room = hardware.memory_bytes
+    room = room_for(found, resolved.config, hardware)
     fits = room is None or found.bytes <= room
     fewer = None if fits or room is None else most_prompts(resolved.config, model, hardware.kind, room, longest)
     return asdict(found) | {"bytes": found.bytes, "fewer": fewer}

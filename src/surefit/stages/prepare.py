@@ -92,6 +92,7 @@ def gather(
     from surefit.data.formats import load_mixed
     from surefit.data.load import is_local, load_rows
     from surefit.evaluate.settings import require_settings
+    from surefit.facts.chat_template import template_text
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
     from surefit.foreign.adopt import adopt
@@ -114,6 +115,9 @@ def gather(
     if recipe is not None:
         attempt(lambda: require_settings(config.evaluate, recipe))
     model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision, patience))
+    if model is not None and (chosen := config.model.chat_template) is not None:
+        text = attempt(lambda: template_text(chosen))
+        model = replace(model, chat_template=text, has_chat_template=True)
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
     rows = attempt(lambda: load_rows(config.data.train)) if is_local(config.data.train) else None
     here = [source for source in config.data.mix if is_local(source)]

@@ -10,7 +10,7 @@ from surefit.config.world import processes, sharing_by, ways_to_share
 from surefit.core.units import bytes_text
 from surefit.facts.budget import MOMENTS, Term, at_least
 from surefit.facts.examples import ExampleFacts
-from surefit.facts.generation import answering, most_prompts
+from surefit.facts.generation import answering, most_prompts, room_for
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
@@ -254,23 +254,22 @@ def scoring_may_not_fit(
     """
     config, longest = resolved.config, examples.most_bytes or None
     found = answering(config, model, hardware.kind, longest)
-    if found is None or hardware.memory_bytes is None:
+    room = room_for(found, config, hardware) if found else None
+    if found is None or room is None:
         return
     kept = 0
     if config.evaluate.in_training:
         terms = memory_terms(resolved, model, hardware.compute_capability)
         kept = sum(term.bytes for term in terms if term.moment == "always" and term.term != "weights")
-    if found.bytes + kept <= hardware.memory_bytes:
+    if found.bytes + kept <= room:
         return
-    fewer = most_prompts(config, model, hardware.kind, hardware.memory_bytes - kept, longest)
+    fewer = most_prompts(config, model, hardware.kind, room - kept, longest)
     beside = f", beside {bytes_text(kept)} that training keeps" if kept else ""
     yield Finding(
         field="evaluate.batch_size",
         message=f"{found.rows} prompts of up to {found.prompt:,} tokens at a time take up to {bytes_text(found.bytes)} "
-        f"(KV cache {bytes_text(found.cache)}){beside}, and {hardware.name} has {bytes_text(hardware.memory_bytes)}",
-        help=f"write {fewer}"
-        if fewer
-        else "set evaluate.prefill_chunk: 2048 and batch_size: 1, or lower data.max_length",
+        f"(KV cache {bytes_text(found.cache)}){beside}, and {hardware.name} has {bytes_text(room)}",
+        help=f"write {fewer}" if fewer else "write 1, with evaluate.prefill_chunk: 2048, or lower data.max_length",
     )
 
 

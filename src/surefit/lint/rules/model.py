@@ -184,7 +184,9 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
     A base model (`meta-llama/Llama-3.2-1B`) with data in the format `messages`.
 
     ## Fix
-    Take the instruct variant of the model, or put a `chat_template.jinja` beside its tokenizer.
+    Take the instruct variant of the model. Or train the base with a template of your choice: `model.chat_template:
+    plain`, which writes roles in words and ends answers with the model's own token, or a Jinja file. It is saved with
+    the result.
 
     ## Evidence
     transformers dropped its default templates in 2024 because they silently did not match the models they were used
@@ -194,7 +196,7 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
         yield Finding(
             field=NAME,
             message=f"{model.name} has no chat template, and the rows are conversations",
-            help="take the instruct variant of the model, or put a chat_template.jinja beside its tokenizer",
+            help="take the instruct variant, or set model.chat_template: plain (roles in words) or a Jinja file",
         )
 
 

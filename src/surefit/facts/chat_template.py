@@ -1,0 +1,58 @@
+"""The chat template that a config asks for in place of the model's own (`model.chat_template`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from surefit.core.errors import ModelError
+from surefit.core.units import KIB
+from surefit.facts.template import TemplateRefused, render
+
+FIELD = "model.chat_template"
+PLAIN_NAME = "plain"
+MAX_BYTES = 256 * KIB
+PLAIN = """\
+{%- if tools %}{{ "Tools:\\n" + (tools | tojson) + "\\n\\n" }}{% endif -%}
+{%- for message in messages -%}
+{%- if message.role == "assistant" -%}
+{{- "Assistant:\\n" -}}
+{%- if message.tool_calls %}{{ message.tool_calls | map(attribute="function") | list | tojson }}{% else %}\
+{{ message.content }}{% endif -%}
+{{- eos_token + "\\n" -}}
+{%- else -%}
+{{- message.role | capitalize + ":\\n" + message.content + "\\n\\n" -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "Assistant:\\n" }}{% endif -%}
+"""
+"""For a base model: roles in words, and its own token of the end of a text after every answer. It needs no token that
+the model has never seen, so nothing but the adapter has to be trained."""
+
+
+def template_text(wanted: str) -> str:
+    """The template that `model.chat_template` names.
+
+    Raises:
+        ModelError: no such file, not a text, or not a Jinja template.
+    """
+    if wanted == PLAIN_NAME:
+        return PLAIN
+    path = Path(wanted).expanduser()
+    help_text = f"name a Jinja file, or write {PLAIN_NAME} for a base model without a template"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode("utf-8")
+    except OSError as error:
+        why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise ModelError(why, path=path, field=FIELD, help=help_text) from None
+    except UnicodeDecodeError:
+        raise ModelError("not UTF-8 text", path=path, field=FIELD, help=help_text) from None
+    if len(data) > MAX_BYTES:
+        raise ModelError(f"larger than {MAX_BYTES // KIB} KiB", path=path, field=FIELD, help=help_text)
+    try:
+        render(text, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
+    except TemplateRefused as error:
+        problem = f"it cannot write a question and an answer: {error}"
+        raise ModelError(problem, path=path, field=FIELD, help=help_text) from None
+    return text

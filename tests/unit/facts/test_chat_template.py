@@ -1,0 +1,102 @@
+"""`model.chat_template`: a template for a base model that has none, and one of the user's."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import surefit
+from surefit import nano
+from surefit.config.schema import ModelSection
+from surefit.core.errors import ModelError
+from surefit.facts.chat_template import PLAIN, template_text
+from surefit.facts.model import model_facts
+from surefit.facts.template import render
+from surefit.facts.tokenizer import tokenizer_facts
+from surefit.generate.engine import stop_token_ids
+from surefit.model.load import load_model, load_tokenizer
+
+CHAT = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "And 3?"},
+]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """The built-in model as a base model comes: without a template."""
+    folder = tmp_path / "base"
+    shutil.copytree(nano.PATH, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__", "*.jinja", "*.md"))
+    return folder
+
+
+def test_the_plain_template_writes_roles_in_words_and_ends_answers_with_the_model_s_token() -> None:
+    text = render(PLAIN, CHAT, add_generation_prompt=True, special={"eos_token": "</s>"})
+    assert text == ("System:\nBe short.\n\nUser:\nWhat is 2 + 2?\n\nAssistant:\n4</s>\nUser:\nAnd 3?\n\nAssistant:\n")
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    asked = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    text = render(PLAIN, asked, tools=[tool], special={"eos_token": "</s>"})
+    assert text.startswith('Tools:\n[{"type": "function"')
+    assert text.endswith('Assistant:\n[{"name": "add", "arguments": {"a": 1}}]</s>\n')
+
+
+def test_a_question_s_text_is_the_beginning_of_the_text_with_its_answer() -> None:
+    """What is trained equals what `generate` is given."""
+    asked = render(PLAIN, CHAT[:2], add_generation_prompt=True, special={"eos_token": "</s>"})
+    assert render(PLAIN, CHAT[:3], special={"eos_token": "</s>"}) == f"{asked}4</s>\n"
+
+
+def test_a_base_model_is_trainable_with_it_and_without_it_is_not(base: Path, tmp_path: Path) -> None:
+    values = {
+        "recipe": "function_calling",
+        "model": {"name_or_path": str(base)},
+        "data": {"train": "surefit/function-calling-train", "eval": 0.002, "max_length": 512},
+        "train": {"max_steps": 1, "global_batch_size": 4},
+        "output_dir": str(tmp_path / "run"),
+    }
+    plain = surefit.Config.from_dict(values)
+    (finding,) = surefit.check(plain).errors
+    assert finding.code == "MOD006"
+    assert "model.chat_template: plain" in str(finding.help)
+    chosen = plain.changed({"model.chat_template": "plain"})
+    assert surefit.check(chosen).errors == ()
+    run = surefit.train(chosen, quiet=True)
+    assert run.output is not None
+    assert (run.output / "chat_template.jinja").read_text() == PLAIN, "it goes with the adapter"
+
+
+def test_answers_end_where_its_turns_end(base: Path) -> None:
+    section = ModelSection(name_or_path=str(base), dtype="float32", chat_template="plain")
+    tokenizer = load_tokenizer(section)
+    model = load_model(section, type("Cpu", (), {"kind": "cpu"})())
+    assert tokenizer.eos_token_id in stop_token_ids(model, tokenizer)
+    facts = tokenizer_facts(base, PLAIN)
+    assert facts.end_of_turn == tokenizer.eos_token
+    assert model_facts(str(base)).has_chat_template is False
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "no such file"), (b"\xff\xfe", "not UTF-8"), (b"{% for %}", "cannot write a question and an answer"),
+     (b"x" * 300_000, "larger than 256 KiB"), (b"{{ raise_exception('no') }}", "cannot write")],
+)  # fmt: skip
+def test_a_file_that_is_no_template(tmp_path: Path, content: bytes | None, why: str) -> None:
+    file = tmp_path / "own.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ModelError, match=why) as caught:
+        template_text(str(file))
+    assert caught.value.field == "model.chat_template"
+    assert "plain" in str(caught.value.help)
+
+
+def test_a_user_s_own_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    tokenizer = load_tokenizer(ModelSection(name_or_path="surefit/nano", chat_template=str(file)))
+    assert tokenizer.apply_chat_template(CHAT[1:2], tokenize=False) == "<user>What is 2 + 2?"
