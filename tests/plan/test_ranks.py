@@ -47,6 +47,7 @@ def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> Res
         "hardware": {"count": processes},
         "parallel": ranks_run.parallel_of(mode, processes),
         "checkpoint": {"every": 10},
+        "evaluate": {"batch_size": 16},
         "output_dir": "runs/x",
     }
     for name, values in sections.items():

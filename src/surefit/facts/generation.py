@@ -82,8 +82,8 @@ def answering(config: Config, model: ModelFacts, kind: str, longest: int | None 
 
 
 def room_for(found: Answering, config: Config, hardware: HardwareFacts) -> int | None:
-    """Bytes that answering has: one device, or, where that does not hold the weights, all that the run has on a machine,
-    with the layers spread over them (`model/layers.py`)."""
+    """Bytes that answering has: one device's; where that does not hold the weights, those of all that the run has on a
+    machine, with the layers spread over them (`model/layers.py`)."""
     count = config.hardware.count
     if hardware.memory_bytes is None or hardware.kind != "cuda" or not isinstance(count, int):
         return hardware.memory_bytes

@@ -62,8 +62,9 @@ def test_trainable_is_what_lora_adds(plan) -> None:
 
 def test_what_is_left_out_is_said(plan) -> None:
     left_out = " ".join(plan()["left_out"])
-    for word in ("generating answers", "time", "download"):
+    for word in ("other processes", "time", "download"):
         assert word in left_out
+    assert "generating answers" not in left_out, "their memory is in `answering`"
     assert "activations" not in left_out
     assert "CUDA context" not in left_out, "the interval of the estimate has it"
     other = plan(change_model=lambda facts: replace(facts, architecture="OtherForCausalLM"))
