@@ -7,7 +7,6 @@ python scripts/reference.py          (or `make reference`; a test compares the p
 from __future__ import annotations
 
 import ast
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -177,7 +176,13 @@ def house_picture() -> str:
 
 def _imported_by(room: str) -> set[str]:
     files = (SOURCE / room).rglob("*.py") if (SOURCE / room).is_dir() else [SOURCE / f"{room}.py"]
-    return {found for file in files for found in re.findall(r"from surefit\.(\w+)", file.read_text())}
+    found: set[str] = set()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        if isinstance(node, ast.ImportFrom) and node.module == "surefit":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("surefit."):
+            found.add(str(node.module).split(".")[1])
+    return found
 
 
 BUILT = """# How SureFit is built
@@ -196,8 +201,8 @@ it, the dry pass runs it on the worst batch, `plan` runs it on tensors without d
 
 ## Imports run one way
 
-A file imports from its own line and from those below it, which `lint-imports` holds. This picture and the table are
-written by `make reference` from that contract and from the files.
+A file imports from its own room and from the lines below it, never from a neighbour on its line; `lint-imports` holds
+that. This picture and the table are written by `make reference` from that contract and from the files.
 
 ![The rooms, and who imports whom](assets/house.svg)
 

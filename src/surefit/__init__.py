@@ -24,10 +24,11 @@ if TYPE_CHECKING:
         ModelError,
         SureFitError,
     )
+    from surefit.stages.checking import Refused
 
 __all__ = [
-    "Config", "ConfigError", "DataError", "GateError", "Interrupted", "MachineError", "ModelError", "SureFitError",
-    "check", "compare", "evaluate", "merge", "plan", "report", "train",
+    "Config", "ConfigError", "DataError", "GateError", "Interrupted", "MachineError", "ModelError", "Refused",
+    "SureFitError", "check", "compare", "evaluate", "merge", "plan", "report", "train",
 ]  # fmt: skip
 
 
@@ -36,10 +37,18 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"surefit.{name}")
     if name in __all__:
-        return getattr(import_module("surefit.core.errors" if name.endswith(("Error", "ed")) else "surefit.api"), name)
+        return getattr(import_module(f"surefit.{_MODULES.get(name, 'api')}"), name)
     raise AttributeError(f"module 'surefit' has no attribute {name!r}")
 
 
+_MODULES = {
+    **dict.fromkeys(
+        ("ConfigError", "DataError", "GateError", "Interrupted", "MachineError", "ModelError", "SureFitError"),
+        "core.errors",
+    ),
+    "Refused": "stages.checking",
+}  # fmt: skip
+"""Where a name of `__all__` is, if not in `api`."""
 _ROOMS = ("evaluate", "merge", "plan", "report", "train")
 """Packages that have the name of their stage."""
 

@@ -71,7 +71,7 @@ class Config:
         of dicts, a pandas DataFrame, a `datasets.Dataset`. They are written once into SureFit's cache, by their hash,
         so that the run can be repeated and resumed without this program.
         """
-        text = yaml.safe_dump(_with_files(values), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
         return cls(load_text(text, PYTHON, _overrides(changes)))
 
     def changed(self, changes: Mapping[str, Any]) -> Config:
@@ -103,7 +103,8 @@ def check(target: Target) -> CheckReport:
     from surefit.stages.checking import checked
 
     document = checked(gather(_target(target), patience=PATIENCE_S))
-    findings = tuple(Finding(**{each.name: f[each.name] for each in fields(Finding)}) for f in document["findings"])
+    shown = json.loads(env.redact(json.dumps(document["findings"])))
+    findings = tuple(Finding(**{each.name: found[each.name] for each in fields(Finding)}) for found in shown)
     return CheckReport(findings, document["rules"], document)
 
 
@@ -267,36 +268,52 @@ def _to_stderr(text: str) -> None:
 
 
 def _overrides(changes: Mapping[str, Any] | None) -> list[str]:
-    return [f"{key}={json.dumps(_file_of(value, key))}" for key, value in (changes or {}).items()]
+    return [
+        f"{key}={json.dumps(_plain(value, key), ensure_ascii=False, allow_nan=False)}"
+        for key, value in (changes or {}).items()
+    ]
 
 
-def _with_files(values: Any, dotted: str = "") -> Any:
-    """The mappings with files in place of rows."""
-    if isinstance(values, Mapping):
-        return {key: _with_files(value, f"{dotted}.{key}".lstrip(".")) for key, value in values.items()}
-    return _file_of(values, dotted)
+def _plain(value: Any, dotted: str = "") -> Any:
+    """A value as YAML has it: numpy's numbers and paths as plain ones, and files in place of rows.
 
-
-def _file_of(value: Any, dotted: str) -> Any:
-    """Of rows the file that holds them, made if need be; any other value as it is."""
+    Raises:
+        ConfigError: nothing that a config can hold.
+        DataError: rows that cannot be written as JSON.
+    """
+    if isinstance(value, Mapping):
+        return {key: _plain(each, f"{dotted}.{key}".lstrip(".")) for key, each in value.items()}
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()  # numpy's, some of which are Python's floats, too
+    if isinstance(value, str | int | float | None):
+        return value
     if isinstance(value, Path):
         return str(value)
-    if dotted not in ("data.train", "data.eval") and not dotted.startswith("evaluate.also."):
-        return value
-    if callable(records := getattr(value, "to_dict", None)) and hasattr(value, "columns"):  # a DataFrame
-        value = records("records")
-    if isinstance(value, str) or value is None or isinstance(value, int | float):
-        return value
+    if dotted in ("data.train", "data.eval") or dotted.startswith("evaluate.also."):
+        return str(_rows_file(value, dotted))
+    if isinstance(value, list | tuple | set):
+        return [_plain(each, dotted) for each in value]
+    raise ConfigError(
+        f"a config cannot hold {type(value).__name__}",
+        field=dotted,
+        help="texts, numbers, lists and mappings; rows in data.train, data.eval and evaluate.also",
+    )
+
+
+def _rows_file(value: Any, dotted: str) -> Path:
+    """The file that holds these rows, made if need be."""
     try:
-        text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in value)
-    except (TypeError, ValueError) as error:
+        if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a DataFrame, whose gaps are NaN
+            value = value.astype(object).where(value.notna(), None).to_dict("records")
+        text = "".join(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in value)
+    except (AttributeError, TypeError, ValueError) as error:
         raise DataError(
             f"these rows cannot be written as JSON: {error}",
             field=dotted,
-            help="a list of dicts of texts, numbers, lists",
+            help="give a list of dicts of texts, numbers and lists, a pandas DataFrame or a datasets.Dataset",
         ) from None
     path = env.cache_dir() / "rows" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-    return str(path)
+    return path

@@ -69,7 +69,7 @@ class Plan:
     """What a run needs.
 
     Attributes:
-        verdict: "fits", "does not fit", or what stands in the way of saying so; None where nothing could be estimated.
+        verdict: "fits", "does not fit", "too close to call" or "unknown"; None where nothing could be estimated.
         low_bytes, high_bytes: memory of the fullest moment, the device's share of one process.
         total_seconds: of the whole run; None where the device's speed is not known.
         disk_bytes: that it writes.
@@ -126,7 +126,11 @@ class Trained:
         return list(read_jsonl(RunDir(self.run).metrics))
 
     def _repr_html_(self) -> str:
-        points = [(line["step"], line["loss"]) for line in self.metrics() if "grad_norm" in line] if self.output else []
+        points = (
+            [(line["step"], line["loss"]) for line in self.metrics() if line.get("loss") is not None]
+            if self.output
+            else []
+        )
         return _curve(f"loss of {self.run}", points)
 
 

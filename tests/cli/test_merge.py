@@ -76,5 +76,7 @@ def test_a_base_that_is_stored_quantised_is_refused_in_words(surefit: Surefit, a
     done = surefit("merge", adapter)
     assert done.code == 2
     assert "is stored quantised (bitsandbytes)" in done.stderr
-    assert f"--base {tmp_path}/Tiny-Instruct --trained-on nf4" in done.stderr
+    assert "--base ORIGINAL --trained-on nf4" in done.stderr, "nobody knows what it was made from"
+    (tmp_path / "Tiny-Instruct").mkdir()
+    assert f"--base {tmp_path}/Tiny-Instruct --trained-on nf4" in surefit("merge", adapter).stderr
     assert not (adapter / "merged").exists()

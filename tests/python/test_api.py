@@ -13,7 +13,7 @@ import pytest
 
 import surefit
 from surefit.core.rundir import read_jsonl
-from surefit.stages.checking import Refused
+from surefit.results import Trained
 
 VALUES: dict[str, Any] = {
     "recipe": "function_calling",
@@ -105,6 +105,28 @@ def test_rows_may_be_in_memory(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert surefit.check(made).errors == ()
 
 
+def test_values_of_a_notebook_are_plain_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy, pandas = pytest.importorskip("numpy"), pytest.importorskip("pandas")
+    monkeypatch.setenv("SUREFIT_CACHE", str(tmp_path / "cache"))
+    rate, steps = numpy.float64(1e-3), numpy.int64(7)
+    made = surefit.Config.from_dict(VALUES | {"train": {"learning_rate": rate}, "output_dir": tmp_path / "a"})
+    assert (made.settings.train.learning_rate, made.settings.output_dir) == (1e-3, str(tmp_path / "a"))
+    other = made.changed({"train.max_steps": steps, "output_dir": "räume/😀"})
+    assert (other.settings.train.max_steps, other.settings.output_dir) == (7, "räume/😀")
+    rows = pandas.DataFrame({"prompt": ["1 + 1", "2 + 2"], "completion": ["2", "4"], "n": [1.5, None]})
+    also = made.changed({"evaluate.also": {"sums": rows}}).settings.evaluate.also["sums"]
+    assert [row["n"] for row in read_jsonl(Path(also))] == [1.5, None]
+    with pytest.raises(surefit.ConfigError, match="cannot hold object") as caught:
+        made.changed({"train.schedule": object()})
+    assert caught.value.field == "train.schedule"
+
+
+def test_a_step_without_a_loss_leaves_a_gap_in_the_curve(tmp_path: Path) -> None:
+    lines = [{"step": step, "loss": None if step == 2 else 1 / step, "grad_norm": 1.0} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "<polyline" in Trained(tmp_path, tmp_path, 3, 3, 0.3, None, False, {})._repr_html_()
+
+
 def test_what_is_wrong_is_said_as_everywhere(tmp_path: Path) -> None:
     with pytest.raises(surefit.ConfigError, match="did you mean 'learning_rate'") as unknown:
         config(tmp_path, **{"train.learning_rat": 1})
@@ -119,7 +141,7 @@ def test_what_is_wrong_is_said_as_everywhere(tmp_path: Path) -> None:
     found = surefit.check(steep)
     assert [finding.code for finding in found.errors] == ["SCH001"]
     assert "SCH001" in str(found.errors[0])
-    with pytest.raises(Refused, match="SCH001"):
+    with pytest.raises(surefit.Refused, match="SCH001"):
         surefit.train(steep, quiet=True)
     assert not (tmp_path / "run").exists(), "nothing was started"
 
@@ -137,6 +159,7 @@ def test_stages_that_are_packages_too() -> None:
 
     assert surefit.train.loop is loop  # type: ignore[attr-defined]
     assert list(inspect.signature(surefit.train).parameters)[:2] == ["target", "callbacks"]
-    assert set(surefit.__all__) <= {name for name in surefit.__all__ if getattr(surefit, name)}
+    for name in surefit.__all__:
+        assert callable(getattr(surefit, name)), name
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         surefit.trian  # type: ignore[attr-defined]  # noqa: B018

@@ -196,7 +196,7 @@ def _say_answering(out: Output, answers: dict[str, Any] | None) -> None:
         return
     fewer = answers["fewer"]
     parts = f"weights {bytes_text(answers['weights'])}, KV cache {bytes_text(answers['cache'])}"
-    advice = {None: "", 0: "; one prompt at a time does not fit"}.get(fewer, f"; evaluate.batch_size: {fewer} fits")
+    advice = {None: "", 0: "; not even one prompt at a time fits"}.get(fewer, f"; evaluate.batch_size: {fewer} fits")
     out.paragraph(
         f"Scoring: up to {bytes_text(answers['bytes'])} for {plural(answers['rows'], 'prompt')} at a time, of up to "
         f"{answers['prompt']:,} tokens, with answers of {answers['answer']:,} ({parts}){advice}",

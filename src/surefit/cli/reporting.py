@@ -24,7 +24,10 @@ def report(out: Output, targets: Sequence[Path], output: Path | None) -> int:
     """
     runs = [run_directory(target) for target in targets]
     if len(runs) > 1:
+        new = [run for run in runs if not run.report.exists()]
         path = reporting.report_on_several(runs, output)
+        for run in new:
+            out.note(f"wrote {run.report}")
         return _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
     if output is not None:
         problem = "--output is for the page that compares several runs"

@@ -143,7 +143,9 @@ def open_variants(
         del at_step
     for name, path in (("merged", run.merged), ("model", run.model)):
         if name in chosen:
-            own = load_tokenizer(section.model_copy(update={"name_or_path": str(path), "revision": None}))
+            own = load_tokenizer(
+                section.model_copy(update={"name_or_path": str(path), "revision": None, "chat_template": None})
+            )
             yield name, load_saved(section, path, hardware), own
 
 

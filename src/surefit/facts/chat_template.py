@@ -11,16 +11,18 @@ from surefit.facts.template import TemplateRefused, render
 FIELD = "model.chat_template"
 PLAIN_NAME = "plain"
 MAX_BYTES = 256 * KIB
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+"""Any, for a first look: the model's own are not known where only the file is read."""
 PLAIN = """\
+{{- bos_token -}}
 {%- if tools %}{{ "Tools:\\n" + (tools | tojson) + "\\n\\n" }}{% endif -%}
 {%- for message in messages -%}
+{{- message.role | capitalize + ":\\n" + (message.content or "") -}}
 {%- if message.role == "assistant" -%}
-{{- "Assistant:\\n" -}}
-{%- if message.tool_calls %}{{ message.tool_calls | map(attribute="function") | list | tojson }}{% else %}\
-{{ message.content }}{% endif -%}
+{%- if message.tool_calls %}{{ message.tool_calls | map(attribute="function") | list | tojson }}{% endif -%}
 {{- eos_token + "\\n" -}}
 {%- else -%}
-{{- message.role | capitalize + ":\\n" + message.content + "\\n\\n" -}}
+{{- "\\n\\n" -}}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ "Assistant:\\n" }}{% endif -%}
@@ -37,9 +39,14 @@ def template_text(wanted: str) -> str:
     """
     if wanted == PLAIN_NAME:
         return PLAIN
-    path = Path(wanted).expanduser()
     help_text = f"name a Jinja file, or write {PLAIN_NAME} for a base model without a template"
     try:
+        path = Path(wanted).expanduser()
+    except RuntimeError:  # ~somebody, who has no home here
+        raise ModelError("no such file", path=wanted, field=FIELD, help=help_text) from None
+    try:
+        if path.exists() and not path.is_file():
+            raise ModelError("not a regular file", path=path, field=FIELD, help=help_text)
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
@@ -51,7 +58,7 @@ def template_text(wanted: str) -> str:
     if len(data) > MAX_BYTES:
         raise ModelError(f"larger than {MAX_BYTES // KIB} KiB", path=path, field=FIELD, help=help_text)
     try:
-        render(text, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
+        render(text, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], special=SPECIAL)
     except TemplateRefused as error:
         problem = f"it cannot write a question and an answer: {error}"
         raise ModelError(problem, path=path, field=FIELD, help=help_text) from None

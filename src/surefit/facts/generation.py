@@ -82,12 +82,13 @@ def answering(config: Config, model: ModelFacts, kind: str, longest: int | None 
 
 
 def room_for(found: Answering, config: Config, hardware: HardwareFacts) -> int | None:
-    """Bytes that answering has: one device's; where that does not hold the weights, those of all that the run has on a
-    machine, with the layers spread over them (`model/layers.py`)."""
+    """Bytes that answering has: one device's; where that does not hold the weights, those of all GPUs of the machine,
+    with the layers spread over them (`model/layers.py`)."""
     count = config.hardware.count
     if hardware.memory_bytes is None or hardware.kind != "cuda" or not isinstance(count, int):
         return hardware.memory_bytes
-    return hardware.memory_bytes * (count if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
+    there = max(count, hardware.gpu_count if hardware.source == "detected" else 1)
+    return hardware.memory_bytes * (there if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
 
 
 def most_prompts(config: Config, model: ModelFacts, kind: str, room: int, longest: int | None = None) -> int:

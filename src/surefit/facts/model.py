@@ -66,7 +66,7 @@ class ModelFacts:
         has_chat_template: None where it is not known.
         gated: access has to be granted by the owner; None where it is not known.
         custom_code: config.json points to Python code that comes with the model.
-        quantization: the method the stored weights are quantised with, or None.
+        quantization: the method the stored weights are quantised with, or None; stored_nf4: bitsandbytes' NF4.
         packing_obstacle: why examples of this model cannot be packed (facts/attention.py), or None.
         padded_attention: transformers' attention code for padded batches: sdpa, or eager where that cannot do what the
             model needs (a softcap, sinks).
@@ -98,6 +98,7 @@ class ModelFacts:
     gated: bool | None = None
     custom_code: bool = False
     quantization: str | None = None
+    stored_nf4: bool = False
     packing_obstacle: str | None = None
     padded_attention: str = "sdpa"
     gguf: Path | None = None
@@ -263,6 +264,7 @@ def build_facts(
         gated=gated,
         custom_code=bool(config.get("auto_map")),
         quantization=quantization,
+        stored_nf4=quantization == "bitsandbytes" and config["quantization_config"].get("bnb_4bit_quant_type") == "nf4",
         packing_obstacle=packing_obstacle(config),
         padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
     )
@@ -296,19 +298,16 @@ def _quantization(config: Mapping[str, Any]) -> str | None:
     return str(entry.get("quant_method") or "unknown") if isinstance(entry, Mapping) else None
 
 
-def whole_name(name: str) -> str | None:
-    """What the model that a quantised copy was made from is called, by the usual endings; None where none is there.
+def original_of(name: str) -> str | None:
+    """The model that a quantised copy was made from, where that is known: unsloth's, and local folders of such names.
 
-    >>> whole_name("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"), whole_name("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4")
-    ('unsloth/Meta-Llama-3.1-8B-Instruct', 'Qwen/Qwen2.5-7B-Instruct')
+    >>> original_of("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit")
+    'unsloth/Meta-Llama-3.1-8B-Instruct'
+    >>> original_of("somebody/their-model-bnb-4bit")
     """
-    plain = _QUANTISED_NAME.sub("", name.rstrip("/"))
-    return plain if plain != name.rstrip("/") else None
-
-
-_QUANTISED_NAME = re.compile(
-    r"(?i)(-unsloth)?-bnb-[48]bit$|[-_](gptq|awq)([-_](w?4a16|int[48]|[48]bits?))?([-_]g\d+)?$"
-)
+    plain = _UNSLOTH_4BIT.sub("", name.rstrip("/"))
+    known = plain != name.rstrip("/") and (known_model(plain) is not None or Path(plain).is_dir())
+    return plain if known else None
 
 
 def _dtype(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> str | None:

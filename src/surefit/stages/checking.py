@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
-from surefit.core.errors import GateError, SureFitError
+from surefit.core.errors import GateError, ModelError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.prepare import Gathered
 
@@ -63,12 +63,17 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
 
 def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:
     """The tokenizer of a model that is on this machine, and what reading it runs into."""
+    from surefit.facts.chat_template import FIELD, PLAIN_NAME
     from surefit.facts.tokenizer import facts_of_tokenizer
 
     try:
-        return (facts_of_tokenizer(found.model) if found.model else None), []
+        facts = facts_of_tokenizer(found.model) if found.model else None
     except SureFitError as error:
         return None, [error]
+    if facts is not None and facts.eos_token is None and found.loaded.config.model.chat_template == PLAIN_NAME:
+        problem = f"{PLAIN_NAME} ends answers with the tokenizer's end-of-text token, and it has none"
+        return facts, [ModelError(problem, field=FIELD, help="name a Jinja file that ends them in another way")]
+    return facts, []
 
 
 def _examples(found: Gathered, tokenizer: TokenizerFacts | None) -> tuple[ExampleFacts | None, list[SureFitError]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from surefit.core.errors import ConfigError, ModelError
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.door import require_sound_adapter
-from surefit.facts.model import DTYPE_BYTES, read_config, whole_name
+from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_config
 from surefit.stages.events import noted, require_trained
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
@@ -69,6 +69,8 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
 
     config = run.resolved.config
     require_trained(run.run)
+    if config.adapter.kind == "lora":
+        _require_matrices(run.model)
     with run.run.locked("merge", watcher.note), noted(run.run, "merge"), watcher.progress("merging") as on_progress:
         tokenizer = load_tokenizer(config.model)
         _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
@@ -144,25 +146,23 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
         raise ConfigError(f"{ADAPTER_CONFIG} names no base model", path=target, help="name it with --base")
     section = ModelSection(name_or_path=name, revision=None if options.base else settings.get("revision"))
     directory = fetch_model(section)
-    _require_matrices(directory, name, options.trained_on)
+    _require_matrices(directory_facts(directory, name))
     stored = _stored_dtype(directory)
     return section.model_copy(update={"dtype": stored, "quantization": options.trained_on})
 
 
-def _require_matrices(directory: Path, name: str, trained_on: Trained) -> None:
+def _require_matrices(model: ModelFacts) -> None:
     """Raises:
     ModelError: the base's files hold quantised blocks, to which no adapter can be added.
     """
-    stored = read_config(directory).get("quantization_config")
-    if not isinstance(stored, dict):
+    if model.quantization is None:
         return
-    original = whole_name(name) or "ORIGINAL"
+    original = original_of(model.name) or "ORIGINAL"
+    again = f"; or merge into the model that it was made from, --base {original} --trained-on nf4"
     raise ModelError(
-        f"{name} is stored quantised ({stored.get('quant_method') or 'unknown'}): an adapter cannot be merged into its "
-        "files",
-        path=directory / "config.json",
-        help=f"merge into the model that it was made from, --base {original} --trained-on "
-        f"{'nf4' if trained_on == 'none' else trained_on}; or serve base and adapter side by side",
+        f"{model.name} is stored quantised ({model.quantization}): an adapter cannot be merged into its files",
+        path=model.path,
+        help=f"serve base and adapter side by side{again if model.stored_nf4 else ''}",
     )
 
 

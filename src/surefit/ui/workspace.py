@@ -168,6 +168,7 @@ def named_paths(config: Config) -> list[tuple[str, str]]:
     gate = config.evaluate.gate
     found: Sequence[tuple[str, object]] = [
         ("model.name_or_path", config.model.name_or_path),
+        ("model.chat_template", config.model.chat_template),
         ("adapter.start_from", config.adapter.start_from),
         ("data.train", config.data.train),
         ("data.eval", config.data.eval),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,36 @@ def test_the_plain_template_writes_roles_in_words_and_ends_answers_with_the_mode
     assert text.endswith('Assistant:\n[{"name": "add", "arguments": {"a": 1}}]</s>\n')
 
 
+def test_the_plain_template_begins_as_the_model_s_texts_do_and_loses_nothing() -> None:
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    turns = [{"role": "user", "content": None}, {"role": "assistant", "content": "Let me add.", "tool_calls": calls}]
+    text = render(PLAIN, turns, special={"bos_token": "<s>", "eos_token": "</s>"})
+    assert text == '<s>User:\n\n\nAssistant:\nLet me add.[{"name": "add", "arguments": {"a": 1}}]</s>\n'
+
+
+@pytest.mark.parametrize("text", [PLAIN, "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"])
+def test_templates_that_use_the_model_s_tokens_are_taken(tmp_path: Path, text: str) -> None:
+    (tmp_path / "own.jinja").write_text(text)
+    assert template_text(str(tmp_path / "own.jinja")) == text
+
+
+def test_plain_needs_a_token_that_ends_answers(base: Path, tmp_path: Path) -> None:
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    del settings["eos_token"]
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = surefit.check(
+        surefit.Config.from_dict(
+            {
+                "recipe": "function_calling",
+                "model": {"name_or_path": str(base), "chat_template": "plain"},
+                "data": {"train": "surefit/function-calling-train", "eval": 0.002},
+                "output_dir": str(tmp_path / "run"),
+            }
+        )
+    )
+    assert any("it has none" in finding.message for finding in found.errors)
+
+
 def test_a_question_s_text_is_the_beginning_of_the_text_with_its_answer() -> None:
     """What is trained equals what `generate` is given."""
     asked = render(PLAIN, CHAT[:2], add_generation_prompt=True, special={"eos_token": "</s>"})
@@ -83,11 +115,13 @@ def test_answers_end_where_its_turns_end(base: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [(None, "no such file"), (b"\xff\xfe", "not UTF-8"), (b"{% for %}", "cannot write a question and an answer"),
-     (b"x" * 300_000, "larger than 256 KiB"), (b"{{ raise_exception('no') }}", "cannot write")],
+     (b"x" * 300_000, "larger than 256 KiB"), (b"{{ raise_exception('no') }}", "cannot write"), ("folder", "regular")],
 )  # fmt: skip
-def test_a_file_that_is_no_template(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_a_file_that_is_no_template(tmp_path: Path, content: Any, why: str) -> None:
     file = tmp_path / "own.jinja"
-    if content is not None:
+    if content == "folder":
+        file.mkdir()
+    elif content is not None:
         file.write_bytes(content)
     with pytest.raises(ModelError, match=why) as caught:
         template_text(str(file))

@@ -47,9 +47,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         events.append(f"begin {step}")
         end = time.monotonic() + 20
         time.sleep(0.2)
-        while any(event.startswith("step") for event in events) and step < 12 and time.monotonic() < end:
-            if f"step {step + 1}" in events:
-                break
+        while any(event.startswith("step") for event in events) and step < 12 and f"step {step + 1}" not in events:
+            assert time.monotonic() < end, "training does not go on while a checkpoint is written"
             time.sleep(0.01)
         path = SAVE(directory, step, state)
         events.append(f"end {step}")

@@ -235,8 +235,9 @@ def scoring_may_not_fit(
 
     ## What it does
     Adds up what a batch of answers takes at most (`facts/generation.py`): weights, keys and values of the longest
-    prompt and answer, and the widest moment beside them; with `evaluate.in_training`, on top of what training keeps. A
-    prompt has at most `data.max_length` tokens, and no more than the longest row that was looked at has bytes.
+    prompt and answer, and the widest moment beside them; with `evaluate.in_training`, on top of what training keeps.
+    Prompts are taken to be as long as training rows may be: `data.max_length` tokens, and no more than the longest row
+    that was looked at has bytes.
 
     ## Why it is bad
     The run trains to its end, or to its first checkpoint, and runs out of memory there.
@@ -254,22 +255,30 @@ def scoring_may_not_fit(
     """
     config, longest = resolved.config, examples.most_bytes or None
     found = answering(config, model, hardware.kind, longest)
-    room = room_for(found, config, hardware) if found else None
-    if found is None or room is None:
+    if found is None or hardware.memory_bytes is None:
         return
-    kept = 0
-    if config.evaluate.in_training:
+    room, weights, kept = room_for(found, config, hardware) or 0, found.weights, 0
+    if config.evaluate.in_training:  # the model that is trained answers, on its own device
         terms = memory_terms(resolved, model, hardware.compute_capability)
-        kept = sum(term.bytes for term in terms if term.moment == "always" and term.term != "weights")
-    if found.bytes + kept <= room:
+        always = {term.term: term.bytes for term in terms if term.moment == "always"}
+        weights, room = always.pop("weights", found.weights), hardware.memory_bytes
+        kept = sum(always.values())
+    needed = found.bytes - found.weights + weights
+    if needed + kept <= room:
         return
-    fewer = most_prompts(config, model, hardware.kind, room - kept, longest)
+    fewer = most_prompts(config, model, hardware.kind, room - kept - weights + found.weights, longest)
+    help_text = f"write {fewer}"
+    if weights + kept > room:
+        help_text = "take a larger GPU or several (hardware.count), or score the adapter alone: --variant adapter"
+    elif not fewer:
+        help_text = "write 1, with evaluate.prefill_chunk: 2048, or lower data.max_length"
     beside = f", beside {bytes_text(kept)} that training keeps" if kept else ""
     yield Finding(
         field="evaluate.batch_size",
-        message=f"{found.rows} prompts of up to {found.prompt:,} tokens at a time take up to {bytes_text(found.bytes)} "
-        f"(KV cache {bytes_text(found.cache)}){beside}, and {hardware.name} has {bytes_text(room)}",
-        help=f"write {fewer}" if fewer else "write 1, with evaluate.prefill_chunk: 2048, or lower data.max_length",
+        message=f"{found.rows} prompts of up to {found.prompt:,} tokens at a time take up to {bytes_text(needed)} "
+        f"(weights {bytes_text(weights)}, KV cache {bytes_text(found.cache)}){beside}, and {hardware.name} has "
+        f"{bytes_text(room)}",
+        help=help_text,
     )
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from surefit.facts.model import ModelFacts, whole_name
+from surefit.facts.model import ModelFacts, original_of
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.adapter import FROZEN_STORAGE, STORED_QUANTIZED
@@ -112,9 +112,9 @@ def adapter_of_quantised_files(setup: Setup, model: ModelFacts) -> Iterator[Find
     `"base_model_name_or_path": "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"`.
 
     ## Fix
-    Merge into the model that the base was made from, and say how it was trained: `surefit merge ADAPTER --base
-    ORIGINAL --trained-on nf4` measures what that changes. A copy that leaves some layers in 16 bits (unsloth's
-    "dynamic" ones) is not quite what that assumes.
+    Serve base and adapter side by side. Of a base in bitsandbytes' NF4 the adapter can be merged into the model that
+    the base was made from: `surefit merge ADAPTER --base ORIGINAL --trained-on nf4` measures what that changes. A copy
+    that leaves some layers in 16 bits (unsloth's "dynamic" ones) is not quite what that assumes.
 
     ## Evidence
     A published distillation project trained on a 4-bit base and merged: ties against its baseline fell from 70 % to
@@ -122,11 +122,11 @@ def adapter_of_quantised_files(setup: Setup, model: ModelFacts) -> Iterator[Find
     """
     if setup.tool != "peft" or model.quantization not in STORED_QUANTIZED:
         return
-    original = whole_name(model.name) or "ORIGINAL"
+    again = f", or `surefit merge ADAPTER --base {original_of(model.name) or 'ORIGINAL'} --trained-on nf4`"
     yield Finding(
         field="base_model",
         message=f"{model.name} is stored quantised ({model.quantization}): the adapter cannot be merged into its files",
-        help=f"serve both side by side, or `surefit merge ADAPTER --base {original} --trained-on nf4`",
+        help=f"serve both side by side{again if model.stored_nf4 else ''}",
     )
 
 

@@ -10,9 +10,10 @@ from surefit.core.errors import ModelError, did_you_mean
 from surefit.facts.budget import OUTPUT_HEADS, ends_with
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.model import ModelFacts, whole_name
+from surefit.facts.model import ModelFacts, original_of
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rules.adapter import STORED_QUANTIZED
 
 NAME = "model.name_or_path"
 TARGETS = "adapter.target_modules"
@@ -352,7 +353,8 @@ def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> It
     """The base model's files hold weights that are quantised already.
 
     ## What it does
-    Looks, in SureFit's own config, for `quantization_config` in the model's config.json.
+    Looks, in SureFit's own config, for a `quantization_config` of bitsandbytes, GPTQ or AWQ in the model's config.json.
+    Of training all weights ADP003 speaks.
 
     ## Why it is bad
     Such files hold packed blocks and their scales in place of matrices. What is trained beside them cannot be folded
@@ -370,9 +372,9 @@ def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> It
     28 %. `surefit merge` over such files stopped with a size mismatch, or with bitsandbytes' "Blockwise 4bit
     quantization only supports 16/32-bit floats".
     """
-    if setup.tool != "surefit" or not model.quantization:
+    if setup.tool != "surefit" or model.quantization not in STORED_QUANTIZED or config.adapter.kind == "full":
         return
-    original = whole_name(config.model.name_or_path)
+    original = original_of(config.model.name_or_path)
     yield Finding(
         field=NAME,
         message=f"{model.name} is stored quantised ({model.quantization}): nothing can be merged into its files",
