@@ -10,9 +10,12 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from surefit.config.load import load_config
+from surefit.config.resolve import resolve
 from surefit.config.schema import Config
 from surefit.core.units import GIB, KIB
-from surefit.facts.generation import answering, most_prompts
+from surefit.facts.generation import answering, fitting_prompts, most_prompts
+from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.plan.trace import Recorder
 
@@ -105,3 +108,22 @@ def test_the_largest_batch_that_fits() -> None:
         assert found is not None
         assert (found.bytes <= 79 * GIB) is fits
     assert most_prompts(long, model, "cuda", 15 * GIB) == 0
+
+
+def test_auto_asks_no_more_prompts_at_a_time_than_fit(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: {name_or_path: meta-llama/Llama-3.1-8B}\ndata: {train: rows.jsonl, max_length: 65536}\n"
+        "hardware: {gpu: h100}\noutput_dir: runs/x\n"
+    )
+    model, hardware = model_facts("meta-llama/Llama-3.1-8B"), hardware_facts("h100", tmp_path)
+    fitting = fitting_prompts(model, hardware)
+    long = resolve(load_config(file), model, hardware, None, fitting=fitting)
+    short = resolve(load_config(file, ["data.max_length=512"]), model, hardware, None, fitting=fitting)
+    given = resolve(load_config(file, ["evaluate.batch_size=64"]), model, hardware, None, fitting=fitting)
+    assert 1 <= long.config.evaluate.batch_size < 16  # type: ignore[operator]
+    found = answering(long.config, model, "cuda")
+    assert found is not None
+    assert found.bytes <= hardware.memory_bytes  # type: ignore[operator]
+    assert "65,536 tokens may not fit" in str(long.provenance["evaluate.batch_size"])
+    assert (short.config.evaluate.batch_size, given.config.evaluate.batch_size) == (64, 64)

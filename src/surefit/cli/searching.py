@@ -213,6 +213,7 @@ def _places(run: Prepared, gpus: str) -> list[Place]:
     Raises:
         ConfigError: an unknown GPU, or none.
     """
+    from surefit.facts.generation import fitting_prompts
     from surefit.facts.hardware import hardware_facts
     from surefit.plan.search import Place
     from surefit.plan.verdict import upper_end
@@ -225,7 +226,8 @@ def _places(run: Prepared, gpus: str) -> list[Place]:
         rows = len(run.rows) if run.rows is not None else None
         needed = upper_end(run.model, hardware)
         loaded = replace(run.loaded, config=named)
-        places.append(Place(hardware, resolve(loaded, run.model, hardware, rows, needed=needed)))
+        fitting = fitting_prompts(run.model, hardware)
+        places.append(Place(hardware, resolve(loaded, run.model, hardware, rows, needed=needed, fitting=fitting)))
     return places
 
 

@@ -114,6 +114,7 @@ def resolve(
     mixed: float = 0,
     needed: Needed | None = None,
     started: Started | None = None,
+    fitting: Callable[[Config], int | None] | None = None,
 ) -> Resolved:
     """Replace every "auto" in `loaded.config`.
 
@@ -125,6 +126,7 @@ def resolve(
         mixed: rows that one epoch sees of `data.mix`.
         needed: what a step takes of a GPU's memory; without it rules of thumb decide.
         started: the processes, where this is one of several.
+        fitting: how many prompts fit the device at a time, at most as many as the config has.
 
     Raises:
         ConfigError: numbers that do not go together.
@@ -147,6 +149,12 @@ def resolve(
             changes[dotted], reason = decide()
             provenance[dotted] = Origin("auto", reason)
     decided = with_changes(config, changes)
+    most = fitting(decided) if fitting and config.evaluate.batch_size == "auto" else None
+    if most is not None and most != decided.evaluate.batch_size:
+        decided = with_changes(decided, {"evaluate.batch_size": most})
+        provenance["evaluate.batch_size"] = Origin(
+            "auto", f"more prompts of {config.data.max_length:,} tokens may not fit"
+        )
     if config.parallel.mode == "auto":
         capacity = hardware.memory_bytes if hardware.kind == "cuda" else None
         way, reason = decide_mode(decided, capacity, lambda shared: _least(shared, model, hardware, needed))

@@ -15,6 +15,7 @@ tests/plan/test_generation.py compares.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from surefit.config.schema import Config
@@ -89,6 +90,23 @@ def room_for(found: Answering, config: Config, hardware: HardwareFacts) -> int |
         return hardware.memory_bytes
     there = max(count, hardware.gpu_count if hardware.source == "detected" else 1)
     return hardware.memory_bytes * (there if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
+
+
+def fitting_prompts(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config], int | None]:
+    """(config) → its `evaluate.batch_size`, or the largest below it that surely fits; None where that is not known.
+
+    `config.resolve` takes it, to decide what "auto" becomes.
+    """
+
+    def fitting(config: Config) -> int | None:
+        found = answering(config, model, hardware.kind)
+        room = room_for(found, config, hardware) if found else None
+        if found is None or room is None:
+            return None
+        fits = found.bytes <= room
+        return config.evaluate.batch_size if fits else max(1, most_prompts(config, model, hardware.kind, room))  # type: ignore[return-value]
+
+    return fitting
 
 
 def most_prompts(config: Config, model: ModelFacts, kind: str, room: int, longest: int | None = None) -> int:

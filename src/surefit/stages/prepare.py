@@ -93,6 +93,7 @@ def gather(
     from surefit.data.load import is_local, load_rows
     from surefit.evaluate.settings import require_settings
     from surefit.facts.chat_template import template_text
+    from surefit.facts.generation import fitting_prompts
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
     from surefit.foreign.adopt import adopt
@@ -126,12 +127,12 @@ def gather(
     count, added = row_counts(config, rows, mixed)
     resolved = None
     if model and hardware:
-        needed = upper_end(model, hardware)
+        needed, fitting = upper_end(model, hardware), fitting_prompts(model, hardware)
         started = _started() if training else None
-        resolved = attempt(lambda: resolve(loaded, model, hardware, count, added, needed, started))
+        resolved = attempt(lambda: resolve(loaded, model, hardware, count, added, needed, started, fitting))
         if resolved is None:
             with contextlib.suppress(ConfigError):  # it is among the problems already
-                resolved = resolve(dividing(loaded), model, hardware, count, added, needed, started)
+                resolved = resolve(dividing(loaded), model, hardware, count, added, needed, started, fitting)
     return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted)
 
 

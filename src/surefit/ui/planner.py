@@ -27,6 +27,7 @@ from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text
 from surefit.data.load import is_local, load_rows
 from surefit.facts.flops import FORWARD, TRAINED, work_of
+from surefit.facts.generation import fitting_prompts
 from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.memory_per_rank import peak_bytes
@@ -144,7 +145,9 @@ def closed_form(config: Config) -> dict[str, Any]:
     model, hardware = _model(config.model.name_or_path, config.model.revision), _hardware(config.hardware.gpu)
     loaded = Loaded(config, Path("config.yaml"), {}, frozenset())
     steps = config.train.max_steps
-    resolved = resolve(loaded, model, hardware, None, needed=upper_end(model, hardware))
+    resolved = resolve(
+        loaded, model, hardware, None, needed=upper_end(model, hardware), fitting=fitting_prompts(model, hardware)
+    )
     resolved = replace(resolved, total_steps=steps)
     document = planned(resolved, model, hardware, quick=True)
     budget = peak_bytes(resolved, model, capability=hardware.compute_capability)
