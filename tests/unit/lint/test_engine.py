@@ -40,9 +40,9 @@ def always_fails(context: LintContext) -> Iterator[Finding]:
     raise KeyError("token hf_" + "a" * 20)
 
 
-@rule("TST003", "needs-a-model", severity="error", needs=(ModelFacts, HardwareFacts))
+@rule("TST003", "needs-a-model", severity="error")
 def needs_a_model(context: LintContext, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
-    """Facts come in the order of `needs`."""
+    """Facts come in the order of the parameters."""
     yield Finding("model.name_or_path", f"{model.name} on {hardware.kind}", "help")
 
 
@@ -153,7 +153,7 @@ def test_an_unusable_input_is_never_suppressed() -> None:
         assert not find_rule(code).suppressible
 
 
-@rule("TST006", "finds-nothing-here", severity="error", needs=(HardwareFacts,))
+@rule("TST006", "finds-nothing-here", severity="error")
 def finds_nothing_here(context: LintContext, hardware: HardwareFacts) -> Iterator[Finding]:
     """Another machine may have what it looks for."""
     yield from ()
