@@ -18,8 +18,8 @@ import torch
 from surefit.core import env
 
 MODULES = (
-    "cli.stages", "cli.training", "cli.planning", "cli.prepare", "cli.render", "data.formats", "data.dataset",
-    "data.tokenize", "evaluate.in_training", "model.prepare", "plan.forecast", "train.loop",
+    "cli.running", "cli.training", "cli.planning", "cli.render", "stages.prepare", "stages.training", "data.formats",
+    "data.dataset", "data.tokenize", "evaluate.in_training", "model.prepare", "plan.document", "train.loop",
 )  # fmt: skip
 
 
