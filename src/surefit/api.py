@@ -61,7 +61,9 @@ class Config:
         Raises:
             ConfigError: with file, line and field, for every problem found.
         """
-        return cls(load_config(config_file(Path(path)), _overrides(changes)))
+        # A run that was moved is where it is now.
+        here = {"output_dir": str(path)} if Path(path).is_dir() else {}
+        return cls(load_config(config_file(Path(path)), _overrides(here | dict(changes or {}))))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Config:
@@ -243,10 +245,19 @@ def _run(target: Target | Trained) -> Prepared:
 
 
 def _path(target: Target | Trained) -> Path:
-    """A run directory, or the config file that names it."""
+    """A run directory, or the config file that names it.
+
+    Raises:
+        ConfigError: a config whose run has not begun.
+    """
     if isinstance(target, Trained):
         return target.run
-    return Path(target.settings.output_dir) if isinstance(target, Config) else Path(target)
+    if not isinstance(target, Config):
+        return Path(target)
+    directory = Path(target.settings.output_dir)
+    if not directory.is_dir():
+        raise ConfigError("no run is here", path=directory, help="`surefit.train` comes first")
+    return directory
 
 
 def _side(target: str | Path | Trained) -> str:

@@ -121,9 +121,11 @@ def test_auto_asks_no_more_prompts_at_a_time_than_fit(tmp_path: Path) -> None:
     long = resolve(load_config(file), model, hardware, None, fitting=fitting)
     short = resolve(load_config(file, ["data.max_length=512"]), model, hardware, None, fitting=fitting)
     given = resolve(load_config(file, ["evaluate.batch_size=64"]), model, hardware, None, fitting=fitting)
-    assert 1 <= long.config.evaluate.batch_size < 16  # type: ignore[operator]
+    assert isinstance(long.config.evaluate.batch_size, int)
+    assert hardware.memory_bytes is not None
+    assert 1 <= long.config.evaluate.batch_size < 16
     found = answering(long.config, model, "cuda")
     assert found is not None
-    assert found.bytes <= hardware.memory_bytes  # type: ignore[operator]
+    assert found.bytes <= hardware.memory_bytes
     assert "65,536 tokens may not fit" in str(long.provenance["evaluate.batch_size"])
     assert (short.config.evaluate.batch_size, given.config.evaluate.batch_size) == (64, 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,9 @@ def test_a_callback_sees_every_step_and_ends_the_run_with_its_result(tmp_path: P
     assert (run.output / "adapter_model.safetensors").is_file()
     assert run.loss == seen[-1][2]
     assert (run.run / "checkpoints" / "step-2").is_dir()
+    assert surefit.Config.load(run.run).settings.output_dir == str(run.run)
+    shutil.copytree(run.run, tmp_path / "moved")
+    assert surefit.Config.load(tmp_path / "moved").settings.output_dir == str(tmp_path / "moved")
     rest = surefit.train(run.run, resume=True, quiet=True)
     whole = surefit.train(config(tmp_path / "whole"), quiet=True)
     assert (rest.steps, rest.loss) == (3, whole.loss), "a resume goes on as if nothing had ended it"
@@ -137,6 +141,8 @@ def test_what_is_wrong_is_said_as_everywhere(tmp_path: Path) -> None:
         surefit.train(config(tmp_path, **{"hardware.count": 2}), quiet=True)
     with pytest.raises(surefit.ConfigError, match="nothing is trained yet"):
         surefit.merge(config(tmp_path), quiet=True)
+    with pytest.raises(surefit.ConfigError, match="no run is here"):
+        surefit.report(config(tmp_path))
     steep = config(tmp_path, **{"train.warmup": 500})
     found = surefit.check(steep)
     assert [finding.code for finding in found.errors] == ["SCH001"]

@@ -103,8 +103,9 @@ def fitting_prompts(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Con
         room = room_for(found, config, hardware) if found else None
         if found is None or room is None:
             return None
-        fits = found.bytes <= room
-        return config.evaluate.batch_size if fits else max(1, most_prompts(config, model, hardware.kind, room))  # type: ignore[return-value]
+        size = config.evaluate.batch_size
+        assert isinstance(size, int)
+        return size if found.bytes <= room else max(1, most_prompts(config, model, hardware.kind, room))
 
     return fitting
 
