@@ -37,6 +37,7 @@ __all__ = [
     "Certificate", "CheckReport", "Comparison", "Config", "Finding", "Plan", "Scores", "Trained", "check", "compare",
     "evaluate", "merge", "plan", "report", "train",
 ]  # fmt: skip
+env.quiet_libraries()  # they read it when they are imported, which any of these functions may be the first to do
 PYTHON = Path("python")
 """What messages call a config that is in no file."""
 
@@ -266,8 +267,7 @@ def _side(target: str | Path | Trained) -> str:
 
 @contextmanager
 def _said(quiet: bool, callbacks: Sequence[Callable[[Progress], bool | None]] = ()) -> Iterator[Watcher]:
-    """A stage's surroundings: libraries that are quiet, and someone who hears how far it is."""
-    env.quiet_libraries()
+    """Someone who hears how far a stage is."""
     lines = Lines((lambda text: None) if quiet else _to_stderr, tuple(callbacks))
     with heard_by(lines.note):
         yield lines

@@ -30,6 +30,7 @@ def test_the_page_runs_from_top_to_bottom(
     assert len(names["losses"]) == names["run"].steps == 2
     assert "expected a number (above 0, below 10), got 50" in said.out, "the last block's error was caught and said"
     assert "training 188.42k of 1.60M parameters" in said.err
+    assert "Loading weights" not in said.err, "libraries are quiet, as on the command line"
 
 
 @pytest.mark.slow

@@ -70,9 +70,8 @@ def answering(config: Config, model: ModelFacts, kind: str, longest: int | None 
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     layer_cache = 2 * keys * number  # per token
     small = rows * (40 * total + 2 * FLOAT32 * model.vocab_size)  # ids, masks and positions; logits in float32, twice
-    around = (
-        read * number * (4 * model.hidden_size + 2 * model.head_dim)
-    )  # the residual stream, its sums, the positions
+    # Around a layer: the residual stream, its sums, the positions.
+    around = read * number * (4 * model.hidden_size + 2 * model.head_dim)
     mlp = 3 * read * number * (model.intermediate_size or 4 * model.hidden_size)
     attention = number * (read * prompt + 2 * read * queries + 2 * rows * prompt * queries)
     reading = model.num_layers * rows * prompt * layer_cache + read * prompt + around + max(mlp, attention)

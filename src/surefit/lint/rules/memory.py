@@ -268,7 +268,9 @@ def scoring_may_not_fit(
         return
     fewer = most_prompts(config, model, hardware.kind, room - kept - weights + found.weights, longest)
     help_text = f"write {fewer}"
-    if weights + kept > room:
+    if config.evaluate.in_training and not fewer:
+        help_text = "leave evaluate.in_training off, and score afterwards: surefit evaluate"
+    elif weights > room:
         help_text = "take a larger GPU or several (hardware.count), or score the adapter alone: --variant adapter"
     elif not fewer:
         help_text = "write 1, with evaluate.prefill_chunk: 2048, or lower data.max_length"
