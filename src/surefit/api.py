@@ -37,7 +37,9 @@ __all__ = [
     "Certificate", "CheckReport", "Comparison", "Config", "Finding", "Plan", "Scores", "Trained", "check", "compare",
     "evaluate", "merge", "plan", "report", "train",
 ]  # fmt: skip
-env.quiet_libraries()  # they read it when they are imported, which any of these functions may be the first to do
+# As the command line does. Libraries read it when they are imported, which any of these functions may be the first to do.
+env.quiet_libraries()
+env.sleep_at_barriers()
 PYTHON = Path("python")
 """What messages call a config that is in no file."""
 
