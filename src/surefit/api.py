@@ -37,7 +37,7 @@ __all__ = [
     "Certificate", "CheckReport", "Comparison", "Config", "Finding", "Plan", "Scores", "Trained", "check", "compare",
     "evaluate", "merge", "plan", "report", "train",
 ]  # fmt: skip
-# As the command line does. Libraries read it when they are imported, which any of these functions may be the first to do.
+# As the command line does: libraries read it when they are imported, and any of these functions may import them first.
 env.quiet_libraries()
 env.sleep_at_barriers()
 PYTHON = Path("python")
