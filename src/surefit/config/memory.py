@@ -23,7 +23,9 @@ FEW_TOKENS = EFFICIENT_TOKENS // 4
 CHECKPOINTING, MICRO, TILED = (
     "train.gradient_checkpointing", "train.per_device_train_batch_size", "speed.tiled_mlp",
 )  # fmt: skip
-LEVELS: tuple[tuple[Any, bool], ...] = ((False, False), ("selective", False), (True, False), (True, True))
+RECOMPUTED: tuple[Any, ...] = (False, "selective", True, "offload")
+"""What is recomputed in the backward pass: each kind takes less memory and more time than the one before."""
+LEVELS: tuple[tuple[Any, bool], ...] = (*((kind, False) for kind in RECOMPUTED[:-1]), (True, True))
 """(what is recomputed, whether MLPs are tiled), the fastest first."""
 WORDS = {False: "nothing recomputed", "selective": "all but attention recomputed", True: "layers recomputed"}
 WORDS |= {"offload": "layers recomputed, their inputs on the host"}

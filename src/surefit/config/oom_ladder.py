@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from surefit.config.memory import CHECKPOINTING, MICRO, RECOMPUTED, TILED
 from surefit.config.resolve import Origin, Resolved, lookup, one_line_yaml, with_changes
 from surefit.config.schema import Config
 from surefit.config.world import accumulation
@@ -28,15 +29,24 @@ def next_rung(config: Config, kind: str) -> dict[str, Any]:
     micro, whole = train.per_device_train_batch_size, train.global_batch_size
     assert isinstance(micro, int)
     if micro > 1:
-        return {"train.per_device_train_batch_size": max(d for d in range(1, micro // 2 + 1) if whole % d == 0)}
-    if train.gradient_checkpointing in (False, "selective"):
-        return {"train.gradient_checkpointing": "selective" if train.gradient_checkpointing is False else True}
-    parts = {"speed.chunked_loss": speed.chunked_loss, "speed.tiled_mlp": speed.tiled_mlp}
+        return {MICRO: max(d for d in range(1, micro // 2 + 1) if whole % d == 0)}
+    recomputed = RECOMPUTED.index(train.gradient_checkpointing)
+    if recomputed < RECOMPUTED.index(True):
+        return {CHECKPOINTING: RECOMPUTED[recomputed + 1]}
+    parts = {"speed.chunked_loss": speed.chunked_loss, TILED: speed.tiled_mlp}
     if off := {key: True for key, on in parts.items() if not on}:
         return off
     if train.gradient_checkpointing is True and kind == "cuda":
-        return {"train.gradient_checkpointing": "offload"}
+        return {CHECKPOINTING: "offload"}
     return {}
+
+
+def lowest_rung(config: Config, kind: str) -> dict[str, Any]:
+    """All that `next_rung` would change, one after the other, as dotted key → value; empty at the end."""
+    changes: dict[str, Any] = {}
+    while further := next_rung(with_changes(config, changes), kind):
+        changes |= further
+    return changes
 
 
 def adapted(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:

@@ -15,6 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from surefit.config.capabilities import conflicts, obstacle, traits
+from surefit.config.memory import RECOMPUTED
 from surefit.config.modes import ZERO
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
@@ -30,8 +31,6 @@ from surefit.plan.verdict import Need, Verdict, need, require_plannable, verdict
 if TYPE_CHECKING:
     from surefit.plan.time import StepTime
 
-KINDS: tuple[Any, ...] = (False, "selective", True, "offload")
-"""What can be recomputed, the fastest first."""
 Field = Literal["max_length", "batch", "rank", "model"]
 FIELDS: tuple[Field, ...] = get_args(Field)
 SIMULATED = 3
@@ -104,7 +103,7 @@ class Candidate:
     def speed(self) -> tuple[float, int, bool, int]:
         """What candidates are sorted by, fastest first; those without a known time come last, in a likely order."""
         seconds = self.step.seconds if self.step else math.inf
-        return (seconds, KINDS.index(self.checkpointing), self.tiled, self.accumulation)
+        return (seconds, RECOMPUTED.index(self.checkpointing), self.tiled, self.accumulation)
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def candidates(planner: Planner, places: Sequence[Place], allowed: Sequence[str]
         for changed in _variants(place.resolved, planner.model, allowed)
         for micro in _divisors(place.resolved.config.train.global_batch_size)
         if micro <= own_batch(changed.config)
-        for checkpointing in KINDS
+        for checkpointing in RECOMPUTED
         for tiled in (False, True)
     ]
 

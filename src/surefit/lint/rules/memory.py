@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from surefit.config.oom_ladder import as_arguments, lowest_rung
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes, sharing_by, ways_to_share
 from surefit.core.units import bytes_text
@@ -83,15 +84,13 @@ def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareF
     terms = memory_terms(resolved, model, hardware.compute_capability)
     without = [term for term in terms if term.moment not in PER_ROW]
     if hardware.memory_bytes is not None and at_least(without) <= hardware.memory_bytes:
-        micro = resolved.config.train.per_device_train_batch_size
+        less = lowest_rung(resolved.config, hardware.kind)
         yield from _too_large(
             terms,
             hardware,
             "data.max_length",
             f"lower data.max_length from {resolved.config.data.max_length:,} to what the rows need"
-            + (f", or per_device_train_batch_size from {micro}" if micro != 1 else "")
-            + ("" if resolved.config.train.gradient_checkpointing else ", or set train.gradient_checkpointing: true")
-            + ("" if resolved.config.speed.chunked_loss else ", or speed.chunked_loss: true")
+            + (f", or compute with less memory: {as_arguments(less)}" if less else "")
             + _shared_instead(resolved, model, hardware),
         )
 
