@@ -33,7 +33,7 @@ from surefit.evaluate.rows import read_answer
 from surefit.evaluate.stats import paired_bootstrap
 from surefit.generate.engine import Decoding, generate
 from surefit.merge import certify
-from surefit.merge.merge import Job, certify_merged
+from surefit.merge.merge import MergeJob, certify_merged
 from surefit.model.load import load_model, load_tokenizer
 from surefit.model.quantize import rounded_through
 from surefit.model.saved import load_adapted
@@ -129,7 +129,7 @@ class Judge:
 
     def weights(self, folder: Path) -> bool:
         """As `surefit certify` has it, which reads few answers here: they have a verdict of their own."""
-        job = Job(self.config.model, self.run.adapter, folder, self.run.certificate, self.config.adapter)
+        job = MergeJob(self.config.model, self.run.adapter, folder, self.run.certificate, self.config.adapter)
         found = certify_merged(job, self.hardware, [self.sequences[0][-8:]])
         verdicts = [check["passed"] for check in found["checks"] if check["name"] in WEIGHT_CHECKS]
         return bool(verdicts) and all(verdicts)

@@ -101,14 +101,14 @@ def sequences(folder: Path, rows: int, row_tokens: int) -> list[list[int]]:
 def surefit(folder: Path, ids: list[list[int]]) -> dict[str, float]:
     """The merge with its certificate; the seconds from its start until the weights are written."""
     from surefit.config.schema import ModelSection
-    from surefit.merge.merge import Job, merge_adapter
+    from surefit.merge.merge import MergeJob, merge_adapter
 
     class Cpu:
         kind = "cpu"
 
     began, reached = time.monotonic(), dict[int, float]()
     base = ModelSection(name_or_path=str(folder / "base"), dtype=dtype_of(folder))
-    job = Job(base, folder / "adapter", folder / "merged", folder / "certificate.json")
+    job = MergeJob(base, folder / "adapter", folder / "merged", folder / "certificate.json")
     merge_adapter(job, Cpu(), ids, lambda step, *_: reached.setdefault(step, time.monotonic() - began))  # type: ignore[arg-type]
     return {"written_seconds": reached[2], "merge_seconds": reached[4]}
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, Interrupted
 from surefit.core.rundir import read_json, read_jsonl
-from surefit.merge.merge import Job, merge_adapter
+from surefit.merge.merge import MergeJob, merge_adapter
 from surefit.train.identity import require_same
 from surefit.train.sampler import batch_rows
 
@@ -111,7 +111,7 @@ def test_over_four_bit_weights_the_merge_is_certified_too(base: Path, tmp_path: 
     made = settings(base, tmp_path / "run", "dora")
     made = made.model_copy(update={"model": made.model.model_copy(update={"quantization": "nf4"})})
     tiny_run.training(made).fit()
-    job = Job(
+    job = MergeJob(
         made.model, tmp_path / "run" / "adapter", tmp_path / "merged", tmp_path / "certificate.json", made.adapter
     )
     assert merge_adapter(job, tiny_run.CPU, [row.tolist() for row, _ in tiny_run.rows(4)])["passed"] is True
@@ -143,7 +143,7 @@ def test_peft_reads_the_adapter_and_the_merge_is_certified(base: Path, tmp_path:
     assert torch.equal(ours, theirs)
     merged = tmp_path / "merged"
     merge_adapter(
-        Job(
+        MergeJob(
             ModelSection(name_or_path=str(base), dtype="float32"), adapter, merged, tmp_path / "certificate.json",
             expected=made.adapter,
         ),

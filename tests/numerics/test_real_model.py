@@ -29,7 +29,7 @@ from surefit.data.collate import pack
 from surefit.facts.safetensors import weight_files
 from surefit.merge import quantised
 from surefit.merge.export import export_quantised, source_of
-from surefit.merge.merge import Job, certify_merged, merge
+from surefit.merge.merge import MergeJob, certify_merged, merge
 from surefit.merge.quantised import Conversion
 from surefit.model import load
 from surefit.model.attention import require_packable, use_varlen
@@ -145,7 +145,7 @@ def test_a_merge_is_certified_and_a_damaged_one_is_not(
     name = "model.layers.17.mlp.up_proj.weight"
     before = {name: tensor for each in weight_files(base) for name, tensor in load_file(each).items()}[name]
     save_file(merged | {name: before.to(merged[name].dtype)}, file, {"format": "pt"})
-    job = Job(config.model, run.adapter, run.merged, run.certificate, config.adapter)
+    job = MergeJob(config.model, run.adapter, run.merged, run.certificate, config.adapter)
     found = certify_merged(job, tiny_run.CPU, sequences)
     assert not found["passed"]
     assert "merge_rounding" in found["reason"]

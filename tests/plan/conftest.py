@@ -13,9 +13,9 @@ from surefit.config.load import load_config
 from surefit.config.resolve import resolve
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
-from surefit.plan.search import Place
+from surefit.plan.search import Machine
 
-Made = tuple[Place, Any]
+Made = tuple[Machine, Any]
 
 
 @pytest.fixture
@@ -32,6 +32,6 @@ def place(tmp_path: Path) -> Callable[..., Made]:
         facts, hardware = model_facts(model), hardware_facts(gpu, tmp_path)
         if memory is not None:
             hardware = replace(hardware, memory_bytes=memory)
-        return Place(hardware, resolve(loaded, facts, hardware, None)), facts
+        return Machine(hardware, resolve(loaded, facts, hardware, None)), facts
 
     return make

@@ -29,7 +29,7 @@ from surefit.plan.communication import exchange
 from surefit.plan.document import planned
 from surefit.plan.forecast import Planner
 from surefit.plan.ranks import pretended
-from surefit.plan.search import Place, candidates, shared_variants
+from surefit.plan.search import Machine, candidates, shared_variants
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import record
 from surefit.plan.verdict import need, upper_end
@@ -226,7 +226,7 @@ def test_the_search_keeps_what_is_learnt(tmp_path: Path) -> None:
             update={"train": resolved.config.train.model_copy(update={"per_device_train_batch_size": 1})}
         ),
     )
-    place = Place(replace(hardware_facts("a100-80"), name="unknown"), few)
+    place = Machine(replace(hardware_facts("a100-80"), name="unknown"), few)
     for one in candidates(planner, [place]):
         assert one.place.resolved.config.train.global_batch_size == 8
         assert one.micro_batch * one.accumulation >= one.place.resolved.config.train.global_batch_size / 4

@@ -124,12 +124,12 @@ def source_of(name: str, home_file: str) -> str:
 
 def try_all(home_file: str, way: Way | None = None) -> dict[str, tuple[str, str]]:
     """Name → status and whatever was said, of every attempt; several at once, as most of the time is waiting."""
-    from surefit.core.jail import Job, run_job
+    from surefit.core.jail import Program, run_program
 
     def attempt(name: str) -> tuple[str, str]:
         # What ends by itself may take its time on a busy machine; what does not is stopped soon.
         seconds = 1.0 if "timeout" in ESCAPES[name].status else 20.0
-        outcome = run_job(Job(source_of(name, home_file), module="__main__"), seconds, 256 * 2**20, way)
+        outcome = run_program(Program(source_of(name, home_file), module="__main__"), seconds, 256 * 2**20, way)
         return outcome.status, outcome.detail + outcome.output
 
     with ThreadPoolExecutor(6) as pool:

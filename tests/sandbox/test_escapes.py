@@ -16,7 +16,7 @@ import pytest
 
 from surefit.core import jail
 from surefit.core.errors import MachineError
-from surefit.core.jail import Job, run_job
+from surefit.core.jail import Program, run_program
 
 SCRIPT = Path(__file__).with_name("escapes.py")
 spec = importlib.util.spec_from_file_location("escapes", SCRIPT)
@@ -31,7 +31,7 @@ MEMORY = 256 * 2**20
 
 def works(way: str) -> bool:
     try:
-        return run_job(Job("x = 1"), 20.0, MEMORY, way).status == "passed"
+        return run_program(Program("x = 1"), 20.0, MEMORY, way).status == "passed"
     except MachineError:
         return False
 
@@ -124,7 +124,7 @@ def test_each_attempt_succeeds_without_the_sandbox(planted: Path) -> None:
 def test_nothing_is_left_behind(way: str) -> None:
     before = set(os.listdir("/tmp")), processes()
     for source in ("import time\ntime.sleep(100)", "print(1)"):
-        run_job(Job(f"open('/tmp/left', 'w').write('x')\n{source}"), 0.3, MEMORY, way)
+        run_program(Program(f"open('/tmp/left', 'w').write('x')\n{source}"), 0.3, MEMORY, way)
     time.sleep(0.2)
     assert not (processes() - before[1])
     assert not Path("/tmp/left").exists()

@@ -13,7 +13,7 @@ import pytest
 from surefit.core import jail
 from surefit.core.errors import MachineError
 from surefit.core.jail import OUTPUT_BYTES, working_way
-from surefit.evaluate.sandbox import Job, require_sandbox, run_many, run_python, run_tests
+from surefit.evaluate.sandbox import Program, require_sandbox, run_many, run_python, run_tests
 
 try:
     require_sandbox()
@@ -177,7 +177,7 @@ def test_a_test_without_end_is_a_timeout() -> None:
 
 def test_many_at_once_keep_their_order_and_ends() -> None:
     seen = []
-    jobs = [Job(RIGHT, f"assert double({n}) == {n if n % 3 else 2 * n}", ("double",)) for n in range(12)]
+    jobs = [Program(RIGHT, f"assert double({n}) == {n if n % 3 else 2 * n}", ("double",)) for n in range(12)]
     results = run_many(jobs, workers=4, on_result=lambda number, result: seen.append(number))
     assert [result.status == "passed" for result in results] == [n % 3 == 0 for n in range(12)]
     assert seen == list(range(12))
@@ -231,7 +231,7 @@ def test_an_interruption_does_not_wait_for_the_programs() -> None:
     def stop(number: int, result: object) -> None:
         raise KeyboardInterrupt
 
-    jobs = [Job("pass"), Job("import time\ntime.sleep(60)")]
+    jobs = [Program("pass"), Program("import time\ntime.sleep(60)")]
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_many(jobs, timeout_s=20, workers=2, on_result=stop)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from surefit.parallel.mesh import World
 
 
-def evaluate(out: Output, run: Prepared, *, dry_run: bool = False, world: World | None = None) -> int:
+def score_all(out: Output, run: Prepared, *, dry_run: bool = False, world: World | None = None) -> int:
     """Score each checkpoint on the held-out rows. Training may go on meanwhile, so the run is not locked.
 
     Args:

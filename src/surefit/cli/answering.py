@@ -30,7 +30,7 @@ def evaluate(
 
     def work(run: Prepared, world: World | None) -> int:
         if every:
-            code: int = _module("all_checkpoints").evaluate(out, run, dry_run=dry_run, world=world)
+            code: int = _module("all_checkpoints").score_all(out, run, dry_run=dry_run, world=world)
         else:
             code = _module("evaluating").evaluate(out, run, variants, show=show, dry_run=dry_run, world=world)
         return code

@@ -194,7 +194,7 @@ def slurm(
         raise typer.BadParameter("--submit writes job.sbatch into the run directory; --output is without it")
     finish(
         as_json,
-        lambda out: getattr(_cli("slurm"), "evaluate" if evaluate else "slurm")(
+        lambda out: getattr(_cli("slurm"), "evaluation_array" if evaluate else "slurm")(
             out, config, overrides or (), _cli("slurm").Wishes(nodes, gpus, submit, output, interface, array)
         ),
     )

@@ -280,7 +280,7 @@ def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list
     from surefit.core.sampling import evenly
     from surefit.data.formats import read_splits
     from surefit.evaluate.answers import read_run
-    from surefit.evaluate.generation_settings import Way
+    from surefit.evaluate.generation_settings import GenerationSettings
     from surefit.evaluate.inference import Server
     from surefit.evaluate.rows import pick
     from surefit.generate.engine import Decoding
@@ -297,7 +297,7 @@ def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list
     known = [place for place, where in enumerate(rows.where) if where in before and not before[where]["truncated"]]
     chosen = rows.subset([known[i] for i in evenly(len(known), ASKED)])
     respondent = Server(ServedModel(url, model, field="--url"), run.recipe)
-    way = Way(Decoding(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
+    way = GenerationSettings(Decoding(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
     with out.progress("asking") as on_progress:
         answers = respondent.answer(chosen, respondent.prompts(chosen), way, on_progress)
     lines = []

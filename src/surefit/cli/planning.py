@@ -46,7 +46,7 @@ def plan(
         if optimize:
             return searching.optimize(out, run, compare, price)
         if compare:
-            return searching.compare(out, run, compare, price)
+            return searching.compare_gpus(out, run, compare, price)
         if solve:
             return searching.solve(out, run, solve)
         if against:

@@ -22,7 +22,7 @@ from surefit.data.formats import Examples, to_prompts
 from surefit.data.load import Rows, load_rows, resolve_source
 from surefit.data.readers import READERS, Placed
 from surefit.evaluate.distributed import in_order, of_all, share
-from surefit.evaluate.generation_settings import Way, ways
+from surefit.evaluate.generation_settings import GenerationSettings, ways
 from surefit.evaluate.inference import PORTION, Respondent
 from surefit.evaluate.rows import Answer, Picked, predictions, scored_line
 from surefit.evaluate.runner import respondents
@@ -178,7 +178,7 @@ def _placed(data: str) -> tuple[Rows | None, Callable[[], Iterable[Placed]]]:
     return rows, lambda: (Placed(row, *rows.place(number)) for number, row in enumerate(rows))
 
 
-def _portions(way: Way, rows: _ToAnswer, done: int, world: World) -> Iterator[Picked]:
+def _portions(way: GenerationSettings, rows: _ToAnswer, done: int, world: World) -> Iterator[Picked]:
     """The rows behind the first `done`, as many at a time as are answered before they are written."""
     index = 0
     for examples in rows.read(max(1, world.size * PORTION * way.decoding.batch_size // way.samples)):
@@ -191,7 +191,12 @@ def _portions(way: Way, rows: _ToAnswer, done: int, world: World) -> Iterator[Pi
 
 
 def _answered(
-    run: Prepared, respondent: Respondent, way: Way, picked: Picked, world: World, on_progress: OnProgress
+    run: Prepared,
+    respondent: Respondent,
+    way: GenerationSettings,
+    picked: Picked,
+    world: World,
+    on_progress: OnProgress,
 ) -> list[dict[str, Any]]:
     """The lines of a portion, each process having answered its part of it."""
     places = share(picked, world)
@@ -210,7 +215,9 @@ def _behind(on_progress: OnProgress, before: int, total: int) -> OnProgress:
     return lambda done, _, text: on_progress(before + done, total, text)
 
 
-def _line(run: Prepared, way: Way, rows: Picked, place: int, prompt: str, answer: Answer) -> dict[str, Any]:
+def _line(
+    run: Prepared, way: GenerationSettings, rows: Picked, place: int, prompt: str, answer: Answer
+) -> dict[str, Any]:
     example = rows.examples[place]
     # Without a gold answer there is nothing to judge by.
     recipe = run.recipe if example.completion is not None else None
@@ -219,7 +226,7 @@ def _line(run: Prepared, way: Way, rows: Picked, place: int, prompt: str, answer
     return {"index": line.pop("index"), "where": line.pop("where"), "prompt": prompt, **line}
 
 
-def _about(run: Prepared, variant: str, way: Way, rows: _ToAnswer) -> dict[str, Any]:
+def _about(run: Prepared, variant: str, way: GenerationSettings, rows: _ToAnswer) -> dict[str, Any]:
     """All that answers depend on: what a later call must agree with to go on."""
     config = run.resolved.config
     return {

@@ -15,7 +15,7 @@ from surefit.stages.prepare import Prepared, lengths_of
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.plan.forecast import Planner
-    from surefit.plan.search import Candidate, Choice, Place
+    from surefit.plan.search import Candidate, Choice, Machine
 
 
 def optimize(out: Output, run: Prepared, gpus: str | None = None, prices: str | None = None) -> int:
@@ -117,10 +117,10 @@ def _reason(chosen: Choice, best: Candidate) -> str:
     return "nothing is recomputed that fits in memory, in as few micro batches as fit"
 
 
-def compare(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
+def compare_gpus(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
     """The config on several GPUs: what fits, how long, how much."""
     from surefit.plan.forecast import Planner
-    from surefit.plan.search import compare as on_each
+    from surefit.plan.search import on_each
 
     costs = _prices(prices)
     planner = Planner(run.model, lengths_of(run))
@@ -201,13 +201,13 @@ def solve(out: Output, run: Prepared, field: str) -> int:
     return EXIT_OK if found.value is not None else EXIT_FINDINGS
 
 
-def _here(run: Prepared) -> Place:
-    from surefit.plan.search import Place
+def _here(run: Prepared) -> Machine:
+    from surefit.plan.search import Machine
 
-    return Place(run.hardware, run.resolved)
+    return Machine(run.hardware, run.resolved)
 
 
-def _places(run: Prepared, gpus: str) -> list[Place]:
+def _places(run: Prepared, gpus: str) -> list[Machine]:
     """The named GPUs, with every "auto" of the config decided for each.
 
     Raises:
@@ -215,7 +215,7 @@ def _places(run: Prepared, gpus: str) -> list[Place]:
     """
     from surefit.facts.generation import fitting_prompts
     from surefit.facts.hardware import hardware_facts
-    from surefit.plan.search import Place
+    from surefit.plan.search import Machine
     from surefit.plan.verdict import upper_end
 
     places = []
@@ -227,7 +227,7 @@ def _places(run: Prepared, gpus: str) -> list[Place]:
         needed = upper_end(run.model, hardware)
         loaded = replace(run.loaded, config=named)
         fitting = fitting_prompts(run.model, hardware)
-        places.append(Place(hardware, resolve(loaded, run.model, hardware, rows, needed=needed, fitting=fitting)))
+        places.append(Machine(hardware, resolve(loaded, run.model, hardware, rows, needed=needed, fitting=fitting)))
     return places
 
 

@@ -17,7 +17,7 @@ from surefit.config.load import load_config
 from surefit.config.schema import Config
 from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_json, write_atomic, write_json
-from surefit.launch.slurm import ARRAY_LOG, ENDED, LOG, Job, job_states, render, render_array, submit
+from surefit.launch.slurm import ARRAY_LOG, ENDED, LOG, BatchJob, job_states, render, render_array, submit
 from surefit.stages.checking import checked, require_no_errors
 from surefit.stages.prepare import gather
 
@@ -58,7 +58,7 @@ def slurm(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -
     return _deliver(out, script, wishes, run.job_script, run.slurm, job.run / LOG, places)
 
 
-def evaluate(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
+def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
     """The array job that scores every checkpoint, after the job that trains where that one has not ended."""
     training = _job(out, target, overrides, wishes)
     hardware = training.config.hardware.model_copy(update={"nodes": wishes.nodes or 1, "count": wishes.per_node or 1})
@@ -105,7 +105,7 @@ def _training_job(run: RunDir) -> str | None:
     return number if state is not None and state not in ENDED else None
 
 
-def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> Job:
+def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> BatchJob:
     """The run, checked, as a job."""
     found = gather(target, overrides)
     for line in found.adopted.lines():
@@ -113,7 +113,7 @@ def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) ->
     with findings_said(out):
         require_no_errors(checked(found))
     assert found.resolved  # what keeps it from being resolved is a finding
-    return Job(
+    return BatchJob(
         config=found.resolved.config,
         config_file=target.absolute(),
         run=found.run.path.absolute(),
@@ -161,7 +161,7 @@ def _with_machines(config: Config, overrides: Sequence[str], nodes: int | None, 
     return [*overrides, *(f"hardware.{key}={n}" for key, n in asked.items() if n is not None and n != now[key])]
 
 
-def _say_what_to_know(out: Output, job: Job) -> None:
+def _say_what_to_know(out: Output, job: BatchJob) -> None:
     if job.config.hardware.gpu == "auto":
         out.note("hardware.gpu is auto: the check looked at this machine; name the GPU of the nodes, e.g. h100")
     if (job.run / "checkpoints").exists():

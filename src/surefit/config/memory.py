@@ -32,7 +32,7 @@ WORDS |= {"offload": "layers recomputed, their inputs on the host"}
 
 
 @dataclass(frozen=True)
-class Way:
+class MemoryChoice:
     """One way to run a step."""
 
     checkpointing: Any
@@ -78,7 +78,7 @@ def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tu
     return _explained(way, size, capacity, too_large)
 
 
-def _ways(config: Config) -> list[Way]:
+def _ways(config: Config) -> list[MemoryChoice]:
     train, speed = config.train, config.speed
     whole, length = train.global_batch_size, config.data.max_length
     divisors = [size for size in range(1, own_batch(config) + 1) if whole % size == 0]
@@ -96,15 +96,15 @@ def _ways(config: Config) -> list[Way]:
         last = (checkpointing, tiled) == list(levels)[-1]
         few = [size for size in micros if last or size * length >= min(FEW_TOKENS, enough * length)]
         given = train.per_device_train_batch_size
-        ways += [Way(checkpointing, tiled, size) for size in (few if given == "auto" else [given])]
+        ways += [MemoryChoice(checkpointing, tiled, size) for size in (few if given == "auto" else [given])]
     return ways
 
 
-def _level(way: Way) -> str:
+def _level(way: MemoryChoice) -> str:
     return WORDS[way.checkpointing] + (", MLPs in tiles" if way.tiled else "")
 
 
-def _explained(way: Way, size: int, capacity: int, too_large: dict[str, int]) -> dict[str, tuple[Any, str]]:
+def _explained(way: MemoryChoice, size: int, capacity: int, too_large: dict[str, int]) -> dict[str, tuple[Any, str]]:
     takes = f"up to {bytes_text(size)} of {bytes_text(capacity)}"
     if size > capacity:
         takes = f"the least of all ways, and still {takes}"

@@ -40,7 +40,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 
 @dataclass(frozen=True)
-class Job:
+class Program:
     """Untrusted code and how to judge it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Outcome:
     output: str
 
 
-def run_job(job: Job, timeout_s: float, memory_bytes: int, way: Way | None = None) -> Outcome:
+def run_program(job: Program, timeout_s: float, memory_bytes: int, way: Way | None = None) -> Outcome:
     """Run one job to its end, or end it.
 
     Args:
@@ -276,7 +276,7 @@ def working_way() -> Way:
     problems = []
     for way in ways():
         try:
-            outcome = run_job(Job("ready = True"), 20.0, 512 * MIB, way)
+            outcome = run_program(Program("ready = True"), 20.0, 512 * MIB, way)
         except MachineError as error:
             problems.append(error.message)
             continue

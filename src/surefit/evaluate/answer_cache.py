@@ -18,7 +18,7 @@ from surefit.evaluate.rows import Answer
 from surefit.generate.engine import Generation
 
 
-class Kept:
+class AnswerCache:
     """The answers of one variant to one set.
 
     Args:

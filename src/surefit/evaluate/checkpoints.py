@@ -25,7 +25,7 @@ from surefit.data.shorten import prompt_cutter
 from surefit.evaluate.answers import GRAMMAR, step_of
 from surefit.evaluate.curve import svg
 from surefit.evaluate.distributed import score_across
-from surefit.evaluate.generation_settings import Way, ways
+from surefit.evaluate.generation_settings import GenerationSettings, ways
 from surefit.evaluate.inference import LocalModel
 from surefit.evaluate.paired import differences
 from surefit.evaluate.record import Files
@@ -120,7 +120,7 @@ class _Queue:
         passed_over: what was not scored, with the reason.
     """
 
-    def __init__(self, files: Files, way: Way, rows: Picked) -> None:
+    def __init__(self, files: Files, way: GenerationSettings, rows: Picked) -> None:
         self.files, self.way, self.rows = files, way, rows
         self.passed_over: list[str] = []
         self._seen: set[str] = set()
@@ -171,7 +171,7 @@ class _Queue:
 GONE = "deleted before it was scored (training keeps checkpoint.save_total_limit of them)"
 
 
-def gather(files: Files, way: Way, rows: Picked) -> dict[str, Any]:
+def gather(files: Files, way: GenerationSettings, rows: Picked) -> dict[str, Any]:
     """Write eval/checkpoints.json and .svg of all scores that are there, one process at a time; returns the first."""
     run = files.run
     with locked(run.eval / ".checkpoints.lock", "evaluate --all-checkpoints", wait=True):
@@ -182,7 +182,7 @@ def gather(files: Files, way: Way, rows: Picked) -> dict[str, Any]:
     return found
 
 
-def _summary(files: Files, way: Way, rows: Picked) -> dict[str, Any]:
+def _summary(files: Files, way: GenerationSettings, rows: Picked) -> dict[str, Any]:
     recipe, metric = files.recipe, files.recipe.primary_metric
     points: list[dict[str, Any]] = []
     scores: dict[str, list[Scores]] = {}
@@ -208,7 +208,7 @@ def _summary(files: Files, way: Way, rows: Picked) -> dict[str, Any]:
     }
 
 
-def _scored_steps(run: RunDir, way: Way) -> list[str]:
+def _scored_steps(run: RunDir, way: GenerationSettings) -> list[str]:
     """The variants that are checkpoints and were asked in this way, by step."""
     names = [path.name.removesuffix(".json") for path in (run.eval / SET).glob("step-*.json")]
     mine = [name for name in names if step_of(name) is not None and name.endswith(GRAMMAR) == bool(way.constrained)]

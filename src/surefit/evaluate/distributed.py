@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from surefit.core.progress import OnProgress, silent
-from surefit.evaluate.answer_cache import Kept
-from surefit.evaluate.generation_settings import Way
+from surefit.evaluate.answer_cache import AnswerCache
+from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.inference import Respondent
 from surefit.evaluate.judging import score_variant
 from surefit.evaluate.record import Scored
@@ -39,8 +39,8 @@ def score_across(
     respondent: Respondent,
     recipe: TaskRecipe,
     rows: Picked,
-    way: Way,
-    kept: Kept,
+    way: GenerationSettings,
+    kept: AnswerCache,
     world: World,
     on_progress: OnProgress = silent,
 ) -> Scored:

@@ -13,7 +13,7 @@ from surefit.task import TaskRecipe
 
 
 @dataclass(frozen=True)
-class Way:
+class GenerationSettings:
     """How every variant is asked.
 
     Attributes:
@@ -60,7 +60,7 @@ class Way:
         return {"batch_size": self.decoding.batch_size} | ({"prefill_chunk": chunk} if chunk else {})
 
 
-def ways(config: Config, recipe: TaskRecipe) -> list[Way]:
+def ways(config: Config, recipe: TaskRecipe) -> list[GenerationSettings]:
     """The ways that `evaluate` asks for, without a grammar first; nothing in the config is "auto"."""
     section = config.evaluate
     assert isinstance(section.batch_size, int)
@@ -76,4 +76,4 @@ def ways(config: Config, recipe: TaskRecipe) -> list[Way]:
     constrained = {"none": (False,), "only": (True,), "both": (False, True)}[section.constrained]
     ranked = recipe.choices is not None
     limit = prompt_limit(config)
-    return [Way(decoding, section.samples, each, ranked, limit) for each in constrained]
+    return [GenerationSettings(decoding, section.samples, each, ranked, limit) for each in constrained]

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from surefit.core.errors import DataError, errors_at
 from surefit.core.progress import OnProgress, silent
 from surefit.data.tokenize import tokenize_prompt
-from surefit.evaluate.answer_cache import Kept
-from surefit.evaluate.generation_settings import Way
+from surefit.evaluate.answer_cache import AnswerCache
+from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.rows import Answer, Picked
 from surefit.generate.engine import Generation, generate
 from surefit.generate.verbalizer import rank_labels
@@ -41,7 +41,9 @@ class Respondent(Protocol):
     def shown(self, prompt: Any) -> str:
         """A prompt as text."""
 
-    def answer(self, rows: Picked, prompts: Sequence[Any], way: Way, on_progress: OnProgress) -> list[Answer]:
+    def answer(
+        self, rows: Picked, prompts: Sequence[Any], way: GenerationSettings, on_progress: OnProgress
+    ) -> list[Answer]:
         """One answer per row; `on_progress` counts rows."""
 
 
@@ -63,7 +65,9 @@ class LocalModel:
     def shown(self, prompt: list[int]) -> str:
         return str(self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
 
-    def answer(self, rows: Picked, prompts: Sequence[list[int]], way: Way, on_progress: OnProgress) -> list[Answer]:
+    def answer(
+        self, rows: Picked, prompts: Sequence[list[int]], way: GenerationSettings, on_progress: OnProgress
+    ) -> list[Answer]:
         if way.ranked:
             labels = [labels_of(self.recipe, rows, place) for place in range(len(rows))]
             batch = way.decoding.batch_size
@@ -101,7 +105,9 @@ class Server:
     def shown(self, prompt: Sequence[dict[str, Any]]) -> str:
         return "\n".join(f"{turn['role']}: {turn.get('content', '')}" for turn in prompt)
 
-    def answer(self, rows: Picked, prompts: Sequence[Any], way: Way, on_progress: OnProgress) -> list[Answer]:
+    def answer(
+        self, rows: Picked, prompts: Sequence[Any], way: GenerationSettings, on_progress: OnProgress
+    ) -> list[Answer]:
         made = self.served.answer(
             _repeated(prompts, way.samples),
             way.decoding,
@@ -118,7 +124,7 @@ def labels_of(recipe: TaskRecipe, rows: Picked, place: int) -> Sequence[str]:
         return recipe.choices(rows.examples[place])
 
 
-def grammars_of(recipe: TaskRecipe, rows: Picked, way: Way) -> list[Grammar | None] | None:
+def grammars_of(recipe: TaskRecipe, rows: Picked, way: GenerationSettings) -> list[Grammar | None] | None:
     """Per prompt what its answer may be, or None where answers are free."""
     if not way.constrained:
         return None
@@ -153,7 +159,12 @@ class Asked:
 
 
 def ask(
-    respondent: Respondent, recipe: TaskRecipe, rows: Picked, way: Way, kept: Kept, on_progress: OnProgress = silent
+    respondent: Respondent,
+    recipe: TaskRecipe,
+    rows: Picked,
+    way: GenerationSettings,
+    kept: AnswerCache,
+    on_progress: OnProgress = silent,
 ) -> Asked:
     """Answer every row, but for those that `kept` has the answer of.
 
@@ -187,7 +198,7 @@ def _behind(on_progress: OnProgress, before: int, total: int) -> OnProgress:
     return lambda done, _, text: on_progress(before + done, total, text)
 
 
-def _key(recipe: TaskRecipe, rows: Picked, place: int, prompt: Any, way: Way) -> str:
+def _key(recipe: TaskRecipe, rows: Picked, place: int, prompt: Any, way: GenerationSettings) -> str:
     """The row's number in its set, and a hash of all that its answer depends on beside model and settings."""
     asked: list[Any] = [prompt]
     if way.ranked:

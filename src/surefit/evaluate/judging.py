@@ -8,9 +8,9 @@ from typing import Any
 
 from surefit.core.errors import errors_at
 from surefit.core.progress import OnProgress, silent
-from surefit.evaluate.answer_cache import Kept
+from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.answers import BASELINE
-from surefit.evaluate.generation_settings import Way
+from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.inference import Respondent, ask
 from surefit.evaluate.record import Scored, baseline_settings
 from surefit.evaluate.rows import Picked, judge_at_once, predictions, scored_line
@@ -22,8 +22,8 @@ def score_variant(
     respondent: Respondent,
     recipe: TaskRecipe,
     rows: Picked,
-    way: Way,
-    kept: Kept,
+    way: GenerationSettings,
+    kept: AnswerCache,
     on_progress: OnProgress = silent,
 ) -> Scored:
     """Ask one variant about these rows in one way, and judge its answers. Nothing is written but what `kept` keeps."""

@@ -14,7 +14,7 @@ Rows = Sequence[Scores]
 """The scores of every row of a set, in the order of the rows."""
 
 
-def compare(a: str, b: str, rows: Mapping[str, Rows], recipe: TaskRecipe) -> list[dict[str, Any]]:
+def paired_comparisons(a: str, b: str, rows: Mapping[str, Rows], recipe: TaskRecipe) -> list[dict[str, Any]]:
     """Variant b against variant a on the same rows, one line per metric: what eval/summary.json holds."""
     return [_line(a, b, metric, found) for metric, found in differences(a, b, rows[a], rows[b], recipe).items()]
 

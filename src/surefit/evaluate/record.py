@@ -13,10 +13,10 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
-from surefit.evaluate.answer_cache import Kept
+from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, step_of
 from surefit.evaluate.gate import gate_metric
-from surefit.evaluate.generation_settings import Way, ways
+from surefit.evaluate.generation_settings import GenerationSettings, ways
 from surefit.evaluate.rows import Picked
 from surefit.evaluate.summary import estimates
 from surefit.evaluate.variants import SERVED, identity, known_variants, place
@@ -73,7 +73,7 @@ class Files:
         self.set_aside: list[str] = []
         self.identity = functools.cache(functools.partial(identity, config, run))
 
-    def kept(self, name: str, variant: str, way: Way, model: str | None, rank: int = 0) -> Kept:
+    def kept(self, name: str, variant: str, way: GenerationSettings, model: str | None, rank: int = 0) -> AnswerCache:
         """Where a variant's answers are kept until they are scored.
 
         Args:
@@ -81,7 +81,7 @@ class Files:
             rank: of this process.
         """
         asked = {"model": model or place(self.config, self.run, variant), **way.settings}
-        return Kept(self.run.eval / name / f"{way.of(variant)}.partial.jsonl", asked, rank)
+        return AnswerCache(self.run.eval / name / f"{way.of(variant)}.partial.jsonl", asked, rank)
 
     def write(self, name: str, scored: Scored) -> None:
         """Write a variant's predictions and its record."""

@@ -31,7 +31,7 @@ from surefit.parallel.mesh import World, by_first
 from surefit.task import TaskRecipe
 
 
-def evaluate(
+def score_variants(
     config: Config,
     recipe: TaskRecipe,
     hardware: HardwareLike,

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.core.jail import Job, end_all, run_job, working_way
+from surefit.core.jail import Program, end_all, run_program, working_way
 from surefit.core.units import MIB
 
 __all__ = [
     "MEMORY_BYTES",
     "TIMEOUT_S",
-    "Job",
+    "Program",
     "SandboxResult",
     "require_sandbox",
     "run_many",
@@ -59,7 +59,7 @@ def run_python(source: str, timeout_s: float = TIMEOUT_S, memory_bytes: int = ME
     Raises:
         MachineError: this machine has no way to shut the program in.
     """
-    return _run(Job(source, module="__main__"), timeout_s, memory_bytes)
+    return _run(Program(source, module="__main__"), timeout_s, memory_bytes)
 
 
 def run_tests(
@@ -81,11 +81,11 @@ def run_tests(
     Raises:
         MachineError: this machine has no way to shut the program in.
     """
-    return _run(Job(program, tests, tuple(names), before), timeout_s, memory_bytes)
+    return _run(Program(program, tests, tuple(names), before), timeout_s, memory_bytes)
 
 
 def run_many(
-    jobs: Sequence[Job],
+    jobs: Sequence[Program],
     timeout_s: float = TIMEOUT_S,
     memory_bytes: int = MEMORY_BYTES,
     workers: int | None = None,
@@ -108,7 +108,7 @@ def run_many(
 
 
 def _each(
-    pool: ThreadPoolExecutor, jobs: Sequence[Job], timeout_s: float, memory_bytes: int
+    pool: ThreadPoolExecutor, jobs: Sequence[Program], timeout_s: float, memory_bytes: int
 ) -> Iterator[SandboxResult]:
     return pool.map(lambda job: _run(job, timeout_s, memory_bytes), jobs)
 
@@ -133,9 +133,9 @@ def _unreadable(program: str) -> str | None:
     return None
 
 
-def _run(job: Job, timeout_s: float, memory_bytes: int) -> SandboxResult:
+def _run(job: Program, timeout_s: float, memory_bytes: int) -> SandboxResult:
     if fault := _unreadable(job.program):
         return SandboxResult("failed", "", fault)
-    outcome = run_job(job, timeout_s, memory_bytes)
+    outcome = run_program(job, timeout_s, memory_bytes)
     assert outcome.status in ("passed", "failed", "timeout", "memory")
     return SandboxResult(outcome.status, outcome.output, outcome.detail)  # type: ignore[arg-type]

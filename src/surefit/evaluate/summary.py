@@ -11,7 +11,7 @@ from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import BASELINE, GRAMMAR
 from surefit.evaluate.gate import judge
-from surefit.evaluate.paired import Rows, compare
+from surefit.evaluate.paired import Rows, paired_comparisons
 from surefit.evaluate.stats import aggregate_intervals, bootstrap_mean
 from surefit.task import TaskRecipe, mean_scores
 
@@ -71,7 +71,7 @@ def summarise(
         summary["sets"][name] = {
             "n": len(next(iter(variants.values()))),
             "variants": {v: {m: {k: e[k] for k in ("mean", "ci95")} for m, e in found[v].items()} for v in found},
-            "comparisons": [line for a, b in _pairs(variants) for line in compare(a, b, variants, recipe)],
+            "comparisons": [line for a, b in _pairs(variants) for line in paired_comparisons(a, b, variants, recipe)],
         }
     summary["gate"] = judge(gate, recipe, sets.get("eval", {}), run) if gate else None
     return summary

@@ -188,7 +188,7 @@ def peak_bytes_on_one(
 
 
 @dataclass(frozen=True)
-class Shape:
+class StepShape:
     """How a step is cut: micro batches of `rows` examples of `length` tokens."""
 
     rows: int
@@ -200,7 +200,7 @@ class Shape:
         return self.rows * self.length
 
 
-def micro_batch_shape(resolved: Resolved, length: int | None = None) -> Shape:
+def micro_batch_shape(resolved: Resolved, length: int | None = None) -> StepShape:
     """The fullest micro batch of a step whose examples have `length` tokens, and how many there are.
 
     Packed, a row holds `per_device_train_batch_size` × `data.max_length` tokens, of one optimizer step at most: it is
@@ -216,11 +216,11 @@ def micro_batch_shape(resolved: Resolved, length: int | None = None) -> Shape:
     allowed = config.data.max_length
     length = allowed if length is None else min(length, allowed)
     if config.data.packing is not True:
-        return Shape(rows, length, resolved.gradient_accumulation_steps)
+        return StepShape(rows, length, resolved.gradient_accumulation_steps)
     capacity = rows * allowed
     examples = min(train.global_batch_size, -(-capacity // length))
     micro_batches = max(1, math.ceil(math.ceil(train.global_batch_size * length / capacity) / data_ranks(config)))
-    return Shape(examples, min(length, capacity // examples), micro_batches)
+    return StepShape(examples, min(length, capacity // examples), micro_batches)
 
 
 def micro_batch(

@@ -39,7 +39,7 @@ _PLAIN = re.compile(r"[\w@+:,./=-]+")
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """One run as a job.
 
     Attributes:
@@ -87,7 +87,7 @@ class Job:
         return self.config.hardware.gpu != "cpu"
 
 
-def check_arithmetic(job: Job) -> None:
+def check_arithmetic(job: BatchJob) -> None:
     """Nodes, processes, the ways they share the work and the global batch must come out even.
 
     Raises:
@@ -105,7 +105,7 @@ def check_arithmetic(job: Job) -> None:
         )
 
 
-def _require_time(job: Job) -> None:
+def _require_time(job: BatchJob) -> None:
     """A limit that sbatch can read, and that is not over when the job is told to save."""
     limit, before = job.config.slurm.time, job.config.slurm.signal_seconds
     minutes = minutes_of(limit)
@@ -125,7 +125,7 @@ def _require_time(job: Job) -> None:
         )
 
 
-def render(job: Job) -> str:
+def render(job: BatchJob) -> str:
     """The batch script.
 
     Raises:
@@ -136,7 +136,7 @@ def render(job: Job) -> str:
     return _joined(job, [head, _environment(job), _meeting_point(job), _start(job), _END])
 
 
-def render_array(job: Job, tasks: int, at_once: int | None = None, after: str | None = None) -> str:
+def render_array(job: BatchJob, tasks: int, at_once: int | None = None, after: str | None = None) -> str:
     """The script of an array job that scores every checkpoint of a run, each task one at a time.
 
     No task is told which: it takes the next one that nobody has scored or is scoring, until there is none left. So
@@ -161,7 +161,7 @@ def render_array(job: Job, tasks: int, at_once: int | None = None, after: str | 
     return _joined(job, [head, _environment(job), _meeting_point(job), _evaluate(job)])
 
 
-def _joined(job: Job, parts: Sequence[str]) -> str:
+def _joined(job: BatchJob, parts: Sequence[str]) -> str:
     script = "\n".join(part.strip("\n") + "\n" for part in parts if part)
     if redact(script) != script:
         raise ConfigError(
@@ -172,7 +172,7 @@ def _joined(job: Job, parts: Sequence[str]) -> str:
     return script
 
 
-def _head(job: Job, about: str, more: Mapping[str, str | None]) -> str:
+def _head(job: BatchJob, about: str, more: Mapping[str, str | None]) -> str:
     """Comments and #SBATCH lines; `more` of these, or others in their place."""
     slurm = job.config.slurm
     options = {
@@ -206,11 +206,11 @@ def _head(job: Job, about: str, more: Mapping[str, str | None]) -> str:
     )
 
 
-def _in_run(job: Job, name: str) -> str:
+def _in_run(job: BatchJob, name: str) -> str:
     return str(job.run).replace("%", "%%") + f"/{name}"
 
 
-def _environment(job: Job) -> str:
+def _environment(job: BatchJob) -> str:
     """Modules, Python, threads, the hub, the network."""
     slurm = job.config.slurm
     lines = ["# The software."]
@@ -227,7 +227,7 @@ def _environment(job: Job) -> str:
     return "\n".join(lines)
 
 
-def _python(job: Job) -> str:
+def _python(job: BatchJob) -> str:
     """The line that makes `python` that of the environment."""
     wanted = job.config.slurm.venv
     home = Path(wanted).expanduser().absolute() if wanted else job.python.absolute().parent.parent
@@ -243,7 +243,7 @@ def _python(job: Job) -> str:
     return f'export PATH={shlex.quote(f"{home}/bin")}:"$PATH"'
 
 
-def _meeting_point(job: Job) -> str:
+def _meeting_point(job: BatchJob) -> str:
     if job.processes == 1:
         return ""
     return """
@@ -254,7 +254,7 @@ export MASTER_ADDR MASTER_PORT
 """
 
 
-def _start(job: Job) -> str:
+def _start(job: BatchJob) -> str:
     """`srun` of one launcher per node; or of the one process."""
     command = _command(job, ['bash -c "$ignoring" bash'], ["train", str(job.config_file), "--resume"])
     each = "one torchrun on each node, which starts a process per GPU" if job.processes > 1 else "one process"
@@ -277,7 +277,7 @@ step=$!
 """
 
 
-def _evaluate(job: Job) -> str:
+def _evaluate(job: BatchJob) -> str:
     command = _command(job, [], ["evaluate", str(job.config_file), "--all-checkpoints"])
     scores = shlex.quote(str(job.run / "eval" / "eval"))
     return f"""
@@ -300,7 +300,7 @@ exit "$code"
 """
 
 
-def _command(job: Job, wrapper: Sequence[str], verb: Sequence[str]) -> str:
+def _command(job: BatchJob, wrapper: Sequence[str], verb: Sequence[str]) -> str:
     """`srun` of one launcher per node, or of the one process, with the config's overrides."""
     words = ["-m", "surefit", *verb, *(part for override in job.overrides for part in ("--set", override))]
     launcher = ["python"]

@@ -55,7 +55,7 @@ Into = Literal["auto", "original", "dequantized"]
 
 
 @dataclass(frozen=True)
-class Job:
+class MergeJob:
     """One adapter to merge, or to certify.
 
     Attributes:
@@ -107,12 +107,12 @@ def merge(
     if config.adapter.kind == "full":
         certifying = _Certifying(config.model, hardware, sequences, on_progress)
         return _concluded(certifying, run.certificate, lambda: _certify_model(certifying, run))
-    job = Job(config.model, run.adapter, run.merged, run.certificate, config.adapter, into)
+    job = MergeJob(config.model, run.adapter, run.merged, run.certificate, config.adapter, into)
     return merge_adapter(job, hardware, sequences, on_progress)
 
 
 def merge_adapter(
-    job: Job, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = silent
+    job: MergeJob, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = silent
 ) -> dict[str, Any]:
     """Write `job.merged` and its certificate; as `merge`."""
     certifying = _Certifying(job.base, hardware, sequences, on_progress)
@@ -120,7 +120,7 @@ def merge_adapter(
 
 
 def certify_merged(
-    job: Job, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = silent
+    job: MergeJob, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = silent
 ) -> dict[str, Any]:
     """The certificate of a merged model that is there already, whoever made it; writes nothing.
 
@@ -216,7 +216,7 @@ class _Certifying:
         )  # fmt: skip
         return record
 
-    def checked_adapter(self, job: Job) -> tuple[AdapterFile, FromFiles]:
+    def checked_adapter(self, job: MergeJob) -> tuple[AdapterFile, FromFiles]:
         """The adapter, proved to be the one that was trained and to fit the base."""
         self.on_progress(0, 4, "checking the adapter")
         self.about |= {"quantization": self.base.quantization, "into": "dequantized" if job.dequantized else "original"}
@@ -262,14 +262,14 @@ class _Certifying:
             self.require(Check("adapter_complete", error.message, "complete", "==", "readable and whole"))
             raise
 
-    def merging(self, job: Job, adapter: AdapterFile, streamed: FromFiles) -> Merge:
+    def merging(self, job: MergeJob, adapter: AdapterFile, streamed: FromFiles) -> Merge:
         frozen = as_computed_with(streamed.model, self.base.quantization) if job.dequantized else as_stored
         merging = Merge(streamed.model, streamed.weights, adapter, self.dtype, frozen, self.hardware.kind)
         require_in_files(merging)
         return merging
 
     def check_merged(
-        self, job: Job, adapter: AdapterFile, streamed: FromFiles, directory: Path, written: dict[str, str] | None
+        self, job: MergeJob, adapter: AdapterFile, streamed: FromFiles, directory: Path, written: dict[str, str] | None
     ) -> None:
         """Every check of the merged weights, then those of what the models answer."""
         self.about["merged_sha256"] = base_identity(directory)
@@ -329,7 +329,7 @@ class _Certifying:
             self.require(Check("loads_from_disk", error.message, "loads", "==", "what was written must load whole"))
             raise
 
-    def _read_adapted(self, job: Job, adapter: AdapterFile) -> tuple[Logits, Logits]:
+    def _read_adapted(self, job: MergeJob, adapter: AdapterFile) -> tuple[Logits, Logits]:
         """What the base answers alone and with the adapter beside it, as it was trained."""
         streamed = FromFiles(self.base, self.directory, self.hardware.kind)
         if self.base.quantization != "none" or streamed.why_not():
@@ -345,7 +345,7 @@ class _Certifying:
         return base, tuned
 
 
-def _merge(certifying: _Certifying, job: Job) -> None:
+def _merge(certifying: _Certifying, job: MergeJob) -> None:
     adapter, streamed = certifying.checked_adapter(job)
     merging = certifying.merging(job, adapter, streamed)
     with directory_atomic(job.merged) as temporary:
@@ -358,7 +358,7 @@ def _merge(certifying: _Certifying, job: Job) -> None:
     certifying.on_progress(4, 4, "certified")
 
 
-def _write_surroundings(certifying: _Certifying, job: Job, merging: Merge, directory: Path) -> None:
+def _write_surroundings(certifying: _Certifying, job: MergeJob, merging: Merge, directory: Path) -> None:
     model: Any = merging.model
     tokenizer = load_tokenizer(
         job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})

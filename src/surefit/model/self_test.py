@@ -85,7 +85,7 @@ def inputs() -> tuple[Any, Any, Any]:
     return query, key, value
 
 
-def compare(found: Any, query: Any, key: Any, value: Any) -> str:
+def against_reference(found: Any, query: Any, key: Any, value: Any) -> str:
     """Hold a causal attention's result, of `SHAPE`, against softmax(QKᵀ/√d)V in float32."""
     import torch
 
@@ -106,9 +106,9 @@ def sdpa(kernel: str | None = None) -> str:
     query, key, value = inputs()
     names = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
     if kernel is None:
-        return compare(scaled_dot_product_attention(query, key, value, is_causal=True), query, key, value)
+        return against_reference(scaled_dot_product_attention(query, key, value, is_causal=True), query, key, value)
     with sdpa_kernel(getattr(SDPBackend, names[kernel])):
-        return compare(scaled_dot_product_attention(query, key, value, is_causal=True), query, key, value)
+        return against_reference(scaled_dot_product_attention(query, key, value, is_causal=True), query, key, value)
 
 
 def flex() -> str:
@@ -123,7 +123,7 @@ def flex() -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = flex_attention(query, key, value, block_mask=mask)
-    return compare(found, query, key, value) + ", uncompiled"
+    return against_reference(found, query, key, value) + ", uncompiled"
 
 
 def varlen() -> str:
@@ -139,7 +139,7 @@ def varlen() -> str:
     ends = torch.arange(0, rows * tokens + 1, tokens, dtype=torch.int32, device="cuda")
     found = varlen_attn(q, k, v, ends, ends, tokens, tokens, window_size=(-1, 0))
     assert isinstance(found, torch.Tensor)
-    return compare(found.reshape(rows, tokens, heads, width).transpose(1, 2), query, key, value)
+    return against_reference(found.reshape(rows, tokens, heads, width).transpose(1, 2), query, key, value)
 
 
 def flash_attn() -> str:
@@ -149,7 +149,7 @@ def flash_attn() -> str:
     module = importlib.import_module("flash_attn")
     query, key, value = inputs()
     turned = [each.transpose(1, 2) for each in (query, key, value)]
-    return compare(module.flash_attn_func(*turned, causal=True).transpose(1, 2), query, key, value)
+    return against_reference(module.flash_attn_func(*turned, causal=True).transpose(1, 2), query, key, value)
 
 
 def nccl() -> str:

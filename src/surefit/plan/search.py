@@ -44,7 +44,7 @@ LONGEST = 2**20
 
 
 @dataclass(frozen=True)
-class Place:
+class Machine:
     """A device, and the config with every "auto" decided for it."""
 
     hardware: HardwareFacts
@@ -60,7 +60,7 @@ class Candidate:
         step: seconds of an optimizer step; None on a device whose speed is not known.
     """
 
-    place: Place
+    place: Machine
     need: Need
     verdict: Verdict
     step: StepTime | None
@@ -126,7 +126,7 @@ class Choice:
     simulated: tuple[Candidate, ...]
 
 
-def candidates(planner: Planner, places: Sequence[Place], allowed: Sequence[str] = ()) -> list[Candidate]:
+def candidates(planner: Planner, places: Sequence[Machine], allowed: Sequence[str] = ()) -> list[Candidate]:
     """Every device × way in which several processes share the run × micro batch that divides the global batch × what is
     recomputed × tiles × packing, and what is allowed, judged by the closed form.
 
@@ -141,7 +141,7 @@ def candidates(planner: Planner, places: Sequence[Place], allowed: Sequence[str]
         ModelError: the model's layers are not known.
     """
     return [
-        _judge(planner, Place(place.hardware, _with(changed, micro, checkpointing, tiled)))
+        _judge(planner, Machine(place.hardware, _with(changed, micro, checkpointing, tiled)))
         for place in places
         for changed in _variants(place.resolved, planner.model, allowed)
         for micro in _divisors(place.resolved.config.train.global_batch_size)
@@ -214,7 +214,7 @@ def _unshared_variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[
         )
 
 
-def optimize(planner: Planner, places: Sequence[Place], given: Place, allowed: Sequence[str] = ()) -> Choice:
+def optimize(planner: Planner, places: Sequence[Machine], given: Machine, allowed: Sequence[str] = ()) -> Choice:
     """The fastest candidate that fits on any of the places.
 
     Args:
@@ -257,7 +257,7 @@ def _faster(one: Candidate, other: Candidate) -> bool:
     return one.step.seconds < (1 - RESOLUTION) * other.step.seconds
 
 
-def compare(planner: Planner, places: Sequence[Place]) -> list[Candidate]:
+def on_each(planner: Planner, places: Sequence[Machine]) -> list[Candidate]:
     """The config on each device as it would run there, simulated."""
     for place in places:
         require_plannable(place.resolved, planner.model, place.hardware)
@@ -286,7 +286,7 @@ class Solution:
     simulations: int
 
 
-def solve(field: Field, planner: Planner, place: Place) -> Solution:
+def solve(field: Field, planner: Planner, place: Machine) -> Solution:
     """The largest value of one setting that fits, everything else as it is.
 
     The closed form is bisected; its answer and the value one step beyond are simulated, and the answer is moved until
@@ -345,7 +345,7 @@ class _Scale:
     limit: str
 
 
-def _scale(field: Field, planner: Planner, place: Place) -> _Scale:
+def _scale(field: Field, planner: Planner, place: Machine) -> _Scale:
     resolved, hardware = place.resolved, place.hardware
     values, limit = _values(field, planner.model, resolved.config)
 
@@ -419,7 +419,7 @@ def _correct(fits: Callable[[int], bool], guess: int, count: int) -> int:
     return low
 
 
-def _judge(planner: Planner, place: Place) -> Candidate:
+def _judge(planner: Planner, place: Machine) -> Candidate:
     """By the closed form; the time only of what may fit, and near enough to sort by."""
     needed = _closed(planner, place.resolved, place.hardware)
     said = verdict(needed, place.hardware.memory_bytes)

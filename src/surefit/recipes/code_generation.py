@@ -17,7 +17,7 @@ from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import shortened
-from surefit.evaluate.sandbox import TIMEOUT_S, Job, SandboxResult, require_sandbox, run_many
+from surefit.evaluate.sandbox import TIMEOUT_S, Program, SandboxResult, require_sandbox, run_many
 from surefit.metrics.pass_at_k import pass_at_k
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
@@ -60,9 +60,9 @@ class GoldTests:
             return f"{_whole(self.prefix)}\n{level}"
         return self.prefix + code
 
-    def job(self, code: str) -> Job:
+    def job(self, code: str) -> Program:
         """What the sandbox runs."""
-        return Job(self.program(code), self.tests, self.names, self.before)
+        return Program(self.program(code), self.tests, self.names, self.before)
 
 
 def to_example(row: Row) -> Example:

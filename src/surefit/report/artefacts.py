@@ -22,6 +22,7 @@ from surefit.core.reading import parse_json, read_bytes
 from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import step_of
 from surefit.report.shapes import (
+    Artefact,
     BatchAudit,
     Certificate,
     Check,
@@ -34,7 +35,6 @@ from surefit.report.shapes import (
     Passport,
     Plan,
     Prediction,
-    Shape,
     Summary,
 )
 from surefit.report.text import clean, shorten
@@ -49,7 +49,7 @@ ANSWER_LIMIT = 4_000
 MAX_SETTINGS = 250
 
 Origin = Literal["user", "--set", "auto", "default", "unknown"]
-ShapeT = TypeVar("ShapeT", bound=Shape)
+ShapeT = TypeVar("ShapeT", bound=Artefact)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def build_comparison(runs: Sequence[RunDir], output: Path, recipe_of: Callable[[
         MachineError: the page cannot be written.
     """
     _require_comparable(runs)
-    page = compare(runs, output.parent, recipe_of)
+    page = comparison_page(runs, output.parent, recipe_of)
     scripts = ["vendor/uplot/uPlot.iife.min.js", "page.js"] if page.charts else []
     data = chart_data(page.charts, []) if page.charts else None
     write_atomic(output, fill("compare.html.j2", scripts, data, page=page, many=True))
@@ -124,7 +124,7 @@ def _require_comparable(runs: Sequence[RunDir]) -> None:
         raise ConfigError("a run cannot be compared with itself", path=twice, help="name each run once")
 
 
-def compare(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[str], TaskRecipe]) -> ComparisonPage:
+def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[str], TaskRecipe]) -> ComparisonPage:
     """The runs as the template draws them; `beside`: the directory that the page will be in."""
     looked = [_look(run, name, SERIES[i], beside) for i, (run, name) in enumerate(zip(runs, _names(runs), strict=True))]
     paired = [found for run in looked[1:] for found in _paired(looked[0], run, recipe_of)]

@@ -16,13 +16,13 @@ Count = Annotated[int, Field(ge=-(10**15), le=10**15)]
 Interval = tuple[Number, Number]
 
 
-class Shape(BaseModel):
+class Artefact(BaseModel):
     """An artefact or a part of one; fields that the page does not show are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Finding(Shape):
+class Finding(Artefact):
     code: str
     severity: Literal["error", "warning", "info"]
     message: str
@@ -40,7 +40,7 @@ class Suppressed(Finding):
     reason: str = ""
 
 
-class Check(Shape):
+class Check(Artefact):
     """check.json"""
 
     findings: list[Finding]
@@ -48,7 +48,7 @@ class Check(Shape):
     rules: Count | None = None
 
 
-class Histogram(Shape):
+class Histogram(Artefact):
     """Counts of lengths in bins of one width, from 0; `over` counts those beyond the last bin."""
 
     width: Annotated[int, Field(ge=1, le=10**12)] = 1
@@ -56,7 +56,7 @@ class Histogram(Shape):
     over: Annotated[int, Field(ge=0, le=10**15)] = 0
 
 
-class Lengths(Shape):
+class Lengths(Artefact):
     """The lengths of one part of the examples."""
 
     total: Count = 0
@@ -68,7 +68,7 @@ class Lengths(Shape):
     histogram: Histogram = Histogram()
 
 
-class Observed(Shape):
+class Observed(Artefact):
     """One thing that the audit looked for."""
 
     rows: Count
@@ -77,7 +77,7 @@ class Observed(Shape):
     detail: str = ""
 
 
-class Passport(Shape):
+class Passport(Artefact):
     """passport.json"""
 
     source: str
@@ -92,7 +92,7 @@ class Passport(Shape):
     findings: list[Finding] = []
 
 
-class ShownExample(Shape):
+class ShownExample(Artefact):
     """Where the learnt part of one example of a batch begins and ends, as the loss sees it."""
 
     example: str = ""
@@ -103,7 +103,7 @@ class ShownExample(Shape):
     ends: str = ""
 
 
-class BatchAudit(Shape):
+class BatchAudit(Artefact):
     """batch_audit.json"""
 
     micro_batches: Count
@@ -117,7 +117,7 @@ class BatchAudit(Shape):
     suppressed: list[Suppressed] = []
 
 
-class DryPass(Shape):
+class DryPass(Artefact):
     """dry_pass.json"""
 
     tokens: Count
@@ -132,28 +132,28 @@ class DryPass(Shape):
     rank: Count | None = None
 
 
-class Term(Shape):
+class Term(Artefact):
     term: str
     bytes: Number
     why: str = ""
     moment: str | None = None
 
 
-class Device(Shape):
+class Device(Artefact):
     name: str
     kind: str | None = None
     memory_bytes: Number | None = None
     source: str | None = None
 
 
-class PlannedModel(Shape):
+class PlannedModel(Artefact):
     name: str | None = None
     parameters: Number | None = None
     trainable: Number | None = None
     architecture: str | None = None
 
 
-class PlannedSteps(Shape):
+class PlannedSteps(Artefact):
     rows: Count | None = None
     total_steps: Count | None = None
     global_batch_size: Count | None = None
@@ -161,13 +161,13 @@ class PlannedSteps(Shape):
     gradient_accumulation_steps: Count | None = None
 
 
-class PlannedPhase(Shape):
+class PlannedPhase(Artefact):
     name: str
     allocated_bytes: Number | None = None
     reserved_bytes: Number | None = None
 
 
-class PlannedMemory(Shape):
+class PlannedMemory(Artefact):
     verdict: str = ""
     how: str = ""
     low_bytes: Number
@@ -180,14 +180,14 @@ class PlannedMemory(Shape):
     beside: str | None = None
 
 
-class PlannedTime(Shape):
+class PlannedTime(Artefact):
     parts: dict[str, Number] | None = None
     seconds: Number | None = None
     low: Number | None = None
     high: Number | None = None
 
 
-class Plan(Shape):
+class Plan(Artefact):
     """plan.json"""
 
     estimate: PlannedMemory | None = None
@@ -205,7 +205,7 @@ class Plan(Shape):
     steps: PlannedSteps = PlannedSteps()
 
 
-class Event(Shape):
+class Event(Artefact):
     """A line of events.jsonl."""
 
     time: Number
@@ -218,7 +218,7 @@ class Event(Shape):
     phases: dict[str, dict[str, Number]] = {}
 
 
-class Metrics(Shape):
+class Metrics(Artefact):
     """A line of metrics.jsonl: an optimizer step, or a measurement of the held-out loss with what else was scored."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -239,7 +239,7 @@ class Metrics(Shape):
     eval_tokens: Number | None = None
 
 
-class Environment(Shape):
+class Environment(Artefact):
     """environment.json"""
 
     python: str | None = None
@@ -252,7 +252,7 @@ class Environment(Shape):
     surefit: str | None = None
 
 
-class CertificateCheck(Shape):
+class CertificateCheck(Artefact):
     name: str
     value: Any = None
     threshold: Any = None
@@ -261,7 +261,7 @@ class CertificateCheck(Shape):
     why: str = ""
 
 
-class CertifiedGguf(Shape):
+class CertifiedGguf(Artefact):
     """The file that a base was made from."""
 
     file: str | None = None
@@ -274,13 +274,13 @@ class CertifiedGguf(Shape):
         return f"{self.file}, {self.quantization}, dequantised to {self.dequantized_to}"
 
 
-class CertifiedBase(Shape):
+class CertifiedBase(Artefact):
     name: str | None = None
     sha256: str | None = None
     gguf: CertifiedGguf | None = None
 
 
-class Certificate(Shape):
+class Certificate(Artefact):
     """certificate.json"""
 
     passed: bool
@@ -298,13 +298,13 @@ class Certificate(Shape):
     base_recorded: bool | None = None
 
 
-class Score(Shape):
+class Score(Artefact):
     mean: Number
     ci95: Interval | None = None
     n: Count | None = None
 
 
-class Decoding(Shape):
+class Decoding(Artefact):
     strategy: str | None = None
     max_new_tokens: Count | None = None
     batch_size: Count | None = None
@@ -314,7 +314,7 @@ class Decoding(Shape):
     constrained: bool = False
 
 
-class Evaluation(Shape):
+class Evaluation(Artefact):
     """eval/SET/VARIANT.json"""
 
     set: str
@@ -331,7 +331,7 @@ class Evaluation(Shape):
     decoding: Decoding = Decoding()
 
 
-class Comparison(Shape):
+class Comparison(Artefact):
     a: str
     b: str
     metric: str
@@ -342,18 +342,18 @@ class Comparison(Shape):
     ties: Count
 
 
-class SetSummary(Shape):
+class SetSummary(Artefact):
     n: Count | None = None
     variants: dict[str, dict[str, Score]] = {}
     comparisons: list[Comparison] = []
 
 
-class Gate(Shape):
+class Gate(Artefact):
     passed: bool
     reason: str = ""
 
 
-class Summary(Shape):
+class Summary(Artefact):
     """eval/summary.json"""
 
     primary_metric: str
@@ -362,7 +362,7 @@ class Summary(Shape):
     left_out: list[str] = []
 
 
-class Prediction(Shape):
+class Prediction(Artefact):
     """A line of eval/SET/VARIANT.predictions.jsonl."""
 
     index: Count
@@ -374,7 +374,7 @@ class Prediction(Shape):
     scores: dict[str, float] = {}
 
 
-class CheckpointScore(Shape):
+class CheckpointScore(Artefact):
     """One checkpoint; `there` says whether it has not been deleted since."""
 
     step: Count
@@ -386,28 +386,28 @@ class CheckpointScore(Shape):
     there: bool = True
 
 
-class Lead(Shape):
+class Lead(Artefact):
     """The best checkpoint against another one."""
 
     variant: str
     more_than_chance: bool
 
 
-class BestCheckpoint(Shape):
+class BestCheckpoint(Artefact):
     variant: str
     confidence: Number
     over: Annotated[list[Lead], Field(max_length=500)]
     more_than_chance: bool | None = None
 
 
-class Ends(Shape):
+class Ends(Artefact):
     """A mean with its interval."""
 
     mean: Number
     ci95: Interval
 
 
-class CheckpointScores(Shape):
+class CheckpointScores(Artefact):
     """eval/checkpoints.json"""
 
     metric: str

@@ -21,7 +21,7 @@ from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import write_atomic
 from surefit.metrics.ranking import mean_ranking
 from surefit.retrieval.interactions import Interactions
-from surefit.retrieval.lrurec import PAD, LRURec, Shape, next_item_loss
+from surefit.retrieval.lrurec import PAD, LRURec, Size, next_item_loss
 from surefit.retrieval.ranking import RECENT, Floats, Histories, rank
 
 
@@ -72,7 +72,7 @@ class Fitted:
 
     retriever: Trained
     fitting: Fitting
-    shape: Shape
+    shape: Size
     steps: int
     valid: dict[str, float]
     log: list[dict[str, float]]
@@ -82,7 +82,7 @@ class Fitted:
 def fit(
     interactions: Interactions,
     fitting: Fitting = Fitting(),
-    shape: Shape | None = None,
+    shape: Size | None = None,
     device: str = "cpu",
     checkpoint: Path | None = None,
     on_progress: OnProgress = silent,
@@ -99,7 +99,7 @@ def fit(
         MachineError: the checkpoint cannot be read.
         ModelError: the loss is no number any more.
     """
-    shape = shape or Shape(len(interactions.items))
+    shape = shape or Size(len(interactions.items))
     with torch.random.fork_rng(devices=[] if device == "cpu" else None):
         torch.manual_seed(fitting.seed)
         run = _Run(interactions, fitting, shape, device, checkpoint)
@@ -126,7 +126,7 @@ def pieces(history: Sequence[int], length: int = RECENT) -> Iterator[tuple[int, 
 
 class _Run:
     def __init__(
-        self, interactions: Interactions, fitting: Fitting, shape: Shape, device: str, checkpoint: Path | None
+        self, interactions: Interactions, fitting: Fitting, shape: Size, device: str, checkpoint: Path | None
     ) -> None:
         self.fitting, self.device, self.checkpoint = fitting, device, checkpoint
         self.pieces = [piece for history in interactions.trained for piece in pieces(history)]
@@ -267,7 +267,7 @@ def settings_of(fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def _identity(interactions: Interactions, fitting: Fitting, shape: Shape) -> str:
+def _identity(interactions: Interactions, fitting: Fitting, shape: Size) -> str:
     """A hash of all that the result depends on."""
     text = json.dumps([asdict(fitting), asdict(shape), interactions.histories], default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -29,7 +29,7 @@ def evaluate(
     Raises:
         ConfigError: nothing is trained yet, and what is trained was asked for.
     """
-    from surefit.evaluate.runner import evaluate as evaluate_run
+    from surefit.evaluate.runner import score_variants
     from surefit.parallel.mesh import World, by_first
 
     world = world or World()
@@ -40,7 +40,7 @@ def evaluate(
         config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
     with at_work(watcher, run.run, "evaluate", world.is_first), watcher.progress("evaluating") as on_progress:
         sets = by_first(world, lambda: held_out_sets(run))
-        summary = evaluate_run(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
+        summary = score_variants(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
     return summary if world.is_first else None
 
 

@@ -20,7 +20,7 @@ from surefit.stages.watcher import Watcher
 if TYPE_CHECKING:
     from surefit.config.schema import ModelSection
     from surefit.facts.hardware import HardwareFacts
-    from surefit.merge.merge import Job
+    from surefit.merge.merge import MergeJob
 
 ADAPTER_CONFIG = "adapter_config.json"
 Trained = Literal["none", "nf4", "fp8"]
@@ -108,11 +108,11 @@ def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: Ad
 
 
 @contextlib.contextmanager
-def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> Iterator[tuple[Job, HardwareFacts]]:
+def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> Iterator[tuple[MergeJob, HardwareFacts]]:
     """What to merge, with several adapters made one in a temporary folder."""
     from surefit.facts.hardware import hardware_facts
     from surefit.merge.combine import combine
-    from surefit.merge.merge import Job
+    from surefit.merge.merge import MergeJob
     from surefit.model.identity import base_directory
     from surefit.model.streamed import FromFiles
 
@@ -129,7 +129,7 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
                 FromFiles(base, base_directory(base), hardware.kind), parts, options.combine, Path(folder)
             )
         yield (
-            Job(
+            MergeJob(
                 base, adapter, output.merged, output.certificate, None, into, own_tokenizer  # type: ignore[arg-type]
             ),
             hardware,
@@ -202,7 +202,7 @@ def _prompts(file: Path) -> list[str]:
     return texts
 
 
-def _sequences(watcher: Watcher, job: Job, prompts: Path | None) -> list[list[int]]:
+def _sequences(watcher: Watcher, job: MergeJob, prompts: Path | None) -> list[list[int]]:
     """Token ids to compare the models on: the user's prompts, or sentences that come with SureFit."""
     from surefit.core.rundir import read_jsonl
     from surefit.model.load import load_tokenizer

@@ -17,7 +17,7 @@ from surefit.evaluate import inference
 from surefit.evaluate.answers import read_run, scored_variants, shipped
 from surefit.evaluate.checkpoints import score_checkpoints
 from surefit.evaluate.curve import svg
-from surefit.evaluate.runner import evaluate
+from surefit.evaluate.runner import score_variants
 from surefit.model.saved import load_adapted, load_saved
 
 __all__ = ["letters", "letters_once"]  # fixtures
@@ -51,7 +51,7 @@ def texts(run, variant):
 
 def test_each_checkpoint_answers_as_the_model_it_is(three):
     found = scored(three)
-    evaluate(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["base", "adapter"])
+    score_variants(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["base", "adapter"])
     assert texts(three, "step-10") == texts(three, "base")
     assert texts(three, "step-20") == texts(three, "step-30") == texts(three, "adapter")
     assert [point["step"] for point in found["checkpoints"]] == [10, 20, 30]
@@ -185,14 +185,14 @@ def test_a_whole_model(train_tiny, tiny_tokenizer):
     model = load_saved(run.config.model, run.run.model, run.hardware)
     checkpoint(run, 20, dict(model.named_parameters()))
     found = scored(run)
-    evaluate(run.config, RECIPE, run.hardware, run.run, {"eval": examples_of(LETTERS)}, ["model"])
+    score_variants(run.config, RECIPE, run.hardware, run.run, {"eval": examples_of(LETTERS)}, ["model"])
     assert texts(run, "step-20") == texts(run, "model")
     assert (found["best"]["variant"], found["best"]["more_than_chance"]) == ("step-20", None)
 
 
 def test_they_can_be_compared_but_are_not_what_ships(three):
     scored(three)
-    evaluate(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["base", "adapter"])
+    score_variants(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["base", "adapter"])
     there = scored_variants(three.run, "eval")
     assert there == ["base", "step-10", "step-20", "step-30", "adapter"]
     assert shipped(there) == "adapter"
@@ -239,7 +239,7 @@ def test_the_lines_across_the_picture_are_at_round_numbers(mean, labels):
 
 
 def test_one_checkpoint_by_its_name_beside_the_base(three):
-    found = evaluate(
+    found = score_variants(
         three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-20", "base"]
     )
     assert list(found["sets"]["eval"]["variants"]) == ["base", "step-20"]
@@ -250,10 +250,10 @@ def test_one_checkpoint_by_its_name_beside_the_base(three):
 
 def test_a_checkpoint_that_is_not_there_or_damaged_is_refused(three):
     with pytest.raises(ConfigError) as missing:
-        evaluate(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-25"])
+        score_variants(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-25"])
     assert "there is no checkpoint step-25" in missing.value.message
     assert missing.value.help.startswith("there are step-10, step-20, step-30")
     file = next((three.run.checkpoints / "step-20").glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ConfigError, match="step-20 cannot be scored"):
-        evaluate(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-20"])
+        score_variants(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-20"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit.evaluate.answer_cache import Kept
+from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.distributed import share, whole
 from surefit.evaluate.record import Scored
 from surefit.evaluate.rows import Answer, Picked
@@ -54,9 +54,9 @@ def answer(text: str) -> Answer:
 def test_each_process_has_a_file_and_reads_those_of_all(tmp_path: Path) -> None:
     path = tmp_path / "base.partial.jsonl"
     for rank, key in enumerate(("a", "b", "c")):
-        Kept(path, {"model": "m"}, rank).add([(key, answer(key))], 1.0)
-    Kept(tmp_path / "base.partial.jsonl", {"model": "other"}, 3).add([("d", answer("d"))], 1.0)
-    Kept(tmp_path / "base2.partial.jsonl", {"model": "m"}).add([("e", answer("e"))], 1.0)
+        AnswerCache(path, {"model": "m"}, rank).add([(key, answer(key))], 1.0)
+    AnswerCache(tmp_path / "base.partial.jsonl", {"model": "other"}, 3).add([("d", answer("d"))], 1.0)
+    AnswerCache(tmp_path / "base2.partial.jsonl", {"model": "m"}).add([("e", answer("e"))], 1.0)
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "base.partial.1.jsonl", "base.partial.2.jsonl", "base.partial.3.jsonl", "base.partial.jsonl",
         "base2.partial.jsonl",
@@ -64,10 +64,10 @@ def test_each_process_has_a_file_and_reads_those_of_all(tmp_path: Path) -> None:
     other = tmp_path / "base.partial.2.jsonl"
     other.write_bytes(other.read_bytes() + b'{"key": "f", "seco')
     before = other.read_bytes()
-    found = Kept(path, {"model": "m"}, 1).read()
+    found = AnswerCache(path, {"model": "m"}, 1).read()
     assert {key: value[0].generations[0].text for key, value in found.items()} == {"a": "a", "b": "b", "c": "c"}
     assert other.read_bytes() == before, "another process may be writing to it"
-    Kept(path, {"model": "m"}).forget()
+    AnswerCache(path, {"model": "m"}).forget()
     assert [file.name for file in tmp_path.iterdir()] == ["base2.partial.jsonl"]
 
 

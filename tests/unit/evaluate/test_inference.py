@@ -15,7 +15,7 @@ from surefit.core.errors import ConfigError, DataError
 from surefit.core.rundir import read_json
 from surefit.evaluate import inference
 from surefit.evaluate.in_training import scorer
-from surefit.evaluate.runner import evaluate
+from surefit.evaluate.runner import score_variants
 from surefit.evaluate.settings import require_settings
 from surefit.generate import server
 from surefit.generate.engine import Generation
@@ -56,7 +56,7 @@ def scored(run, recipe, variants=("base",), letters=LETTERS, seed=42, **changes)
     section = EvaluateSection.model_validate({**run.config.evaluate.model_dump(), **changes})
     train = run.config.train.model_copy(update={"seed": seed})
     config = run.config.model_copy(update={"evaluate": section, "train": train})
-    return evaluate(config, recipe, run.hardware, run.run, {"eval": examples_of(letters)}, variants)
+    return score_variants(config, recipe, run.hardware, run.run, {"eval": examples_of(letters)}, variants)
 
 
 def record_of(run, variant):

@@ -14,7 +14,7 @@ from surefit.core.rundir import read_json, write_json
 from surefit.data.formats import Examples
 from surefit.data.tokenize import tokenize_example
 from surefit.evaluate import inference, runner, variants
-from surefit.evaluate.runner import evaluate
+from surefit.evaluate.runner import score_variants
 from surefit.merge.merge import merge
 from surefit.model.load import load_model, load_tokenizer
 from surefit.task import Example, TaskRecipe
@@ -71,7 +71,7 @@ def scored(run, sets=None, variants=None, recipe=RECIPE, **changes):
     section = run.config.evaluate.model_validate({**run.config.evaluate.model_dump(), **changes})
     config = run.config.model_copy(update={"evaluate": section})
     steps = []
-    summary = evaluate(
+    summary = score_variants(
         config,
         recipe,
         run.hardware,

@@ -7,7 +7,7 @@ import pytest
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.evaluate.gate import judge
-from surefit.evaluate.paired import compare
+from surefit.evaluate.paired import paired_comparisons
 from surefit.evaluate.summary import estimates, summarise
 from surefit.task import TaskRecipe
 
@@ -49,7 +49,7 @@ def test_a_recipe_must_give_its_primary_metric():
 
 def test_wins_losses_ties_and_the_difference():
     rows = {"base": rows_of(0, 0, 1, 1, 0.5), "merged": rows_of(1, 1, 0, 1, 0.5)}
-    (line,) = compare("base", "merged", rows, RECIPE)
+    (line,) = paired_comparisons("base", "merged", rows, RECIPE)
     assert (line["wins"], line["losses"], line["ties"]) == (2, 1, 2)
     assert line["difference"] == pytest.approx(0.2)
     assert line["ci95"][0] <= 0.2 <= line["ci95"][1]
@@ -62,7 +62,11 @@ def test_corpus_scores_use_the_recipes_aggregate_for_means_and_differences():
     assert set(found) == {"right"}
     assert found["right"]["mean"] == pytest.approx(20 / 90)
     assert found["right"]["ci95"][0] < 20 / 90 < found["right"]["ci95"][1]
-    line = next(c for c in compare("base", "merged", {"base": base, "merged": tuned}, CORPUS) if c["metric"] == "right")
+    line = next(
+        c
+        for c in paired_comparisons("base", "merged", {"base": base, "merged": tuned}, CORPUS)
+        if c["metric"] == "right"
+    )
     assert line["difference"] == pytest.approx(20 / 90)
     assert 0 < line["ci95"][0] < 20 / 90 < line["ci95"][1]
     assert (line["wins"], line["losses"], line["ties"]) == (20, 0, 40)

@@ -15,7 +15,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.facts.job_script import read_job_script
 from surefit.foreign import read
-from surefit.launch.slurm import Job, job_states, render, render_array, submit, task_states
+from surefit.launch.slurm import BatchJob, job_states, render, render_array, submit, task_states
 from surefit.lint.engine import run_rules
 
 SNAPSHOT = Path(__file__).parent / "two_nodes_of_four.sbatch"
@@ -39,12 +39,12 @@ def job(
     overrides: tuple[str, ...] | list[str] = ("hardware.nodes=2", "hardware.count=4"),
     interface: str | None = None,
     **sections: dict[str, Any],
-) -> Job:
+) -> BatchJob:
     mode = {"mode": "single" if nodes * per_node == 1 else "ddp"}
     hardware = {"gpu": "h100", "nodes": nodes, "count": per_node}
     config = {"model": {"name_or_path": "m"}, "data": {"train": "d"}, "output_dir": str(run)} | sections
     config |= {"hardware": hardware | config.get("hardware", {}), "parallel": mode | config.get("parallel", {})}
-    return Job(
+    return BatchJob(
         Config.model_validate(config), Path("/home/me/run.yaml"), run, Path("/home/me"), overrides,
         ENVIRONMENT / "bin" / "python", interface,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from surefit.core.errors import ConfigError, GateError
 from surefit.core.rundir import read_json
 from surefit.merge.adapter_file import read_adapter
 from surefit.merge.combine import combine
-from surefit.merge.merge import Job, certify_merged, merge_adapter
+from surefit.merge.merge import MergeJob, certify_merged, merge_adapter
 from surefit.model.streamed import FromFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -68,7 +68,7 @@ def job(folder, **changes):
         "merged": folder / "merged",
         "certificate": folder / "certificate.json",
     }
-    return Job(**(given | changes))
+    return MergeJob(**(given | changes))
 
 
 @pytest.fixture(scope="module")

@@ -34,13 +34,13 @@ def test_an_attempt_is_announced_before_it_is_made(capsys: pytest.CaptureFixture
 def test_a_kernel_that_runs_and_is_wrong_is_found() -> None:
     query, key, value = self_test.inputs()
     right = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    assert self_test.compare(right, query, key, value) == "runs"
+    assert self_test.against_reference(right, query, key, value) == "runs"
     for wrong in (right.roll(1, 2), torch.full_like(right, float("nan"))):
         with pytest.raises(ValueError, match="off by"):
-            self_test.compare(wrong, query, key, value)
+            self_test.against_reference(wrong, query, key, value)
     seeing_the_future = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     with pytest.raises(ValueError, match="off by"):
-        self_test.compare(seeing_the_future, query, key, value)
+        self_test.against_reference(seeing_the_future, query, key, value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU they are tried")

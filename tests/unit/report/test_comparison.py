@@ -14,7 +14,7 @@ import pytest
 from surefit.cli import reporting
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, write_json
-from surefit.report.comparison import build_comparison, compare
+from surefit.report.comparison import build_comparison, comparison_page
 from surefit.task import mean_scores
 
 MAKE = runpy.run_path(str(Path(__file__).with_name("make_run.py")))
@@ -45,7 +45,7 @@ def second(first: RunDir, tmp_path: Path) -> RunDir:
 
 
 def test_it_says_what_differs_and_how_sure_it_is(first: RunDir, second: RunDir, tmp_path: Path) -> None:
-    page = compare([first, second], tmp_path, recipe_of)
+    page = comparison_page([first, second], tmp_path, recipe_of)
     assert page.differences == [("adapter.r", ["16", "4"])]
     assert page.same == 38
     eval_rows = next(found for found in page.paired if found.set == "eval")
@@ -61,14 +61,14 @@ def test_it_says_what_differs_and_how_sure_it_is(first: RunDir, second: RunDir, 
 
 
 def test_the_other_order_names_the_better_run(first: RunDir, second: RunDir, tmp_path: Path) -> None:
-    page = compare([second, first], tmp_path, recipe_of)
+    page = comparison_page([second, first], tmp_path, recipe_of)
     assert (page.tone, page.headline) == ("good", "one is better than two")
 
 
 def test_other_rows_are_not_compared_and_said_why(first: RunDir, second: RunDir, tmp_path: Path) -> None:
     path = second.eval / "eval" / "merged.predictions.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:150]))
-    page = compare([first, second], tmp_path, recipe_of)
+    page = comparison_page([first, second], tmp_path, recipe_of)
     assert page.headline == "The scores of these runs cannot be compared"
     assert "they answered other rows" in page.sentences[0]
 
@@ -76,7 +76,7 @@ def test_other_rows_are_not_compared_and_said_why(first: RunDir, second: RunDir,
 def test_another_judge_is_not_compared(first: RunDir, second: RunDir, tmp_path: Path) -> None:
     for path in (second.eval / "eval").glob("*.json"):
         write_json(path, json.loads(path.read_text()) | {"recipe_version": 2})
-    page = compare([first, second], tmp_path, recipe_of)
+    page = comparison_page([first, second], tmp_path, recipe_of)
     assert "function_calling version 1 and by function_calling version 2" in page.sentences[0]
 
 
@@ -84,13 +84,13 @@ def test_a_setting_an_older_version_did_not_have_is_no_difference(
     first: RunDir, second: RunDir, tmp_path: Path
 ) -> None:
     second.resolved.write_text(second.resolved.read_text() + "new: 1  # default\nchosen: 2  # --set\n")
-    keys = [key for key, _ in compare([first, second], tmp_path, recipe_of).differences]
+    keys = [key for key, _ in comparison_page([first, second], tmp_path, recipe_of).differences]
     assert keys == ["adapter.r", "chosen"]
 
 
 def test_runs_of_one_name_are_told_apart(first: RunDir, tmp_path: Path) -> None:
     twin = RunDir(Path(shutil.copytree(first.path, tmp_path / "other" / "one")))
-    names = [run.name for run in compare([first, twin], tmp_path, recipe_of).runs]
+    names = [run.name for run in comparison_page([first, twin], tmp_path, recipe_of).runs]
     assert names == [f"{first.path.parent.name}/one", "other/one"]
 
 
@@ -108,7 +108,7 @@ def test_the_page_is_one_file_that_loads_nothing(first: RunDir, second: RunDir, 
 def test_an_empty_run_beside_a_full_one(first: RunDir, tmp_path: Path) -> None:
     empty = RunDir(tmp_path / "empty")
     empty.create()
-    page = compare([first, empty], tmp_path, recipe_of)
+    page = comparison_page([first, empty], tmp_path, recipe_of)
     assert page.paired == []
     assert build_comparison([first, empty], tmp_path / "c.html", recipe_of).exists()
 

@@ -14,14 +14,14 @@ from surefit.retrieval import fitting
 from surefit.retrieval.blend import Blend, select
 from surefit.retrieval.fitting import Fitting, fit, pieces
 from surefit.retrieval.interactions import Events, build
-from surefit.retrieval.lrurec import Shape
+from surefit.retrieval.lrurec import Size
 from surefit.retrieval.ranking import RECENT, rank
 from surefit.retrieval.retrievers import BASELINES, NAMES, make
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHORT = Fitting(learning_rate=1e-2, batch=8, most_steps=60, every=20, averaged=0.9)
-SMALL = Shape(30, width=16, blocks=1)
+SMALL = Size(30, width=16, blocks=1)
 
 
 def circles(people=60, films=30):
@@ -55,9 +55,9 @@ def weights(fitted):
 
 def test_the_default_is_what_the_validation_chose():
     """These are the settings of the table in docs/recipes/recommendation.md: run its benchmark before they change."""
-    assert (Fitting().learning_rate, Fitting().averaged, Shape(1).dropout) == (2e-3, 0.98, 0.3)
+    assert (Fitting().learning_rate, Fitting().averaged, Size(1).dropout) == (2e-3, 0.98, 0.3)
     assert (Fitting().most_steps, Fitting().every, Fitting().patience, Fitting().batch) == (2400, 200, 2, 16)
-    assert (Shape(1).width, Shape(1).blocks, RECENT) == (64, 2, 200)
+    assert (Size(1).width, Size(1).blocks, RECENT) == (64, 2, 200)
 
 
 def test_it_learns_what_comes_next(data, whole):
