@@ -27,6 +27,7 @@ from surefit import samples
 from surefit.config.capabilities import BITSANDBYTES, CONFLICTS, QUANTIZED, Conflict, Trait
 from surefit.lint.engine import choose_rules
 from surefit.parallel.mesh import World
+from surefit.plan.forecast import Planner
 from surefit.stages.checking import checked
 from surefit.stages.prepare import Gathered, gather
 
@@ -115,6 +116,33 @@ def test_one_process_takes_what_check_allows(tmp_path: Path, rows_file: Path) ->
     for number, row in enumerate(chosen):
         settings = decided(row, rows_file, tmp_path)
         assert tried(on_tiny(settings, base, str(tmp_path / f"run-{number}")), World()) is None, row
+
+
+@pytest.mark.slow
+def test_the_plan_takes_a_step_on_tensors_of_a_gpu(tmp_path: Path, rows_file: Path) -> None:
+    """DoRA over 4 bits is read again for the certificate; tokens shared within fsdp are proved on real values only."""
+    dora = next(row for row in rows(0) if (row["adapter"], row["quantization"]) == ("dora", "nf4"))
+    shared = next(row for row in rows(0) if row["mode"] == "fsdp cp" and row["packing"] is False)
+    assert all(simulated(row, rows_file, tmp_path) for row in (dora, shared))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("hardware", [name for name in covering.FACTORS["hardware"] if name != "cpu"])
+def test_the_plan_takes_every_pair_on_tensors_of_its_gpu(hardware: str, tmp_path: Path, rows_file: Path) -> None:
+    """What is calculated instead says why: DeepSpeed, shards in the host's memory."""
+    chosen = [row for row in rows(0) if row["hardware"] == hardware]
+    assert sum(simulated(row, rows_file, tmp_path) for row in chosen) >= len(chosen) / 3
+
+
+def simulated(row: dict[str, Any], data: Path, folder: Path) -> bool:
+    """The row's steps, checkpoint and merge run on fake tensors of its GPU: the operators that a GPU would run."""
+    found = typed(covering.as_config(row, BASE, str(data), str(folder / "run")), folder)
+    assert found.resolved is not None
+    assert found.hardware is not None
+    planner = Planner(found.model)
+    if planner.too_long(found.resolved):
+        return False
+    return planner.memory(found.resolved, found.hardware).allocated > 2**28
 
 
 @pytest.mark.slow

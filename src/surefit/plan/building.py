@@ -45,6 +45,8 @@ def build(setting: Setting, device: str) -> torch.nn.Module:
         model = quantize_meta(model, setting.quantization)
         if setting.adapter.kind == "lora":
             model = add_adapter(model, setting.adapter)
+        if setting.adapter.use_dora:
+            _let_dora_dequantize(model)
     assert isinstance(model, torch.nn.Module)
     return model
 
@@ -57,8 +59,6 @@ def switch(model: Any, setting: Setting) -> None:
     """What a run switches on before its first step."""
     if setting.fused_lora:
         fuse_lora(model)
-    if setting.adapter.use_dora:
-        _let_dora_dequantize(model)
     enable_checkpointing(model, setting.checkpointing)
     if setting.tiled_mlp:
         tile_mlps(model, TILE)

@@ -161,6 +161,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 _UNCOMPARED: tuple[tuple[Any, str, Any], ...] = (
     (torch_ddp, "_verify_param_shape_across_processes", lambda *_, **__: True),
     (torch_ddp, "_sync_module_states", _nothing),
+    (context, "require_packable", _nothing),
     (context.SharedTokens, "_require_shareable", _nothing),
     (pipeline._Parts, "require_exact", _nothing),
     (tensor, "_hidden", _nothing),
