@@ -59,7 +59,7 @@ def train(base: Path, out: Path, url: str, target: Path, steps: int, sinks: bool
     run = RunDir(out)
     run.create()
     target.unlink(missing_ok=True)
-    target.symlink_to(run.prometheus_target)
+    target.symlink_to(run.path / "prometheus-target.json")
     ends: list[tuple[float, float]] = []
     notes: list[str] = []
     job = tiny_run.training(

@@ -64,8 +64,8 @@ def test_prune_deletes_only_what_nothing_needs(surefit: Any, made: RunDir) -> No
     (made.path / ".model.77.old").mkdir()  # the only copy: killed between two renames
     uploaded, offline, synced = ("run-1-a", "offline-run-2-b", "offline-run-3-c")
     for name in (uploaded, offline, synced):
-        (made.wandb / name).mkdir(parents=True)
-    (made.wandb / synced / "run-c.wandb.synced").touch()
+        (made.path / "wandb" / name).mkdir(parents=True)
+    (made.path / "wandb" / synced / "run-c.wandb.synced").touch()
     steps = {path.name for path in made.checkpoints.iterdir()}
     assert steps == {"step-1", "step-2", "step-3"}
 
@@ -82,7 +82,7 @@ def test_prune_deletes_only_what_nothing_needs(surefit: Any, made: RunDir) -> No
     there = {path.name for path in made.path.iterdir()}
     assert kept | {"merged", "eval", "export", ".model.77.old"} <= there
     assert not {".merged.77.tmp", ".adapter.77.old"} & there
-    assert {path.name for path in made.wandb.iterdir()} == {offline}
+    assert {path.name for path in (made.path / "wandb").iterdir()} == {offline}
     left = {path.name for path in made.checkpoints.iterdir()}
     assert "step-3" in left
     assert left == steps - listed

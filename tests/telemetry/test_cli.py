@@ -25,10 +25,10 @@ def test_training_writes_event_files_and_takes_its_target_away(surefit: object, 
     assert answer.code == 0, answer.text
     assert "failed" not in answer.text
     run = RunDir(Path("runs/one"))
-    assert len(list(run.tensorboard.glob("events.out.tfevents.*"))) == 1
-    assert not run.prometheus_target.exists()
+    assert len(list((run.path / "tensorboard").glob("events.out.tfevents.*"))) == 1
+    assert not (run.path / "prometheus-target.json").exists()
     assert call("train", config, *SHORT, "--overwrite").code == 0
-    assert not run.tensorboard.exists()
+    assert not (run.path / "tensorboard").exists()
 
 
 def test_a_missing_package_stops_before_the_model_is_loaded(

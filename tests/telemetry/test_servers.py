@@ -32,7 +32,7 @@ class Scene:
         self.run.create()
         self.base = tiny_run.save_base(directory / "base")
         self.mlflow = MLflowServer(directory / "mlflow")
-        self.prometheus = PrometheusServer(directory / "prometheus", self.run.prometheus_target)
+        self.prometheus = PrometheusServer(directory / "prometheus", (self.run.path / "prometheus-target.json"))
         self.notes: list[str] = []
         self.seen: dict[str, Any] = {}
 
@@ -72,7 +72,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         with pytest.raises(Interrupted):
             scene.train(False, first_part(scene))
         scene.seen["after the interruption"] = scene.client().get_run(read_json(scene.run.telemetry)["mlflow"])
-        scene.seen["target after"] = scene.run.prometheus_target.exists()
+        scene.seen["target after"] = (scene.run.path / "prometheus-target.json").exists()
         scene.seen["result"] = scene.train(True, second_part(scene))
         yield scene
     finally:
@@ -85,7 +85,7 @@ def first_part(scene: Scene) -> Any:
         if progress.step == INTERRUPTED_AT:
             until(lambda: scene.logged(INTERRUPTED_AT), "the step in MLflow")
             until(lambda: scene.scraped("step") == INTERRUPTED_AT, "the step in Prometheus")
-            scene.seen["target"] = read_json(scene.run.prometheus_target)
+            scene.seen["target"] = read_json(scene.run.path / "prometheus-target.json")
             names = ("loss", "learning_rate", "tokens_per_second", "planned_steps", "disk_free_bytes", "restarts")
             scene.seen["scraped"] = {name: scene.scraped(name) for name in names}
             scene.seen["absent"] = [scene.scraped(name) for name in ("gpu_power_watts", "mfu_ratio")]
@@ -140,7 +140,7 @@ def test_the_target_file_is_there_while_it_trains(scene: Scene) -> None:
     (target,) = scene.seen["target"]
     assert target["targets"][0].startswith("127.0.0.1:")
     assert scene.seen["target after"] is False
-    assert not scene.run.prometheus_target.exists()
+    assert not (scene.run.path / "prometheus-target.json").exists()
 
 
 def test_mlflow_knows_how_the_first_part_ended(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from surefit.config.schema import TelemetrySection
+from surefit.config.trackers import TelemetrySection
 from surefit.core.errors import MachineError
 from surefit.core.rundir import RunDir, append_jsonl, read_json
 from surefit.telemetry.ids import remember, remembered
@@ -86,7 +86,7 @@ def test_ids_are_kept_side_by_side(run: RunDir) -> None:
 def scalars(run: RunDir) -> dict[str, dict[int, float]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(run.tensorboard)).Reload()
+    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
     return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
 
 
@@ -159,7 +159,7 @@ def samples(run: RunDir) -> dict[str, float]:
     """name{labels} → value, scraped from the address in the target file."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    (target,) = json.loads(run.prometheus_target.read_text())
+    (target,) = json.loads((run.path / "prometheus-target.json").read_text())
     with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=5) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     found = {}
@@ -199,9 +199,9 @@ def test_a_loss_that_is_not_finite_is_nan(run: RunDir, prometheus: Any) -> None:
 
 def test_the_target_file_goes_with_the_run(run: RunDir, prometheus: Any) -> None:
     prometheus.start("x", PARAMS)
-    assert run.prometheus_target.exists()
+    assert (run.path / "prometheus-target.json").exists()
     prometheus.finish("failed")
-    assert not run.prometheus_target.exists()
+    assert not (run.path / "prometheus-target.json").exists()
 
 
 def test_a_port_in_use_is_said_and_taken_when_it_is_free(run: RunDir) -> None:
@@ -215,7 +215,7 @@ def test_a_port_in_use_is_said_and_taken_when_it_is_free(run: RunDir) -> None:
         fan_out.start("x", PARAMS)
         while not notes:
             fan_out.log(step(1))
-    while not run.prometheus_target.exists():
+    while not (run.path / "prometheus-target.json").exists():
         pass
     assert len(notes) == 1
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in notes[0]

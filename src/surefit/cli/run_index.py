@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli.runs import _attempt, find_runs, summarise_all
 from surefit.config.load import load_config
 from surefit.config.resolve import leaves
+from surefit.config.trackers import TRACKERS
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.rundir import RunDir, leftovers, machine_errors, read_json, read_jsonl
 from surefit.core.units import bytes_text, duration_text, plural, quoted
@@ -260,7 +261,7 @@ def _best_steps(run: RunDir) -> set[int]:
 
 def _wandb(run: RunDir) -> Iterator[tuple[Path, str]]:
     """W&B's local copies of what its server has; an offline run that was never uploaded is the only copy."""
-    for path in sorted(run.wandb.glob("**/*run-*")):
+    for path in sorted((run.path / TRACKERS["wandb"].leaves).glob("**/*run-*")):
         if not path.is_dir() or path.is_symlink():
             continue
         offline = path.name.startswith("offline-")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from surefit.config.modes import ModeName
+from surefit.config.section import Section
+from surefit.config.trackers import TelemetrySection
 
 
 def _as_a_file_system_takes_it(path: str) -> str:
@@ -41,14 +42,6 @@ _HOLDS_A_SECRET = re.compile(
     r"(\w*(?:TOKEN|API_?KEY|_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?))=(?!\$)\S", re.IGNORECASE
 )
 PathText = Annotated[str, AfterValidator(_as_a_file_system_takes_it)]
-
-
-class Section(BaseModel):
-    """A group of settings: frozen, strict about types, and refusing keys it does not know."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class ModelSection(Section):
@@ -201,37 +194,6 @@ class ParallelSection(Section):
     """An Accelerate YAML file whose settings go before those of this section."""
     deepspeed_config: PathText | None = None
     """A DeepSpeed JSON file, "auto" allowed, whose settings go before those of this section."""
-
-
-class TelemetrySection(Section):
-    """Where else the numbers of a run go; metrics.jsonl always has them all."""
-
-    mlflow_uri: str | None = None
-    """An MLflow tracking server, such as http://127.0.0.1:5000, or a database, such as sqlite:///mlflow.db."""
-    mlflow_experiment: str = "surefit"
-    """The experiment that the run is logged under."""
-    wandb: Literal["off", "offline", "online"] = "off"
-    """Weights & Biases: offline writes files that `wandb sync` uploads."""
-    wandb_project: str = "surefit"
-    """The project that the run is logged under."""
-    tensorboard: bool = False
-    """Write TensorBoard event files into the run directory."""
-    prometheus_port: Annotated[int, Field(ge=0, lt=65536)] | None = None
-    """Serve /metrics on this port while training; 0 takes any free one."""
-    prometheus_host: str = "127.0.0.1"
-    """The address that /metrics listens on; 0.0.0.0 lets a Prometheus on another machine in."""
-
-    @field_validator("mlflow_uri")
-    @classmethod
-    def _is_an_address_without_a_password(cls, value: str | None) -> str | None:
-        if value is not None and re.match(r"[\w.-]+:\d+(/|$)", value):
-            raise ValueError(f"a server's address begins with http:// or https://: http://{value}")
-        if value is not None and "@" in urlsplit(value).netloc:
-            raise ValueError(
-                "a user or a password is in the address, and the config is written into the run directory: put them "
-                "into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, in the environment or in .env"
-            )
-        return value
 
 
 class SlurmSection(Section):

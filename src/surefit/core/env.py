@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -219,15 +219,18 @@ def steering_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in STEERING if os.environ.get(name)}
 
 
-def trackers_configured() -> dict[str, bool]:
-    """Whether W&B and MLflow know where to log: by a variable or a login's file; never what it says."""
+def names_any(names: Iterable[str]) -> bool:
+    """Whether any of these variables is set; never what it says."""
+    return any(os.environ.get(name) for name in names)
+
+
+def logged_in(host: str) -> bool:
+    """Whether a login's file names this host; never what it says."""
     netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
     try:
-        logged_in = "api.wandb.ai" in netrc.read_text(encoding="utf-8", errors="replace")
+        return host in netrc.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        logged_in = False
-    wandb = logged_in or any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"))
-    return {"wandb": bool(wandb), "mlflow": bool(os.environ.get("MLFLOW_TRACKING_URI"))}
+        return False
 
 
 def process_place() -> tuple[int, int, int, int]:
@@ -315,15 +318,10 @@ def _not_about_the_kernel(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Failed to load CPU gemm_4bit_forward")
 
 
-def quiet_trackers() -> None:
-    """Trackers neither talk nor report on their users, and give up in seconds: whoever calls them tries again."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorBoard imports TensorFlow where it is installed
+def set_defaults(values: Mapping[str, str]) -> None:
+    """Set the variables that nobody has set."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
 
 
 def place_deepspeed(device: str, local_rank: int) -> None:

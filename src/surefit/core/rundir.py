@@ -10,8 +10,7 @@ A run directory is all that anyone needs to understand a run a year later:
     dry_pass.json            what the worst batch and a checkpoint took, before the first step
     events.jsonl             when each stage started, finished, failed or was interrupted
     metrics.jsonl            one line per optimizer step
-    telemetry.json           under which id each tracker knows the run; tensorboard/ and wandb/ are theirs
-    prometheus-target.json   where Prometheus finds the run, while it trains
+    telemetry.json           under which id each tracker knows the run; what they write themselves: config/trackers.py
     checkpoints/step-N/      complete checkpoints only; best.json scores them
     rejected/step-N.safetensors   the batch that stopped a run, for replay
     adapter/ | model/        what was trained (LoRA | full)
@@ -102,18 +101,6 @@ class RunDir:
         return self.path / "telemetry.json"
 
     @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def wandb(self) -> Path:
-        return self.path / "wandb"
-
-    @property
-    def prometheus_target(self) -> Path:
-        return self.path / "prometheus-target.json"
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -170,11 +157,11 @@ class RunDir:
         return self.path / ".lock"
 
     def artefacts(self) -> list[Path]:
-        """Everything that the stages write; whatever else is in the directory is not ours."""
+        """Everything that the stages write; besides, trackers leave what config/trackers.py says. No more is ours."""
         files = [self.resolved, self.check, self.plan, self.passport, self.events, self.environment]
-        files += [self.batch_audit, self.dry_pass, self.metrics, self.telemetry, self.prometheus_target]
+        files += [self.batch_audit, self.dry_pass, self.metrics, self.telemetry]
         return [
-            *files, self.tensorboard, self.wandb, self.checkpoints, self.rejected, self.adapter, self.model,
+            *files, self.checkpoints, self.rejected, self.adapter, self.model,
             self.merged, self.certificate, self.eval, self.report, self.exports,
         ]  # fmt: skip
 

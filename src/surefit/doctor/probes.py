@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import surefit
+from surefit.config.trackers import TRACKERS
 from surefit.core import env
 from surefit.core.units import GIB, bytes_text
 from surefit.doctor.devices import gpu
@@ -125,10 +126,11 @@ def hub() -> Iterator[Probe]:
 
 def trackers() -> Iterator[Probe]:
     """Where runs could be logged, as far as it is set up; never an address or a key."""
-    configured = env.trackers_configured()
-    for name, missing in (("wandb", "would ask for a key when a run starts"), ("mlflow", "logs below ./mlruns")):
-        version = installed_version(name)
-        state = "set up" if configured[name] else f"not set up: it {missing}"
+    for name, tracker in TRACKERS.items():
+        if not tracker.unknown:
+            continue
+        version = installed_version(tracker.packages[0])
+        state = "set up" if tracker.is_set_up else f"not set up: it {tracker.unknown}"
         yield Probe(f"tracker {name}", f"{version}, {state}" if version else "not installed")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from surefit.config.trackers import TRACKERS
 from surefit.core import env
 
 
@@ -14,16 +15,18 @@ class EnvironmentFacts:
     Attributes:
         hub_token: a Hugging Face token is set or was saved by a login.
         offline: the user asked Hugging Face's libraries not to use the network.
-        wandb: W&B has a key, or was told a mode in which it asks for none.
+        trackers: the names of those that have a key, or were told a mode in which they ask for none.
     """
 
     hub_token: bool = False
     offline: bool = False
-    wandb: bool = False
+    trackers: tuple[str, ...] = ()
 
 
 def environment_facts() -> EnvironmentFacts:
     """The environment of this process."""
     return EnvironmentFacts(
-        hub_token=env.hub_token() is not None, offline=env.offline(), wandb=env.trackers_configured()["wandb"]
+        hub_token=env.hub_token() is not None,
+        offline=env.offline(),
+        trackers=tuple(name for name, tracker in TRACKERS.items() if tracker.is_set_up),
     )

@@ -94,8 +94,8 @@ class Setup:
         find_unused_parameters: DDP's switch.
         on_cpu: the run is told to use no GPU.
 
-        trackers: wandb, mlflow, tensorboard… as report_to names them; SureFit's prometheus; ("all",) where every
-            installed one is used. wandb_offline: W&B only writes files.
+        trackers: as report_to and config/trackers.py name them; ("all",) where every installed one is used.
+        quiet_trackers: those of them that do not ask who logs.
     """
 
     tool: str
@@ -193,7 +193,7 @@ class Setup:
     on_cpu: bool | None = None
 
     trackers: tuple[str, ...] | None = None
-    wandb_offline: bool | None = None
+    quiet_trackers: tuple[str, ...] | None = None
 
     def name(self, attribute: str) -> str:
         """How the user's file calls an attribute; the attribute's own name where the file does not set it."""
@@ -229,6 +229,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
     dtype, attention = _known(model.dtype), _known(decided.speed.attention)
     quantized, mode = model.quantization != "none", _known(decided.parallel.mode)
     every, packing, recompute = _known(checkpoint.every), _known(decided.data.packing), train.gradient_checkpointing
+    trackers = switched_on(decided.telemetry)
     return Setup(
         tool="surefit",
         places={attribute: Place(key) for attribute, key in _KEYS.items()},
@@ -273,8 +274,8 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         on_cpu=decided.hardware.gpu == "cpu",
         find_unused_parameters=False,
         reentrant=False,
-        trackers=tuple(tracker.name for tracker in switched_on(decided.telemetry)),
-        wandb_offline=decided.telemetry.wandb == "offline",
+        trackers=tuple(trackers),
+        quiet_trackers=tuple(name for name, tracker in trackers.items() if not tracker.asks(decided.telemetry)),
         **_adapter_of(decided.adapter, dtype, quantized),
     )
 

@@ -18,7 +18,7 @@ PACKAGES = (
     "protobuf", "transformers", "tokenizers", "huggingface-hub", "safetensors", "accelerate", "peft", "trl", "datasets",
     "bitsandbytes", "flash-attn", "flash-attn-3", "kernels", "liger-kernel", "deepspeed", "xformers", "unsloth",
     "axolotl", "llamafactory", "vllm", "lm-format-enforcer", "outlines", "xgrammar",
-    *(package for tracker in TRACKERS for package in tracker.packages),
+    *(package for tracker in TRACKERS.values() for package in tracker.packages),
 )  # fmt: skip
 """The packages that decide whether a training run works."""
 

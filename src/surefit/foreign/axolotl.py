@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from surefit.config.trackers import TRACKERS, Tracker
 from surefit.foreign import convert as c
 from surefit.foreign import hf
 from surefit.foreign.axolotl_conflicts import axolotl
@@ -15,16 +16,10 @@ LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", "lora_modules_to_save",
     "peft_use_dora", "peft_use_rslora",
 )  # fmt: skip
-TRACKERS = {
-    "wandb_project": "wandb", "use_wandb": "wandb", "use_mlflow": "mlflow", "mlflow_tracking_uri": "mlflow",
-    "use_comet": "comet_ml", "use_tensorboard": "tensorboard", "use_trackio": "trackio",
+ASKED = {key: name for name, tracker in TRACKERS.items() for key in tracker.axolotl} | {
+    "use_comet": "comet_ml", "use_trackio": "trackio",
 }  # fmt: skip
-PLACES = (
-    ("wandb_project", "telemetry.wandb_project", "wandb"),
-    ("mlflow_tracking_uri", "telemetry.mlflow_uri", "mlflow"),
-    ("mlflow_experiment_name", "telemetry.mlflow_experiment", "mlflow"),
-)
-"""Their key, ours, and the tracker."""
+"""Their keys that ask for a tracker, and which."""
 
 
 def _bf16(value: Any) -> Any:
@@ -247,37 +242,37 @@ def _kernels_and_trackers(draft: Draft) -> None:
         if key.startswith("liger_") and value is True:
             draft.say("liger", True, key)
             draft.judge(key)
-    found = dict.fromkeys(name for key, name in TRACKERS.items() if draft.flat.get(key))
+    found = dict.fromkeys(name for key, name in ASKED.items() if draft.flat.get(key))
     if draft.flat.get("wandb_mode") == "disabled" or draft.flat.get("use_wandb") is False:
         found.pop("wandb", None)
-    for key, name in TRACKERS.items():
+    for key, name in ASKED.items():
         if name in found and draft.flat.get(key):
             draft.say("trackers", tuple(found), key)
             draft.judge(key)
-    _telemetry(draft, set(found))
+    if "wandb" in found:
+        draft.reach("wandb_mode")
+        if draft.flat.get("wandb_mode") == "offline":
+            draft.say("quiet_trackers", ("wandb",), "wandb_mode")
+    for name in TRACKERS:
+        if name in found:
+            _telemetry(draft, name, TRACKERS[name])
 
 
-def _telemetry(draft: Draft, used: set[str]) -> None:
-    """What of them SureFit has, too."""
-    if "wandb" in used:
-        offline = draft.flat.get("wandb_mode") == "offline"
-        key = next(key for key, name in TRACKERS.items() if name == "wandb" and draft.flat.get(key))
-        if offline:
-            draft.say("wandb_offline", True, "wandb_mode")
-        draft.carry("telemetry.wandb", "offline" if offline else "online", key)
-        for reached in (key, "wandb_mode"):
-            draft.reach(reached)
-    if "tensorboard" in used:
-        draft.carry("telemetry.tensorboard", True, "use_tensorboard")
-        draft.reach("use_tensorboard")
-    if "mlflow" in used and not draft.flat.get("mlflow_tracking_uri"):
-        draft.lose("use_mlflow", "MLflow's address is not in the file: give it as telemetry.mlflow_uri")
-    for key, dotted, tracker in PLACES:
-        if tracker in used and isinstance(draft.flat.get(key), str):
-            draft.carry(dotted, draft.flat[key], key)
-            draft.reach(key)
-    if draft.says("use_mlflow") and "telemetry.mlflow_uri" in draft.config:
-        draft.reach("use_mlflow")
+def _telemetry(draft: Draft, name: str, tracker: Tracker) -> None:
+    """What of a tracker SureFit has, too."""
+    key = next(key for key in tracker.axolotl if draft.flat.get(key))
+    for theirs, ours in tracker.axolotl_values.items():
+        if isinstance(draft.flat.get(theirs), str):
+            draft.carry(f"telemetry.{ours}", draft.flat[theirs], theirs)
+            draft.reach(theirs)
+    if tracker.on is not None:
+        offline = name in draft.setup.get("quiet_trackers", ())
+        draft.carry(tracker.key, "offline" if offline else tracker.on, key)
+    elif tracker.key not in draft.config:
+        draft.lose(key, tracker.without_address)
+        return
+    for reached in tracker.axolotl:
+        draft.reach(reached)
 
 
 TOOL = Tool(

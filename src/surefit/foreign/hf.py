@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from surefit.config.trackers import TRACKERS
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To
 
@@ -299,14 +300,14 @@ def mix(draft: Draft, sources: Sequence[str], key: str) -> bool:
 
 def tracked(draft: Draft) -> None:
     """`report_to`, as far as it says all that a tracker of SureFit's needs."""
-    named = [name.lower() for name in draft.setup.get("trackers", ())]
-    if "wandb" in named:
-        draft.carry("telemetry.wandb", "online", "report_to")
-    if "tensorboard" in named:
-        draft.carry("telemetry.tensorboard", True, "report_to")
-    if "mlflow" in named:
-        draft.lose("report_to", "MLflow's address is not in the file: give it as telemetry.mlflow_uri")
-    elif set(named) <= {"wandb", "tensorboard"}:
+    named = {name.lower() for name in draft.setup.get("trackers", ())}
+    ours = [TRACKERS[name] for name in TRACKERS if name in named]
+    for tracker in ours:
+        if tracker.on is None:
+            draft.lose("report_to", tracker.without_address)
+        else:
+            draft.carry(tracker.key, tracker.on, "report_to")
+    if len(ours) == len(named) and all(tracker.on is not None for tracker in ours):
         draft.reach("report_to")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from surefit.config.trackers import TRACKERS
+
 REASONS: tuple[tuple[str, str], ...] = (
     (
         "SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names",
-        "wandb mlflow comet tensorboard trackio swanlab otel report_to project run_name",
+        " ".join((*TRACKERS, "comet trackio swanlab otel report_to project run_name")),
     ),
     ("SureFit trains on all rows of a set", "max_samples shard_num shard_idx =shards interleave dataset_exact_dedup"),
     ("SureFit publishes nothing", "hub push export_"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.config.oom_ladder import adaptations, as_arguments
 from surefit.config.oom_ladder import adapted as adapted_config
 from surefit.config.resolve import write_resolved
+from surefit.config.trackers import TRACKERS
 from surefit.core.errors import ConfigError, ShortOfMemory
 from surefit.core.malloc import SMALL, freed_given_back, keep_what_is_freed
 from surefit.core.rundir import RunDir, write_json
@@ -120,7 +121,8 @@ def _delete_run(directory: RunDir) -> None:
             field="output_dir",
             help="choose another output_dir, or delete this one yourself",
         )
-    for path in directory.artefacts():
+    left = (directory.path / tracker.leaves for tracker in TRACKERS.values() if tracker.leaves)
+    for path in (*directory.artefacts(), *left):
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from surefit.config.trackers import TRACKERS
 from surefit.core.rundir import RunDir, read_jsonl, write_json
 
 STEP = {
@@ -53,6 +54,7 @@ class Prometheus:
 
         self.port, self.host, self.run = port, host, run
         self.label = run.path.resolve().name
+        self._target = run.path / TRACKERS["prometheus"].leaves
         self.registry = CollectorRegistry()
         helps = {**dict(STEP.values()), **dict(HELD_OUT.values()), **REST}
         self._gauges = {name: Gauge(f"surefit_{name}", text, ["run"], registry=self.registry)
@@ -82,7 +84,7 @@ class Prometheus:
         host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
         address = f"[{host}]" if ":" in host else host
         target = {"targets": [f"{address}:{self._server.server_port}"], "labels": {}}
-        write_json(self.run.prometheus_target, [target])
+        write_json(self._target, [target])
 
     def _listening(self) -> Any:
         from prometheus_client import start_http_server
@@ -104,7 +106,7 @@ class Prometheus:
 
     def finish(self, status: str) -> None:
         """Stop serving, so that no alert waits for steps of a run that has ended."""
-        self.run.prometheus_target.unlink(missing_ok=True)
+        self._target.unlink(missing_ok=True)
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from surefit.config.schema import TelemetrySection
-from surefit.config.trackers import Tracker, switched_on
+from surefit.config.trackers import TRACKERS, TelemetrySection, Tracker, switched_on
 from surefit.core import env
 from surefit.core.errors import MachineError
 from surefit.core.rundir import RunDir
@@ -17,12 +16,12 @@ def make_sinks(config: TelemetrySection, run: RunDir) -> list[Sink]:
     """The sinks of one run; to be called by the main process alone. Nothing is written and nobody is asked yet.
 
     Raises:
-        MachineError: naming every package that is missing or broken; W&B is to be online and nobody is logged in.
+        MachineError: naming every package that is missing or broken; one would ask who logs, and nobody is logged in.
     """
     if problems := list(_problems(config)):
         first, *rest = problems
         raise MachineError(first.message, field=first.field, help=first.help, also=rest)
-    return [_sink(tracker, config, run) for tracker in switched_on(config)]
+    return [_sink(tracker, config, run) for tracker in switched_on(config).values()]
 
 
 def _sink(tracker: Tracker, config: TelemetrySection, run: RunDir) -> Sink:
@@ -32,9 +31,10 @@ def _sink(tracker: Tracker, config: TelemetrySection, run: RunDir) -> Sink:
 
 
 def _problems(config: TelemetrySection) -> Iterator[MachineError]:
-    env.quiet_trackers()
-    for tracker in switched_on(config):
-        module, field, extra = tracker.module, tracker.field, tracker.name
+    for tracker in TRACKERS.values():
+        env.set_defaults(tracker.quiet)
+    for extra, tracker in switched_on(config).items():
+        module, field = tracker.module, tracker.key
         # Here and not in the sinks' threads: a package that cannot be imported is said before the model is loaded.
         try:
             importlib.import_module(module)
@@ -50,9 +50,9 @@ def _problems(config: TelemetrySection) -> Iterator[MachineError]:
                 field=field,
                 help=f"pip install --upgrade 'surefit[{extra}]', or take {field} out",
             )
-    if config.wandb == "online" and not env.trackers_configured()["wandb"]:
-        yield MachineError(
-            "online, and nobody is logged in to W&B on this machine: it would ask",
-            field="telemetry.wandb",
-            help="run `wandb login`, set WANDB_API_KEY, or write telemetry.wandb: offline",
-        )
+        if tracker.asks(config) and not tracker.is_set_up:
+            yield MachineError(
+                f"online, and nobody is logged in to {tracker.title} on this machine: it would ask",
+                field=field,
+                help=f"run `{tracker.login}`, set {tracker.variables[0]}, or write {field}: offline",
+            )

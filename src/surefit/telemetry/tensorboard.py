@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from surefit.config.trackers import TRACKERS
 from surefit.core.rundir import RunDir
 from surefit.telemetry.numbers import numbers_of
 
@@ -17,7 +18,7 @@ class TensorBoard:
     """
 
     def __init__(self, run: RunDir) -> None:
-        self.run = run
+        self.folder = run.path / TRACKERS["tensorboard"].leaves
         self._params: Mapping[str, Any] = {}
         self._writer: Any = None
 
@@ -44,8 +45,8 @@ class TensorBoard:
 
         # A held-out line may come first, of a step whose own line stays.
         purged = first["step"] + (0 if "loss" in first else 1)
-        earlier = self.run.tensorboard.exists()
-        writer: Any = SummaryWriter(str(self.run.tensorboard), purge_step=purged if earlier else None)
+        earlier = self.folder.exists()
+        writer: Any = SummaryWriter(str(self.folder), purge_step=purged if earlier else None)
         rows = "".join(f"| {key} | {value} |\n" for key, value in self._params.items())
         writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", first["step"])
         return writer

@@ -78,7 +78,7 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     """The tracker was generated for another protobuf than the installed one.
 
     ## What it does
-    Compares protobuf with what the trackers of the run (wandb, mlflow, tensorboard) ask for in their metadata.
+    Compares protobuf with what the trackers of the run ask for in their metadata.
 
     ## Why it is bad
     Importing the tracker stops with "Descriptors cannot be created directly", which names neither package.
@@ -94,7 +94,7 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     A published report on LLM ranking names protobuf among its conflicts; tensorflow/tensorboard#5817.
     """
     named = set(setup.trackers or ())
-    used = [tracker.packages[-1] for tracker in TRACKERS if named & {tracker.name, "all"}]
+    used = [tracker.packages[-1] for name, tracker in TRACKERS.items() if named & {name, "all"}]
     for unmet in stack.unmet(used, ("protobuf",)) if _uses(context, setup, stack) else ():
         yield _of(unmet, stack)
 

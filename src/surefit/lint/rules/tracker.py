@@ -10,20 +10,15 @@ from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
-ANSWERS = {"WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"}
-"""Variables with which W&B asks no question."""
-PACKAGES = {tracker.name: tracker.packages for tracker in TRACKERS}
-"""Tracker → the packages of which one has to be there."""
-
 
 @rule("TRK001", "tracker-would-prompt", severity="warning")
 def tracker_would_prompt(context: LintContext, setup: Setup, environment: EnvironmentFacts) -> Iterator[Finding]:
-    """Weights & Biases is to be used, and nobody is logged in.
+    """A tracker that asks who logs is to be used, and nobody is logged in.
 
     ## What it does
-    Where a config names wandb: looks for a key or a mode (`WANDB_API_KEY`, `WANDB_MODE`, a login in `~/.netrc`) on this
-    machine and in the batch script. Another tool's config is judged where that tool is installed: elsewhere it is
-    trained on another machine.
+    Where a config names such a tracker (wandb): looks for a key or a mode (`WANDB_API_KEY`, `WANDB_MODE`, a login in
+    `~/.netrc`) on this machine and in the batch script. Another tool's config is judged where that tool is installed:
+    elsewhere it is trained on another machine.
 
     ## Why it is bad
     At a terminal the run waits at a question until somebody answers; in a batch job it stops with "api_key not
@@ -39,16 +34,20 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
     A published report on LLM ranking had runs blocked by the question. McGill-NLP/llm2vec#99,
     hiyouga/LlamaFactory#3530.
     """
-    in_job = bool(context.job and ANSWERS & set(context.job.variables))
-    asks = "wandb" in (setup.trackers or ()) and not setup.wandb_offline
-    if asks and not environment.wandb and not in_job and trains_here(context, setup):
-        yield Finding(
-            field="trackers",
-            message=f"{setup.name('trackers')} names wandb, and there is no key and no mode for it on this machine",
-            help="run `wandb login`, or write telemetry.wandb: offline"
-            if setup.tool == "surefit"
-            else "run `wandb login`, set WANDB_MODE=offline, or take wandb out",
-        )
+    settled = (*environment.trackers, *(setup.quiet_trackers or ()))
+    in_job = set(context.job.variables) if context.job else set()
+    asked = [name for name in setup.trackers or () if name in TRACKERS and name not in settled]
+    for name in asked if trains_here(context, setup) else ():
+        tracker = TRACKERS[name]
+        if tracker.login and not in_job & set(tracker.variables):
+            yield Finding(
+                field="trackers",
+                message=f"{setup.name('trackers')} names {name}, and there is no key and no mode for it on this "
+                "machine",
+                help=f"run `{tracker.login}`, or write {tracker.key}: offline"
+                if setup.tool == "surefit"
+                else f"run `{tracker.login}`, set {tracker.offline}, or take {name} out",
+            )
 
 
 def trains_here(context: LintContext, setup: Setup) -> bool:
@@ -110,12 +109,12 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
     here = context.hardware is None or context.hardware.source == "detected"
     if not here or (setup.tool != "surefit" and setup.tool not in stack.versions):
         return
-    for tracker in setup.trackers or ():
-        packages = PACKAGES.get(tracker, ())
+    for name in setup.trackers or ():
+        packages = TRACKERS[name].packages if name in TRACKERS else ()
         if packages and not set(packages) & stack.versions.keys():
-            wanted = f"surefit[{tracker}]" if setup.tool == "surefit" else packages[0]
+            wanted = f"surefit[{name}]" if setup.tool == "surefit" else packages[0]
             yield Finding(
                 field="trackers",
-                message=f"{setup.name('trackers')} names {tracker}, and {packages[0]} is not installed",
+                message=f"{setup.name('trackers')} names {name}, and {packages[0]} is not installed",
                 help=f"pip install '{wanted}'",
             )
