@@ -85,7 +85,7 @@ class Tracker:
     axolotl_values: Mapping[str, str] = field(default_factory=dict)
     quiet: Mapping[str, str] = field(default_factory=dict)
     variables: tuple[str, ...] = ()
-    host: str | None = None
+    host: str = ""
     unknown: str = ""
     login: str = ""
     offline: str = ""
@@ -103,7 +103,7 @@ class Tracker:
     @property
     def is_set_up(self) -> bool:
         """Whether this machine says where it logs and who does."""
-        return env.names_any(self.variables) or (self.host is not None and env.logged_in(self.host))
+        return env.names_any(self.variables) or (self.host != "" and env.logged_in(self.host))
 
     def asks(self, section: TelemetrySection) -> bool:
         """Whether it would ask who logs, where nobody is logged in."""

@@ -54,107 +54,46 @@ _unwritten: dict[Path, bytes] = {}
 """The lines of each JSONL log that a full disk did not take, in order."""
 
 
+class _At:
+    """A path below that of the run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """The paths of one run."""
 
     path: Path
 
-    @property
-    def resolved(self) -> Path:
-        return self.path / "resolved.yaml"
-
-    @property
-    def check(self) -> Path:
-        return self.path / "check.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def passport(self) -> Path:
-        return self.path / "passport.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def batch_audit(self) -> Path:
-        return self.path / "batch_audit.json"
-
-    @property
-    def dry_pass(self) -> Path:
-        return self.path / "dry_pass.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def telemetry(self) -> Path:
-        return self.path / "telemetry.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def rejected(self) -> Path:
-        return self.path / "rejected"
-
-    @property
-    def adapter(self) -> Path:
-        return self.path / "adapter"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def merged(self) -> Path:
-        return self.path / "merged"
-
-    @property
-    def certificate(self) -> Path:
-        return self.path / "certificate.json"
-
-    @property
-    def eval(self) -> Path:
-        return self.path / "eval"
-
-    @property
-    def eval_summary(self) -> Path:
-        return self.eval / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def exports(self) -> Path:
-        return self.path / "export"
-
-    @property
-    def job_script(self) -> Path:
-        return self.path / "job.sbatch"
-
-    @property
-    def slurm(self) -> Path:
-        return self.path / "slurm.json"
-
-    @property
-    def eval_array(self) -> Path:
-        return self.eval / "array.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / ".lock"
+    resolved = _At("resolved.yaml")
+    check = _At("check.json")
+    plan = _At("plan.json")
+    passport = _At("passport.json")
+    events = _At("events.jsonl")
+    environment = _At("environment.json")
+    batch_audit = _At("batch_audit.json")
+    dry_pass = _At("dry_pass.json")
+    metrics = _At("metrics.jsonl")
+    telemetry = _At("telemetry.json")
+    checkpoints = _At("checkpoints")
+    rejected = _At("rejected")
+    adapter = _At("adapter")
+    model = _At("model")
+    merged = _At("merged")
+    certificate = _At("certificate.json")
+    eval = _At("eval")
+    eval_summary = _At("eval/summary.json")
+    report = _At("report.html")
+    exports = _At("export")
+    job_script = _At("job.sbatch")
+    slurm = _At("slurm.json")
+    eval_array = _At("eval/array.json")
+    lock = _At(".lock")
 
     def artefacts(self) -> list[Path]:
         """Everything that the stages write; besides, trackers leave what config/trackers.py says. No more is ours."""

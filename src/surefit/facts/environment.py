@@ -25,8 +25,5 @@ class EnvironmentFacts:
 
 def environment_facts() -> EnvironmentFacts:
     """The environment of this process."""
-    return EnvironmentFacts(
-        hub_token=env.hub_token() is not None,
-        offline=env.offline(),
-        trackers=tuple(name for name, tracker in TRACKERS.items() if tracker.is_set_up),
-    )
+    set_up = tuple(name for name, tracker in TRACKERS.items() if tracker.is_set_up)
+    return EnvironmentFacts(env.hub_token() is not None, env.offline(), set_up)

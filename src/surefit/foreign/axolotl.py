@@ -253,9 +253,8 @@ def _kernels_and_trackers(draft: Draft) -> None:
         draft.reach("wandb_mode")
         if draft.flat.get("wandb_mode") == "offline":
             draft.say("quiet_trackers", ("wandb",), "wandb_mode")
-    for name in TRACKERS:
-        if name in found:
-            _telemetry(draft, name, TRACKERS[name])
+    for name in sorted(found.keys() & TRACKERS.keys()):
+        _telemetry(draft, name, TRACKERS[name])
 
 
 def _telemetry(draft: Draft, name: str, tracker: Tracker) -> None:
@@ -266,8 +265,7 @@ def _telemetry(draft: Draft, name: str, tracker: Tracker) -> None:
             draft.carry(f"telemetry.{ours}", draft.flat[theirs], theirs)
             draft.reach(theirs)
     if tracker.on is not None:
-        offline = name in draft.setup.get("quiet_trackers", ())
-        draft.carry(tracker.key, "offline" if offline else tracker.on, key)
+        draft.carry(tracker.key, "offline" if name in draft.setup.get("quiet_trackers", ()) else tracker.on, key)
     elif tracker.key not in draft.config:
         draft.lose(key, tracker.without_address)
         return

@@ -34,22 +34,16 @@ def _problems(config: TelemetrySection) -> Iterator[MachineError]:
     for tracker in TRACKERS.values():
         env.set_defaults(tracker.quiet)
     for extra, tracker in switched_on(config).items():
-        module, field = tracker.module, tracker.key
+        field, pip = tracker.key, "pip install --upgrade"
         # Here and not in the sinks' threads: a package that cannot be imported is said before the model is loaded.
         try:
-            importlib.import_module(module)
-        except ImportError as error:
-            yield MachineError(
-                f"needs a package that is not installed or does not fit: {env.first_line(error)}",
-                field=field,
-                help=f"pip install 'surefit[{extra}]', or take {field} out",
-            )
+            importlib.import_module(tracker.module)
         except Exception as error:  # protobuf and its like fail in ways of their own
-            yield MachineError(
-                f"{module} cannot be imported: {type(error).__name__}: {env.first_line(error)}",
-                field=field,
-                help=f"pip install --upgrade 'surefit[{extra}]', or take {field} out",
-            )
+            problem = f"{tracker.module} cannot be imported: {type(error).__name__}: {env.first_line(error)}"
+            if isinstance(error, ImportError):
+                problem = f"needs a package that is not installed or does not fit: {env.first_line(error)}"
+                pip = "pip install"
+            yield MachineError(problem, field=field, help=f"{pip} 'surefit[{extra}]', or take {field} out")
         if tracker.asks(config) and not tracker.is_set_up:
             yield MachineError(
                 f"online, and nobody is logged in to {tracker.title} on this machine: it would ask",
