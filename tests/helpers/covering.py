@@ -13,6 +13,7 @@ from itertools import combinations, product
 from typing import Any
 
 from surefit.config.capabilities import conflicts, traits
+from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.schema import Config
 
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -21,7 +22,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
         "fsdp cp",
     ),
     "quantization": ("none", "nf4", "fp8"),
-    "optimizer": ("adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"),
+    "optimizer": tuple(OPTIMIZERS),
     "fused_lora": ("auto", False, True),
     "compile": (False, True),
     "adapter": ("lora", "rslora", "dora", "full"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from surefit.config.modes import ModeName
+from surefit.config.optimizers import BitsAndBytesName
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 
@@ -19,14 +20,14 @@ Trait = Literal[
     ModeName,
     "shared tokens",  # parallel.cp, under any mode
     "nf4", "fp8",  # model.quantization
-    "adamw_8bit", "paged_adamw", "paged_adamw_8bit",  # train.optimizer
+    BitsAndBytesName,  # train.optimizer
     "all weights", "DoRA", "fused LoRA", "compiled layers", "NEFTune", "flash attention", "answers in training",
 ]  # fmt: skip
 """What a run has, as far as it matters for the table."""
 TRAITS: tuple[Trait, ...] = get_args(Trait)
 
 QUANTIZED: tuple[Trait, ...] = ("nf4", "fp8")
-BITSANDBYTES: tuple[Trait, ...] = ("adamw_8bit", "paged_adamw", "paged_adamw_8bit")
+BITSANDBYTES: tuple[Trait, ...] = get_args(BitsAndBytesName)
 WITHOUT: dict[Trait, str] = {
     **dict.fromkeys(QUANTIZED, "model.quantization: none"),
     **dict.fromkeys(BITSANDBYTES, "train.optimizer: adamw"),

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from surefit.config.modes import ModeName
+from surefit.config.optimizers import OptimizerName
 from surefit.config.section import Section
 from surefit.config.trackers import TelemetrySection
 
@@ -127,7 +128,7 @@ class TrainSection(Section):
     gradient_checkpointing: Auto | bool | Literal["selective", "offload"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. selective keeps what attention
     gave; offload also moves what is kept to the host's memory."""
-    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999; with 8-bit moments, or moments paged to the host."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
     """How the learning rate goes from its peak to zero after warmup; constant keeps it, wsd until `decay` begins."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import LOSS_BYTES, Resolved
 from surefit.config.schema import AdapterSection, Config
 from surefit.config.world import data_ranks
@@ -364,15 +365,17 @@ def _update_terms(resolved: Resolved, model: ModelFacts, part: Trained, n: str) 
 def _moments_term(resolved: Resolved, model: ModelFacts, part: Trained, n: str) -> Term:
     """AdamW's moments on the device. In 8 bits: two numbers, and two scales of 32 bits per 256 of them."""
     kind = resolved.config.train.optimizer
-    if kind == "adamw":
-        return Term("optimizer", MOMENTS * part.parameters, f"AdamW: two float32 moments of {n} trained parameters")
+    row = OPTIMIZERS[kind]
+    if not (row.eight_bit or row.paged):
+        why = f"{kind}: {len(row.state)} float32 moments of {n} trained parameters"
+        return Term("optimizer", FLOAT32 * len(row.state) * part.parameters, why)
     tensors = list(trained_tensors(model, resolved.config.adapter))
     rest = part.parameters - sum(numbers for numbers, _ in tensors)  # norms and biases: too small for either
     held = MOMENTS * rest
     for numbers, embedding in tensors:
-        eight = kind.endswith("8bit") and numbers >= MIN_8BIT and not embedding
+        eight = row.eight_bit and numbers >= MIN_8BIT and not embedding
         scales = 2 * FLOAT32 * -(-numbers // EIGHT_BIT_BLOCK) if eight else 0
-        paged = kind.startswith("paged") and numbers >= PAGED
+        paged = row.paged and numbers >= PAGED
         held += scales + (0 if paged else (2 if eight else MOMENTS) * numbers)
     return Term("optimizer", held, f"{kind}: what of the moments of {n} trained parameters is always on the device")
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
+from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes
 from surefit.core.units import count_text
@@ -88,16 +89,16 @@ def _as_saved(name: str) -> str:
 def _optimizer_bytes(resolved: Resolved, shapes: list[tuple[str, Shape]], part: Trained) -> int:
     """The file of the optimizer's state, as `train/optim.py` names its tensors."""
     masters = ["master"] if part.master_bytes else []
-    kind = resolved.config.train.optimizer
-    if kind == "adamw":
-        states = ("exp_avg", "exp_avg_sq", *masters)
+    row = OPTIMIZERS[resolved.config.train.optimizer]
+    if not (row.eight_bit or row.paged):
+        states = (*row.state, *masters)
         state = [(f"{key}.{name}", shape) for key in states for name, shape in shapes]
         state += [(f"step.{name}", ()) for name, _ in shapes]
         return _file_bytes(state, FLOAT32, len(states) * part.parameters + len(shapes))
     tensors: dict[str, tuple[str, Shape]] = {}
     for name, shape in shapes:
         numbers = math.prod(shape)
-        eight = kind.endswith("8bit") and numbers >= MIN_8BIT and "embed" not in name
+        eight = row.eight_bit and numbers >= MIN_8BIT and "embed" not in name
         tensors |= {f"{key}.{name}": ("F32", shape) for key in masters} | {f"step.{name}": ("I64", ())}
         tensors |= {f"state{which}.{name}": ("U8" if eight else "F32", shape) for which in (1, 2)}
         if eight:

@@ -73,7 +73,7 @@ class Setup:
         dataloader_workers: processes that load data, per rank.
 
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
-        optimizer: adamw, adamw_8bit, paged_adamw, paged_adamw_8bit; other optimizers are not told apart.
+        optimizer: as config/optimizers.py calls it; other optimizers are not told apart.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
         micro_batch, accumulation, world_size, global_batch: examples per forward pass and device, micro batches per
             step, processes that see different rows, examples per optimizer step.

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from surefit.config.modes import MODES
+from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.world import processes
 from surefit.core.errors import ConfigError
-from surefit.facts.budget import FLOAT32, MOMENTS
+from surefit.facts.budget import FLOAT32
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.tensors import Tensor, tensors
 
@@ -105,16 +106,17 @@ def held(resolved: Resolved, model: ModelFacts, sharing: Sharing | None, rank: i
         rank: of the process among the `size` that share.
     """
     number = DTYPE_BYTES[resolved.config.model.dtype]
+    moments = FLOAT32 * len(OPTIMIZERS[resolved.config.train.optimizer].state)
     mine = list(share_of(list(tensors(model, resolved.config.adapter)), model, sharing, rank))
     frozen = sum(count for count, tensor in mine if not tensor.trained)
     trained = sum(count for count, tensor in mine if tensor.trained)
     if sharing is not None and MODES[sharing.mode].deepspeed:
-        return _zero_held(mine, sharing, number, resolved.config.train.weight_decay)
+        return _zero_held(mine, sharing, number, moments)
     master = FLOAT32 * trained if number != FLOAT32 else 0
-    return Held(number * (frozen + trained), number * trained, master, MOMENTS * trained)
+    return Held(number * (frozen + trained), number * trained, master, moments * trained)
 
 
-def _zero_held(mine: Sequence[tuple[int, Tensor]], sharing: Sharing, number: int, decay: float) -> Held:
+def _zero_held(mine: Sequence[tuple[int, Tensor]], sharing: Sharing, number: int, moments: int) -> Held:
     """DeepSpeed's: masters for float32, too, and gradients in float32; stage 2 fills groups up, stage 3 tensors."""
     size = sharing.processes
     if sharing.mode == "zero2":
@@ -125,7 +127,7 @@ def _zero_held(mine: Sequence[tuple[int, Tensor]], sharing: Sharing, number: int
     else:
         share = sum(count for count, tensor in mine if tensor.trained)
         parameters = number * sum(count for count, _ in mine)
-    return Held(parameters, FLOAT32 * share, FLOAT32 * share, MOMENTS * share)
+    return Held(parameters, FLOAT32 * share, FLOAT32 * share, moments * share)
 
 
 def share_of(

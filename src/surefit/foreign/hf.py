@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.trackers import TRACKERS
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To
@@ -16,16 +17,13 @@ SCHEDULES = {
     "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
     "warmup_stable_decay": "wsd",
 }  # fmt: skip
-OPTIMIZERS = dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw") | {
-    "adamw_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit", "paged_adamw": "paged_adamw",
-    "paged_adamw_32bit": "paged_adamw", "paged_adamw_8bit": "paged_adamw_8bit",
-}  # fmt: skip
+OPTIMIZER_NAMES = {alias: name for name, row in OPTIMIZERS.items() for alias in (name, *row.aliases)}
 ATTENTION = {
     name: name for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
 }
 OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
 schedule = c.choice(SCHEDULES, "SureFit's schedules are cosine, linear, constant and wsd, not {value}")
-optimizer = c.choice(OPTIMIZERS, "SureFit trains with AdamW, also in 8 bits or paged, not with {value}")
+optimizer = c.choice(OPTIMIZER_NAMES, f"SureFit's optimizers are {', '.join(OPTIMIZERS)}, not {{value}}")
 dtype = c.choice(
     {name: name for name in ("float32", "bfloat16", "float16")} | {AUTO: c.UNSAID, "fp32": "float32", "fp16": "float16"}
     | {"bf16": "bfloat16"},

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes
 from surefit.facts.activations import TOKEN_BYTES
-from surefit.facts.budget import MIN_8BIT, MOMENTS, PAGED, micro_batch_shape, trained_tensors
+from surefit.facts.budget import MOMENTS, PAGED, micro_batch_shape, trained_tensors
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
@@ -63,11 +64,7 @@ def pinned_bytes(size: int) -> int:
 
 def paged_bytes(resolved: Resolved, model: ModelFacts) -> int:
     """The moments that a paged optimizer of bitsandbytes keeps where a driver may move them to the host."""
-    kind = resolved.config.train.optimizer
-    if not kind.startswith("paged"):
-        return 0
-    total = 0
-    for numbers, embedding in trained_tensors(model, resolved.config.adapter):
-        eight = kind.endswith("8bit") and numbers >= MIN_8BIT and not embedding
-        total += (2 if eight else MOMENTS) * numbers if numbers >= PAGED else 0
-    return total
+    row = OPTIMIZERS[resolved.config.train.optimizer]
+    every = trained_tensors(model, resolved.config.adapter) if row.paged else ()
+    large = [(numbers, row.eight_bit and not embedding) for numbers, embedding in every if numbers >= PAGED]
+    return sum((2 if eight else MOMENTS) * numbers for numbers, eight in large)

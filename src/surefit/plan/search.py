@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from surefit.config.capabilities import conflicts, obstacle, traits
 from surefit.config.memory import RECOMPUTED
 from surefit.config.modes import ZERO
+from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.world import accumulation, own_batch, processes, require_shareable
@@ -203,7 +204,7 @@ def _unshared_variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[
     quantizations = [config.model.quantization]
     if config.adapter.kind == "lora":
         quantizations += [kind for kind in ("nf4", "fp8") if kind in allowed and kind not in quantizations]
-    optimizers = [config.train.optimizer, *(name for name in allowed if "adamw" in name)]
+    optimizers = [config.train.optimizer, *(name for name in allowed if name in OPTIMIZERS)]
     for packing, quantization, optimizer in product(packings, quantizations, dict.fromkeys(optimizers)):
         yield _set(
             resolved,

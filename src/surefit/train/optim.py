@@ -33,10 +33,10 @@ def make_optimizer(model: torch.nn.Module, train: TrainSection, masters: bool = 
     Raises:
         ConfigError: bitsandbytes is needed and not installed.
     """
-    if train.optimizer == "adamw":
-        return MasterAdamW(model, train.weight_decay, masters)
-    assert masters, "config/capabilities.py: no 8-bit or paged state in shares"
-    return BitsAndBytesAdamW(model, train.weight_decay, train.optimizer)
+    if train.optimizer in BitsAndBytesAdamW.CLASSES:
+        assert masters, "config/capabilities.py: no 8-bit or paged state in shares"
+        return BitsAndBytesAdamW(model, train.weight_decay, train.optimizer)
+    return MasterAdamW(model, train.weight_decay, masters)
 
 
 class MasterOptimizer(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.oom_ladder import as_arguments, lowest_rung
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes, sharing_by, ways_to_share
@@ -333,14 +334,9 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
     Dettmers et al. 2022 (arXiv 2110.02861) report their savings for full training. The arithmetic: 8 bytes of moments
     per trained parameter, and LoRA trains about one parameter in a hundred.
     """
-    if (
-        setup.adapter in (None, "full")
-        or setup.optimizer in (None, "adamw")
-        or not setup.lora_r
-        or not model.parameters
-    ):
+    if setup.adapter in (None, "full") or setup.optimizer not in BITSANDBYTES or not setup.lora_r:
         return
-    if setup.modules_to_save or setup.lora_r >= ABSURD:
+    if not model.parameters or setup.modules_to_save or setup.lora_r >= ABSURD:
         return
     moments = MOMENTS * sum(setup.lora_r * (inputs + outputs) for outputs, inputs in model.linear_modules.values())
     stored = 0.5 if setup.quantization in FROZEN_STORAGE else DTYPE_BYTES.get(setup.dtype or "", 2)

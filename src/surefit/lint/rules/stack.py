@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.trackers import TRACKERS
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
@@ -456,8 +457,7 @@ def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: St
     transformers 5.23, trainer_optimizer.py, stops at the same place: "You need to install `bitsandbytes` in order to
     use bitsandbytes optimizers".
     """
-    asked = setup.optimizer not in (None, "adamw")
-    if asked and _uses(context, setup, stack) and "bitsandbytes" not in stack.versions:
+    if setup.optimizer in BITSANDBYTES and _uses(context, setup, stack) and "bitsandbytes" not in stack.versions:
         yield Finding(
             field="optimizer",
             message=f"{setup.name('optimizer')} {setup.optimizer} is bitsandbytes' own, and that is not installed",

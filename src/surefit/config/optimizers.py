@@ -1,0 +1,39 @@
+"""The optimizers, a row each, read wherever it matters which one a run has.
+
+What does not go with one is in `config/capabilities.py`; `train/optim.py` makes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BitsAndBytesName = Literal["adamw_8bit", "paged_adamw", "paged_adamw_8bit"]
+"""Those of bitsandbytes."""
+OptimizerName = Literal["adamw", BitsAndBytesName]
+"""Values of `train.optimizer`."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What is kept of the gradients.
+
+    Attributes:
+        aliases: what other tools call it besides.
+        state: the tensors that it keeps of each trained one, by their names in a checkpoint; float32, and as large.
+        eight_bit: they have 8 bits, where bitsandbytes has it so.
+        paged: they lie where a driver may move them to the host.
+    """
+
+    aliases: tuple[str, ...] = ()
+    state: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+    eight_bit: bool = False
+    paged: bool = False
+
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adamw": Optimizer(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")),
+    "adamw_8bit": Optimizer(("adamw_bnb_8bit",), eight_bit=True),
+    "paged_adamw": Optimizer(("paged_adamw_32bit",), paged=True),
+    "paged_adamw_8bit": Optimizer(eight_bit=True, paged=True),
+}
