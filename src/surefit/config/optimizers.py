@@ -1,6 +1,7 @@
 """The optimizers, a row each, read wherever it matters which one a run has.
 
-What does not go with one is in `config/capabilities.py`; `train/optim.py` makes it.
+What does not go with one is in `config/capabilities.py`; `train/optim.py` makes it. DeepSpeed's engine
+(`parallel/zero.py`) asks for AdamW's state by name.
 """
 
 from __future__ import annotations

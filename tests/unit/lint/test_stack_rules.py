@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from surefit.config.trackers import TRACKERS
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.setup import Setup
@@ -38,6 +39,11 @@ def codes(*arguments: Any, **setup: Any) -> set[str]:
 def test_this_environment_has_no_finding() -> None:
     assert judge(stack_facts()) == []
     assert judge(stack_facts(), trackers=("all",)) == []
+
+
+def test_a_tracker_may_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRACKERS, "csv", replace(TRACKERS["tensorboard"], packages=()))
+    assert judge(stack_facts(), trackers=("csv",)) == []
 
 
 def test_a_run_for_another_machine_or_of_a_tool_that_is_not_here_is_not_judged_by_this_stack() -> None:

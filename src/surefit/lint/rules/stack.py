@@ -95,7 +95,7 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     A published report on LLM ranking names protobuf among its conflicts; tensorflow/tensorboard#5817.
     """
     named = set(setup.trackers or ())
-    used = [tracker.packages[-1] for name, tracker in TRACKERS.items() if named & {name, "all"}]
+    used = [package for name in TRACKERS if named & {name, "all"} for package in TRACKERS[name].packages[-1:]]
     for unmet in stack.unmet(used, ("protobuf",)) if _uses(context, setup, stack) else ():
         yield _of(unmet, stack)
 
