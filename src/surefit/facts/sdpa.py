@@ -1,0 +1,184 @@
+"""Which kernel torch's `scaled_dot_product_attention` runs on a GPU: one table, which plan, training and doctor read.
+
+For torch 2.11 to 2.13, which answer alike: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (`select_sdp_backend`
+and the `check_…` that it asks) and transformers/sdp_utils_cpp.h, which the wheel brings. torch 2.14 differs: its
+efficient kernel takes grouped heads (github.com/pytorch/pytorch/pull/191085). Not yet tried on a GPU; tests/cuda holds
+it against those conditions, written out once more.
+
+Kernels in the order in which torch asks them:
+
+- cudnn: first on Hopper and on data centres' Blackwell (cuDNN above 9.15, which torch 2.11's wheels bring). Off, see
+  `OFF`.
+- flash: FlashAttention 2; no mask, 16 bits.
+- efficient: takes masks and float32, but wants a key head for every query head. Where flash does not run, grouped heads
+  are repeated for it: `repeats_heads`.
+- math: matrix products that hold all logits, in float32: memory that grows with the square of the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple
+
+Capability = tuple[int, int]
+Kernel = Literal["cudnn", "flash", "efficient", "math"]
+HALF, BOTH_HALVES = ("float16",), ("float16", "bfloat16")
+NEWEST = (12, 1)
+"""The last that flash and efficient know: `check_sm_version<…, sm121>`."""
+
+OFF: dict[Kernel, str] = {"cudnn": "github.com/pytorch/pytorch/issues/196678"}
+"""Kernels that are switched off when CUDA is started (`model/sdpa.py`), and why.
+
+cuDNN before 9.26, which no torch up to 2.13 brings: gradients of queries are NaN with a mask, lengths of 64 beyond a
+multiple of 128 and very negative logits, on Hopper; greedy answers silently differ on Blackwell with fewer than 8 key
+heads (github.com/pytorch/pytorch/issues/193893); every new shape costs about a second, and generation has one per token
+(github.com/modelscope/FunASR/issues/3704). Mask-free causal attention of fixed shape is clean, and faster
+(github.com/huggingface/transformers/pull/48163), but the switch is the process's, and no step knows beforehand that all
+its batches are so: it is off everywhere. To be read again with a torch that brings 9.26.
+"""
+
+
+class Call(NamedTuple):
+    """What decides the kernel.
+
+    Attributes:
+        capability: of the GPU.
+        dtype: of queries, keys and values, such as "bfloat16".
+        width, value_width: of a head of queries and keys, and of values.
+        masked: a mask comes with it; causal attention needs none.
+        grouped: fewer key heads than query heads, and `enable_gqa`.
+        trained: there will be a backward pass.
+        uneven: causal, with other keys than queries.
+        dropout: of the weights.
+    """
+
+    capability: Capability
+    dtype: str
+    width: int
+    value_width: int
+    masked: bool = False
+    grouped: bool = False
+    trained: bool = True
+    uneven: bool = False
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a kernel runs.
+
+    Attributes:
+        oldest, newest: GPUs, as compute capabilities.
+        dtypes: of the tensors.
+        masked, grouped, uneven: whether it takes such calls.
+        widest: a head, at most; None: any.
+        multiple: of what a head's width must be one.
+        alike: values must be as wide as keys.
+        untrained: widths above the first up to the second have no backward pass; with dropout none above the first.
+    """
+
+    kernel: Kernel
+    oldest: Capability
+    newest: Capability
+    dtypes: tuple[str, ...]
+    masked: bool
+    grouped: bool
+    uneven: bool
+    widest: int | None = None
+    multiple: int = 1
+    alike: bool = False
+    untrained: tuple[int, int] | None = None
+
+    def takes(self, call: Call) -> bool:
+        return (
+            self.oldest <= call.capability <= self.newest
+            and call.dtype in self.dtypes
+            and (self.masked or not call.masked)
+            and (self.grouped or not call.grouped)
+            and (self.uneven or not call.uneven)
+            and (self.widest is None or max(call.width, call.value_width) <= self.widest)
+            and not (call.width % self.multiple or call.value_width % self.multiple)
+            and not (self.alike and call.width != call.value_width)
+            and not (call.trained and self._has_no_backward(call))
+        )
+
+    def _has_no_backward(self, call: Call) -> bool:
+        if self.untrained is None:
+            return False
+        above, up_to = self.untrained
+        return call.width > above and (call.width <= up_to or call.dropout)
+
+
+def _cudnn(oldest: Capability, newest: Capability) -> Row:
+    """`check_prefer_cudnn_attention`, `can_use_cudnn_attention`; head widths above 128 came with cuDNN 9.22."""
+    return Row("cudnn", oldest, newest, BOTH_HALVES, masked=True, grouped=True, uneven=True, widest=128, multiple=8)
+
+
+def _flash(oldest: Capability, newest: Capability, untrained: tuple[int, int] | None = None) -> Row:
+    """`can_use_flash_attention`; attention.cpp pads widths to a multiple of 8 for it."""
+    return Row(
+        "flash", oldest, newest, BOTH_HALVES, masked=False, grouped=True, uneven=False, widest=256, alike=True,
+        untrained=untrained,
+    )  # fmt: skip
+
+
+def _efficient(oldest: Capability, newest: Capability, dtypes: tuple[str, ...], multiple: int) -> Row:
+    """`can_use_mem_efficient_attention`; the multiple is `minimum_gemm_alignment`."""
+    return Row("efficient", oldest, newest, dtypes, masked=True, grouped=False, uneven=True, multiple=multiple)
+
+
+NO_BACKWARD = (192, 224)
+"""`check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`"""
+KERNELS: tuple[Row, ...] = (
+    _cudnn((9, 0), (10, 9)),
+    _flash((8, 0), (8, 5)),
+    _flash((8, 6), (8, 9), NO_BACKWARD),
+    _flash((9, 0), (11, 9)),
+    _flash((12, 0), NEWEST, NO_BACKWARD),
+    _efficient((8, 0), NEWEST, BOTH_HALVES, 8),
+    _efficient((8, 0), NEWEST, ("float32",), 4),
+    _efficient((7, 0), (7, 9), HALF, 8),  # `use_tensor_cores`: 16 bits alone, and no bfloat16 before Ampere
+    _efficient((5, 0), (6, 9), HALF, 1),
+    _efficient((5, 0), (7, 9), ("float32",), 1),
+)
+"""In the order in which torch asks; what no row takes, and float64, is math's."""
+
+
+@cache
+def kernel_of(call: Call, off: frozenset[Kernel] = frozenset(OFF)) -> Kernel:
+    """The kernel that a call runs in.
+
+    Args:
+        off: kernels that are switched off.
+
+    >>> kernel_of(Call((7, 5), "float16", 128, 128, grouped=True))
+    'math'
+    """
+    return next((row.kernel for row in KERNELS if row.kernel not in off and row.takes(call)), "math")
+
+
+def repeats_heads(call: Call) -> bool:
+    """Whether keys and values are to be repeated for a call with grouped heads: in one kernel it would hold all logits,
+    and with a key head for every query head it runs in another.
+
+    >>> repeats_heads(Call((7, 5), "float16", 128, 128)), repeats_heads(Call((8, 0), "float16", 128, 128))
+    (True, False)
+    """
+    return kernel_of(call._replace(grouped=True)) == "math" != kernel_of(call._replace(grouped=False))
+
+
+def describe(capability: Capability) -> Iterator[str]:
+    """What runs on a GPU in each type that models are trained in, in words, for heads of a multiple of 8 up to 192."""
+    for dtype in ("bfloat16", "float16", "float32"):
+        plain = Call(capability, dtype, 128, 128)
+        alone, padded = kernel_of(plain), kernel_of(plain._replace(masked=True))
+        if alone == padded == "math":
+            yield f"{dtype} math, which holds all logits"
+            continue
+        kernels = alone if alone == padded else f"{alone}, {padded} with a mask"
+        yield f"{dtype} {kernels}" + (" (grouped key heads repeated)" if repeats_heads(plain) else "")
+    for kernel, why in OFF.items():
+        if any(row.kernel == kernel and row.oldest <= capability <= row.newest for row in KERNELS):
+            yield f"{kernel} off ({why})"
