@@ -28,6 +28,7 @@ from surefit.model import varlen
 from surefit.model.attention import require_packable, use_varlen
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.fused_lora import fuse_lora
+from surefit.model.sdpa import gpu_assumed
 from surefit.model.tiling import tile_mlps
 from surefit.parallel.context import ContextParallel
 from surefit.parallel.engine import SINGLE, Engine
@@ -200,7 +201,7 @@ def memory(engine: Engine, checkpointing: bool) -> dict[str, int]:
         kept["bytes"] = live.now
         return loss
 
-    with varlen.kernel_assumed(), patch.object(varlen, "_DTYPES", (torch.float32,)):
+    with gpu_assumed(), patch.object(varlen, "_DTYPES", (torch.float32,)):
         model = engine.wrap(prepared(settings)).train()
         with Live(model) as live:
             engine.run(model, batches(0, True, [(512,)]), loss_of, 1, 1.0)

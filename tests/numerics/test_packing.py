@@ -18,6 +18,7 @@ from surefit.facts.attention import packing_obstacle
 from surefit.model import attention, varlen
 from surefit.model.attention import counting_attention, require_packable, use_varlen
 from surefit.model.compat import checkpoint_activations
+from surefit.model.sdpa import gpu_assumed
 
 LENGTHS = (9, 1, 14, 2, 6)
 """Longer than the windows below, and as short as a document can be."""
@@ -168,7 +169,7 @@ def test_the_kernel_is_called_as_its_documentation_says(family: str, monkeypatch
     expected = alone(model, parts)
     use_varlen(model)
     monkeypatch.setattr(varlen, "_DTYPES", (torch.float32,))
-    with attention.kernel_assumed(), counting_attention() as calls:
+    with gpu_assumed(), counting_attention() as calls:
         assert_same(packed(model, parts), expected)
     assert (calls.kernel, calls.exact) == (model.config.num_hidden_layers, 0)
 

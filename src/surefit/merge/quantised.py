@@ -32,6 +32,7 @@ from surefit.merge import certify
 from surefit.merge.certify import Check
 from surefit.model.load import load_model
 from surefit.model.quantize import finish_loading
+from surefit.model.sdpa import start_cuda
 from surefit.model.streamed import FromFiles, nudged
 
 Outtype = Literal["f16", "bf16", "q8_0", "q4_k_m"]
@@ -253,6 +254,8 @@ def reload(conversion: Conversion, directory: Path) -> tuple[Any, list[str]]:
         ModelError: transformers cannot read it at all.
     """
     options: dict[str, Any] = {"gguf_file": GGUF_FILE} if conversion.format == "gguf" else {}
+    if conversion.hardware.kind == "cuda":
+        start_cuda()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,

@@ -21,13 +21,12 @@ from surefit.core.errors import MachineError, ModelError
 from surefit.core.units import plural
 from surefit.facts.attention import KERNEL_DTYPES, attention_layers, attention_needs, kernel_obstacle, packing_obstacle
 from surefit.model.memory_errors import is_out_of_memory
-from surefit.model.varlen import NAME, UNPACKED, counting_attention, kernel_assumed
+from surefit.model.varlen import NAME, UNPACKED, counting_attention
 
 __all__ = [
     "NAME",
     "Attention",
     "counting_attention",
-    "kernel_assumed",
     "pack_ids",
     "require_packable",
     "resolve_attention",

@@ -12,6 +12,9 @@ import torch
 from peft import PeftModel
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, masking_utils, modeling_gguf_pytorch_utils
+from transformers.integrations import sdpa_attention
+
+_USE_GQA = sdpa_attention.use_gqa_in_sdpa
 
 
 def checkpoint_activations(model: PreTrainedModel | PeftModel, **options: Any) -> None:
@@ -74,6 +77,26 @@ def reads_masks_of_fake_tensors() -> Iterator[None]:
     """
     with patch.object(masking_utils, "is_tracing", lambda tensor=None: False):
         yield
+
+
+def repeat_heads_where(repeats: Callable[[torch.Tensor, torch.Tensor], bool]) -> None:
+    """Let transformers' sdpa attention repeat keys and values, instead of `enable_gqa`, wherever `repeats` says so.
+
+    It asks whether there is a mask, and 5.23 for the heads' width, but neither for the GPU nor for the dtype: torch may
+    then have no kernel left but the one that holds all logits (github.com/huggingface/transformers/issues/48633).
+
+    Args:
+        repeats: of keys and values (batch, heads, length, width); it is not asked where there is a mask, with which
+            transformers repeats anyway. 5.17 has no values at that point: it is given the keys twice.
+
+    Can go once the lower bound asks for both, or torch's efficient kernel takes grouped heads in the oldest torch (2.14
+    does).
+    """
+
+    def use_gqa(attention_mask: torch.Tensor | None, key: torch.Tensor, *value: torch.Tensor) -> bool:
+        return _USE_GQA(attention_mask, key, *value) and not repeats(key, *(value or (key,)))
+
+    sdpa_attention.use_gqa_in_sdpa = use_gqa  # type: ignore[assignment] # 5.17 asks with one argument less
 
 
 def keep_four_bit_layout(model: torch.nn.Module) -> None:

@@ -32,6 +32,7 @@ from surefit.facts.tokenizer import require_sound_tokenizer
 from surefit.model.gguf import FIELD, converted_directory
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
+from surefit.model.sdpa import start_cuda
 
 
 def model_path(name_or_path: str) -> str:
@@ -125,6 +126,8 @@ def load_model(
             field="hardware.gpu",
             help="set hardware.gpu: cpu, or ask `surefit doctor`",
         )
+    if hardware.kind == "cuda":
+        start_cuda()
     if Path(place).is_dir():
         _require_files(Path(place))
         read_config(Path(place))

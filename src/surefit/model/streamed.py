@@ -26,6 +26,7 @@ from surefit.facts.model import read_config
 from surefit.facts.safetensors import INDEX, indexed, read_header, weight_files
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.compile import decoder_layers
+from surefit.model.sdpa import start_cuda
 
 NUDGED_AT_ONCE = 2**22
 """Numbers: 40 MiB of copies."""
@@ -124,6 +125,8 @@ class FromFiles:
     """
 
     def __init__(self, section: ModelSection, directory: Path, device: str) -> None:
+        if device.startswith("cuda"):
+            start_cuda()
         self.model = empty_model(section, directory)
         self.weights = Weights(directory)
         self.names = names_in_files(self.model, self.weights)

@@ -28,6 +28,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from surefit.core.errors import ModelError
 from surefit.facts.attention import KERNEL_CAPABILITY, KERNEL_DTYPES, KERNEL_WIDTH
+from surefit.model.sdpa import capability_of, repeats_heads
 
 NAME = "torch_varlen"
 """Its name in transformers. It must not contain "flash", at which transformers looks for a package."""
@@ -117,7 +118,6 @@ class Share:
 
 
 _calls: Calls | None = None
-_kernel_assumed = False
 _share: Share | None = None
 
 
@@ -130,17 +130,6 @@ def counting_attention() -> Iterator[Calls]:
         yield _calls
     finally:
         _calls = outer
-
-
-@contextmanager
-def kernel_assumed() -> Iterator[None]:
-    """Take the kernel wherever its other conditions hold, whatever the device: for a plan's tensors without data."""
-    global _kernel_assumed
-    outer, _kernel_assumed = _kernel_assumed, True
-    try:
-        yield
-    finally:
-        _kernel_assumed = outer
 
 
 @contextmanager
@@ -327,9 +316,8 @@ def _kernel_takes(
         return False
     if width % 8 or max(width, value.shape[-1]) > KERNEL_WIDTH or value.shape[-1] > width:
         return False
-    if _kernel_assumed:
-        return True
-    return query.is_cuda and torch.cuda.get_device_capability(query.device) >= KERNEL_CAPABILITY
+    capability = capability_of(query)
+    return capability is not None and capability >= KERNEL_CAPABILITY
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # it talks to other processes
@@ -395,7 +383,7 @@ def _exact(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula:
     queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
     textbook = formula.softcap is not None or formula.sinks is not None
     plain = not textbook and queries == keys and (formula.window is None or formula.window >= keys)
-    shared = groups > 1 and plain and query.dtype in _DTYPES
+    shared = groups > 1 and plain and query.dtype in _DTYPES and not repeats_heads(key, value)
     if groups > 1 and not shared:  # for these, sdpa would choose its slowest code, which holds all the logits
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     seen = None if plain else _visible(queries, keys, formula.window, query.device)

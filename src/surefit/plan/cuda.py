@@ -13,29 +13,28 @@ from unittest.mock import patch
 import torch
 
 from surefit.core.units import MIB
-from surefit.facts.attention import KERNEL_CAPABILITY
+from surefit.facts.sdpa import Call, Capability, kernel_of
 from surefit.model import checkpointing, quantize
-from surefit.model.attention import kernel_assumed
+from surefit.model.sdpa import gpu_assumed
 from surefit.plan.trace import HOST, Hidden, Recorder
 
 FLOAT32 = 4
 FLOAT8_CAPABILITY = (8, 9)
 PAGED = 100_000
 ALIGNMENT = 8
-"""Numbers, of a row of the mask (`mem_eff_alignment`)."""
+"""Numbers, of a row of the mask (`mem_eff_alignment`) and of a head."""
 
 
 @contextmanager
-def cuda_operators(capability: tuple[int, int]) -> Iterator[None]:
+def cuda_operators(capability: Capability) -> Iterator[None]:
     """Let attention, dropout and what is moved to the host record what a GPU would do."""
     functional = torch.nn.functional
-    attention = partial(_attention, flash=capability >= (8, 0))
+    attention = partial(_attention, capability=capability)
     with ExitStack() as stack:
         stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attention))
         stack.enter_context(patch.object(functional, "dropout", _dropout))
         stack.enter_context(patch.object(checkpointing, "to_host", _Away))
-        if capability >= KERNEL_CAPABILITY:
-            stack.enter_context(kernel_assumed())
+        stack.enter_context(gpu_assumed(capability))
         if capability >= FLOAT8_CAPABILITY:
             stack.enter_context(patch.object(quantize, "_multiplies_float8", _multiplies_float8))
         yield
@@ -103,24 +102,45 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    flash: bool,
+    capability: Capability,
 ) -> torch.Tensor:
-    """Flash attention, where the GPU has it, without a mask in 16 bits; else the memory-efficient kernel
-    (aten/native/transformers/cuda)."""
-    if flash and attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
-        out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
-        )[0]
-        return out
-    if enable_gqa:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    bias = _bias(attn_mask, query) if attn_mask is not None else None
+    """The kernel that `facts.sdpa` names, as attention.cpp calls it (aten/src/ATen/native/transformers)."""
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    call = Call(
+        capability,
+        str(query.dtype).removeprefix("torch."),
+        query.shape[-1],
+        value.shape[-1],
+        masked=attn_mask is not None,
+        grouped=enable_gqa and query.shape[-3] != key.shape[-3],
+        trained=differentiated,
+        uneven=is_causal and query.shape[-2] != key.shape[-2],
+        dropout=dropout_p > 0,
+    )
+    kernel = kernel_of(call) if query.dim() == 4 else "math"
+    if kernel == "flash":
+        padded = (_padded(tensor) for tensor in (query, key, value))
+        scale = scale if scale is not None else query.shape[-1] ** -0.5
+        flash: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            *padded, dropout_p, is_causal, False, scale=scale
+        )[0]
+        return flash[..., : query.shape[-1]]
+    if kernel == "math":
+        whole: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return whole
+    bias = _bias(attn_mask, query) if attn_mask is not None else None
     efficient: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, differentiated, dropout_p, is_causal, scale=scale
     )[0]
     return efficient
+
+
+def _padded(tensor: torch.Tensor) -> torch.Tensor:
+    """With heads of a multiple of 8, which the flash kernel wants (`pad_last_dim`)."""
+    missing = -tensor.shape[-1] % ALIGNMENT
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -133,6 +153,11 @@ def _bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
         length = mask.shape[-1]
         mask = torch.nn.functional.pad(mask, (0, ALIGNMENT - length % ALIGNMENT))[..., :length]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
+
+
+def _safe_softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """attention.cpp: the softmax, and where it is of minus infinity alone, before the two become the result."""
+    return [args[0].numel() * args[0].element_size(), args[0].numel()]
 
 
 def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
@@ -186,6 +211,7 @@ def _four_bit_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int
 HIDDEN: dict[str, Hidden] = {
     "_varlen_attn_backward": _varlen_backward,
     "gemm_4bit": _four_bit_product,
+    "_safe_softmax": _safe_softmax,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
 }

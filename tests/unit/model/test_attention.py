@@ -19,12 +19,12 @@ from surefit.model import attention, varlen
 from surefit.model.attention import (
     NAME,
     counting_attention,
-    kernel_assumed,
     pack_ids,
     require_packable,
     resolve_attention,
     use_varlen,
 )
+from surefit.model.sdpa import gpu_assumed
 from surefit.model.varlen import varlen_attention
 
 DOCUMENTS = [torch.arange(3, 10), torch.tensor([11]), torch.arange(20, 25)]
@@ -187,7 +187,7 @@ def test_dropout_is_honoured(softcap: float | None) -> None:
     """With the kernel's other conditions met: it has none. In expectation dropout changes nothing."""
     query, key, value = qkv(1, 4, 12, 8, dtype=torch.bfloat16)
     value = torch.ones_like(value)
-    with kernel_assumed(), counting_attention() as calls:
+    with gpu_assumed(), counting_attention() as calls:
         found = torch.stack([attend(query, key, value, dropout=0.5, softcap=softcap) for _ in range(300)]).float()
     assert calls.kernel == 0
     assert found.std() > 0.1
@@ -211,7 +211,7 @@ def test_dropout_is_honoured(softcap: float | None) -> None:
 )
 def test_which_calls_the_kernel_takes(change: dict[str, Any], kernel: bool) -> None:
     width, dtype = change.pop("width", 16), change.pop("dtype", torch.bfloat16)
-    with kernel_assumed(), counting_attention() as calls:
+    with gpu_assumed(), counting_attention() as calls:
         attend(*qkv(1, 4, 6, width, dtype=dtype), **change)
     assert (calls.kernel, calls.exact) == ((1, 0) if kernel else (0, 1))
 
@@ -224,7 +224,7 @@ def test_without_the_assumption_a_cpu_takes_no_kernel() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["kernel", "one at a time"])
 def test_a_plan_runs_it_on_tensors_without_data(dtype: torch.dtype) -> None:
-    with FakeTensorMode(), kernel_assumed(), counting_attention() as calls:
+    with FakeTensorMode(), gpu_assumed(), counting_attention() as calls:
         tensors = [tensor.to(dtype).requires_grad_() for tensor in qkv(1, 4, 13, 8)]
         starts = torch.empty(4, dtype=torch.int32)
         result = attend(*tensors, cu_seq_lens_q=starts, max_length_q=7, document_lengths=(7, 1, 5))
@@ -240,7 +240,7 @@ def test_the_kernel_is_captured_whole_by_the_compiler(monkeypatch: pytest.Monkey
     model = llama(num_hidden_layers=1)
     use_varlen(model)
     layer: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
-    with kernel_assumed():
+    with gpu_assumed():
         for parts in (DOCUMENTS, DOCUMENTS[::-1]):
             batch = pack_ids(parts)
             torch.testing.assert_close(layer(**batch, use_cache=False).logits, model(**batch, use_cache=False).logits)

@@ -12,7 +12,8 @@ import varlen_on_cpu  # noqa: F401 (registers the kernel)
 
 from surefit.data.collate import collate, pack
 from surefit.model import varlen
-from surefit.model.varlen import counting_attention, kernel_assumed, sharing, varlen_attention
+from surefit.model.sdpa import gpu_assumed
+from surefit.model.varlen import counting_attention, sharing, varlen_attention
 from surefit.parallel.context import divided, part_of, tokens_of
 
 LENGTHS = (23, 1, 40, 2, 7)
@@ -111,7 +112,7 @@ def test_attention_over_the_parts_is_attention_over_the_row(
 ) -> None:
     if kernel:
         monkeypatch.setattr(varlen, "_DTYPES", (torch.float32,))
-    with kernel_assumed(), counting_attention() as calls:
+    with gpu_assumed(), counting_attention() as calls:
         whole, parts = whole_and_parts(torch.float32, CPU, sliding_window=window)
     assert (calls.kernel, calls.exact) == ((4, 0) if kernel else (0, 4))
     for expected, found in zip(whole, parts, strict=True):
