@@ -17,6 +17,7 @@ from surefit.core.units import MIB, bytes_text
 from surefit.doctor.probe import Probe
 from surefit.doctor.torch_builds import OF_CUDA_13, TORCH, install_command
 from surefit.facts.hardware import BF16_CAPABILITY, DetectedGpu, detect_gpus, installed_version, usable_gpus
+from surefit.facts.sdpa import describe
 
 TRY_SECONDS = 180
 """Enough to import torch from a slow network disk."""
@@ -38,6 +39,7 @@ def gpu() -> Iterator[Probe]:
     usable = usable_gpus(cards)
     if len(usable) < len(cards):
         yield Probe("gpu", f"CUDA_VISIBLE_DEVICES leaves {len(usable)} of {len(cards)} to use")
+    yield from attention_probes(usable)
     yield from torch_probes(usable)
 
 
@@ -55,6 +57,13 @@ def card_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
     if free_bytes is not None and card.memory_bytes and 2 * free_bytes < card.memory_bytes:
         return Probe("gpu", fact, "warn", "another process holds its memory: nvidia-smi names it")
     return Probe("gpu", fact)
+
+
+def attention_probes(cards: Sequence[DetectedGpu]) -> Iterator[Probe]:
+    """Which kernels of torch's attention SureFit runs in on each generation of GPU that is here (facts/sdpa.py); none
+    where nvidia-smi does not say which it is."""
+    for capability in sorted({card.compute_capability for card in cards} - {(0, 0)}):
+        yield Probe("attention policy", f"compute capability {capability[0]}.{capability[1]}: {describe(capability)}")
 
 
 def free_memory() -> list[int | None]:

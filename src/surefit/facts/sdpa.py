@@ -17,7 +17,6 @@ Kernels in the order in which torch asks them:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
@@ -169,16 +168,25 @@ def repeats_heads(call: Call) -> bool:
     return kernel_of(call._replace(grouped=True)) == "math" != kernel_of(call._replace(grouped=False))
 
 
-def describe(capability: Capability) -> Iterator[str]:
-    """What runs on a GPU in each type that models are trained in, in words, for heads of a multiple of 8 up to 192."""
+def describe(capability: Capability) -> str:
+    """What runs on a GPU in each type that models are trained in, in words, for heads of a multiple of 8 up to 192.
+
+    >>> describe((8, 0))
+    'bfloat16, float16: flash, efficient with a mask; float32: efficient, grouped key heads repeated'
+    """
+    alike: dict[str, list[str]] = {}
     for dtype in ("bfloat16", "float16", "float32"):
-        plain = Call(capability, dtype, 128, 128)
-        alone, padded = kernel_of(plain), kernel_of(plain._replace(masked=True))
-        if alone == padded == "math":
-            yield f"{dtype} math, which holds all logits"
-            continue
-        kernels = alone if alone == padded else f"{alone}, {padded} with a mask"
-        yield f"{dtype} {kernels}" + (" (grouped key heads repeated)" if repeats_heads(plain) else "")
+        alike.setdefault(_in_words(Call(capability, dtype, 128, 128)), []).append(dtype)
+    parts = [f"{', '.join(dtypes)}: {words}" for words, dtypes in alike.items()]
     for kernel, why in OFF.items():
         if any(row.kernel == kernel and row.oldest <= capability <= row.newest for row in KERNELS):
-            yield f"{kernel} off ({why})"
+            parts.append(f"{kernel} is off ({why})")
+    return "; ".join(parts)
+
+
+def _in_words(call: Call) -> str:
+    alone, padded = kernel_of(call), kernel_of(call._replace(masked=True))
+    if alone == padded == "math":
+        return "math, which holds all logits"
+    kernels = alone if alone == padded else f"{alone}, {padded} with a mask"
+    return kernels + (", grouped key heads repeated" if repeats_heads(call) else "")

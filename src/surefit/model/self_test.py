@@ -100,12 +100,14 @@ def against_reference(found: Any, query: Any, key: Any, value: Any) -> str:
 
 def sdpa(kernel: str | None = None) -> str:
     """torch's own attention; on a GPU also one kernel of it."""
+    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     query, key, value = inputs()
     names = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
     if kernel is None:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as a run has it (model/sdpa.py); cuDNN's own try is further down
         return against_reference(scaled_dot_product_attention(query, key, value, is_causal=True), query, key, value)
     with sdpa_kernel(getattr(SDPBackend, names[kernel])):
         return against_reference(scaled_dot_product_attention(query, key, value, is_causal=True), query, key, value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from surefit.doctor import devices
-from surefit.doctor.devices import card_probe, torch_probes
+from surefit.doctor.devices import attention_probes, card_probe, torch_probes
 from surefit.doctor.probe import Probe
 from surefit.facts.hardware import DetectedGpu
 
@@ -112,6 +112,16 @@ def test_what_an_architecture_supports() -> None:
     assert card_probe(H200, 2**30).verdict == "warn"
 
 
+def test_which_attention_runs_is_said_once_for_each_generation() -> None:
+    turing = DetectedGpu("T4", None, (7, 5), "580.1")
+    unknown = DetectedGpu("a GPU", None, (0, 0), "580.1")
+    old, new = attention_probes([H200, turing, H200, unknown])
+    assert (old.name, old.verdict) == (new.name, new.verdict) == ("attention policy", "ok")
+    assert old.fact.startswith("compute capability 7.5: bfloat16: math, which holds all logits; float16, float32: effi")
+    assert "cudnn is off (github.com/pytorch/pytorch/issues/196678)" in new.fact
+    assert list(attention_probes([])) == []
+
+
 def test_gpus_are_listed_with_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 143000\necho '[N/A]'\n")
@@ -120,12 +130,13 @@ def test_gpus_are_listed_with_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_
     assert devices.free_memory() == [143000 * 2**20, None]
     monkeypatch.setattr(devices, "detect_gpus", lambda: [H200, H200])
     monkeypatch.setattr(devices, "torch_probes", lambda present: iter([Probe("torch works", str(bool(present)))]))
-    first, second, works = devices.gpu()
+    first, second, policy, works = devices.gpu()
+    assert policy.name == "attention policy"
     assert "139.65 GiB free" in first.fact
     assert "free" not in second.fact
     assert works.fact == "True"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    *_, hidden, works = devices.gpu()
+    *_, hidden, works = devices.gpu()  # no policy: no GPU that is used
     assert (hidden.fact, works.fact) == ("CUDA_VISIBLE_DEVICES leaves 0 of 2 to use", "False")
     smi.write_text("#!/bin/sh\nexit 9\n")
     assert devices.free_memory() == []
