@@ -174,6 +174,23 @@ def test_what_the_closed_form_knows_less_exactly(run: dict[str, Any]) -> None:
     assert closed == pytest.approx(simulated, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("qwen3-0.6b", {"length": 2048}),
+        pytest.param("qwen2-0.5b", {"rows": 2, "length": 1024, "padded": True}, marks=SLOW),
+        pytest.param("llama3-1b", {"rows": 2, "length": 1024, "checkpointing": True}, marks=SLOW),
+        ("qwen3-0.6b", {"packed": True, "rows": 4, "length": 1024}),
+    ],
+)
+def test_the_kernel_that_holds_all_logits(name: str, run: dict[str, Any]) -> None:
+    """bfloat16 on Turing: most of what is held grows with the square of the length."""
+    closed, simulated = both(shape_of(name, num_hidden_layers=3), capability=(7, 5), **run)
+    assert closed == pytest.approx(simulated, rel=0.015)
+    efficient, _ = both(shape_of(name, num_hidden_layers=3), capability=(7, 5), **run | {"dtype": "float16"})
+    assert closed > 1.25 * efficient
+
+
 def test_the_loss_is_cut_as_training_cuts_it() -> None:
     for targets, vocabulary in ((1, 320), (300, 151_936), (1_000, 151_936), (16_384, 32_000), (2_047, 128_256)):
         assert chunk_rows(targets, vocabulary) == loss.chunk_rows(targets, vocabulary)

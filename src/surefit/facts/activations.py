@@ -27,6 +27,7 @@ How it differs:
 - A padded micro batch needs a mask, so the memory-efficient kernel: keys and values are repeated to the queries' width,
   b q each instead of b k, and each layer keeps the mask as numbers, b S per token. float32 takes the same kernel
   without a mask.
+- bfloat16 before Ampere takes the math kernel: queries, keys and values in float32, 4 q each, and 4 n S of weights.
 - Full training keeps what the weights' gradients need: b h more per norm. Layers without a LoRA keep no input.
 - In float32 a norm's input is the residual stream itself, so the 4h of the first norm is the layer's own input.
 - Norms on queries and keys (Qwen3) keep 4 (q + k) + 4 (n + n_kv) more; full training b (q + k) on top.
@@ -46,6 +47,7 @@ from typing import Literal
 
 from surefit.core.units import MIB
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.sdpa import Call, Kernel, kernel_of
 
 FLOAT32 = 4
 NORM_TEMPORARIES = 5
@@ -123,9 +125,20 @@ class MicroBatch:
         return max(1, self.rows * (self.length - 1))
 
     @property
+    def kernel(self) -> Kernel:
+        """That attention runs in, given a key head for every query head where it wants that."""
+        width = self.model.head_dim
+        return kernel_of(Call(self.capability or AMPERE, self.dtype, width, width, masked=self.padded))
+
+    @property
     def flash(self) -> bool:
         """Whether attention is one kernel that takes fewer key heads than query heads."""
-        return self.number < FLOAT32 and not self.padded and (self.capability or AMPERE) >= AMPERE
+        return self.kernel == "flash"
+
+    @property
+    def logits(self) -> int:
+        """Numbers that attention makes of each token and holds, where its kernel holds all logits; else 0."""
+        return round(self.model.num_attention_heads * self.length * self.reach) if self.kernel == "math" else 0
 
     @property
     def number(self) -> int:
@@ -190,8 +203,9 @@ def kept_bytes(batch: MicroBatch) -> int:
 
 
 def attention_kept_bytes(batch: MicroBatch) -> int:
-    """What selective checkpointing keeps of a layer besides its input: attention's output and its logsumexp."""
-    if batch.checkpointing != "selective":
+    """What selective checkpointing keeps of a layer besides its input: attention's output and its logsumexp. The math
+    kernel is no operator that could be kept."""
+    if batch.checkpointing != "selective" or batch.logits:
         return 0
     return _bytes(batch, [batch.number * batch.query_width, FLOAT32 * batch.model.num_attention_heads])
 
@@ -220,17 +234,22 @@ def layer_backward_bytes(batch: MicroBatch) -> int:
 
 def _attention_backward(batch: MicroBatch) -> int:
     """One layer while attention is differentiated, which is its fullest moment where the MLP runs in tiles: the
-    gradients of its output, queries, keys and values, and what the kernel has inside (source: plan/cuda.py)."""
+    gradients of its output, queries, keys and values, and what the kernel has inside (source: plan/cuda.py). The math
+    kernel's is its softmax, going forward: logits, their softmax and where there is none, beside what is kept, and what
+    it was given in float32."""
     model, number = batch.model, batch.number
     hidden, query, key = model.hidden_size, batch.query_width, batch.key_width
     heads, width = model.num_attention_heads, model.head_dim
     inside = [FLOAT32 * heads]
+    around = [*_norm(batch, hidden), *_inputs(batch, hidden, *ATTENTION_INPUTS), *_attention(batch), number * hidden]
+    if batch.logits:  # of one example at a time where they are packed
+        made = FLOAT32 * (query + 2 * key) + (2 * FLOAT32 + 1) * batch.logits
+        return made * (batch.length if batch.packed else batch.tokens) + _bytes(batch, [*around, *3 * [number * query]])
     if batch.flash:
         inside += [FLOAT32 * heads * -(-width // 32) * 32, *(2 * [_read(batch, query)] if key != query else [])]
     elif number < FLOAT32:
         inside.append(3 * FLOAT32 * heads * -(-width // 64) * 64)
-    kept = [*_norm(batch, hidden), *_inputs(batch, hidden, *ATTENTION_INPUTS), *_attention(batch), number * hidden]
-    return _bytes(batch, [*kept, *inside, *2 * [number * query], *2 * [_read(batch, key if batch.flash else query)]])
+    return _bytes(batch, [*around, *inside, *2 * [number * query], *2 * [_read(batch, key if batch.flash else query)]])
 
 
 def _mlp_backward(batch: MicroBatch) -> int:
@@ -394,12 +413,14 @@ def _attention(batch: MicroBatch) -> list[int]:
     model, query, key = batch.model, batch.query_width, batch.key_width
     heads = (model.num_attention_heads, model.num_key_value_heads)
     kept = [*2 * [batch.number * query], *2 * [_read(batch, key if batch.flash else query)], FLOAT32 * heads[0]]
-    if batch.padded:
+    if batch.logits:  # all in float32, without the output: queries, keys, values and the weights
+        kept = [FLOAT32 * query, *2 * [FLOAT32 * round(query * batch.reach)], FLOAT32 * batch.logits]
+    elif batch.padded:
         kept.append(batch.number * batch.mask_length)
     if LLAMA_LIKE[model.architecture]:
         kept += [*_norm(batch, query, heads[0]), *_norm(batch, key, heads[1])]
     # Without one kernel for all, packed examples are joined after each was attended to alone.
-    return kept + _inputs(batch, query, "o_proj", kept=not batch.packed or batch.flash)
+    return kept + _inputs(batch, query, "o_proj", kept=not batch.logits and (not batch.packed or batch.flash))
 
 
 def _read(batch: MicroBatch, width: int) -> int:
