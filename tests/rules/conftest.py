@@ -104,7 +104,7 @@ def foreign_context(path: Path, stated: dict[str, Any]) -> LintContext:
         hardware=hardware,
         setup=replace(context.setup or found.setup, **stated.get("setup", {})),
         model=replace(context.model, **stated.get("model", {})) if context.model else None,
-        stack=StackFacts(**stated["stack"]) if "stack" in stated else None,
+        stack=StackFacts(**stated["stack"]) if "stack" in stated else found.stack,
         tokenizer=TokenizerFacts(**stated["tokenizer"]) if "tokenizer" in stated else context.tokenizer,
         environment=EnvironmentFacts(**stated.get("environment", {"hub_token": True})),
     )

@@ -6,6 +6,7 @@ import os.path
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SHOWN = 20
 """Keys that a check lists as not looked at; the rest are counted."""
+SLIP = 0.8
+"""How alike a column and the one that a script reads in its place have to be."""
 SUREFITS_MEMORY = ("MEM", "DSK")
 """Families that count what SureFit itself would hold and write."""
 
@@ -146,7 +149,7 @@ def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
         dataset=_dataset(rows),
         tokenizer=_tokenizer(setup, model, notes),
         environment=environment_facts(),
-        stack=stack_facts(),
+        stack=found.stack or stack_facts(),
         job=found.job,
         problems=(*found.problems, *_row_problems(found, rows), *_column_problems(found)),
     )
@@ -252,6 +255,8 @@ def _column_problems(found: Foreign) -> list[SureFitError]:
             rows = _attempt(partial(load_rows, named.source), []) if os.path.isfile(named.source) else None
             columns[named.source] = sorted(rows.columns) if rows else []
         known = columns[named.source]
+        if found.tool == "python" and not get_close_matches(named.column, known, n=1, cutoff=SLIP):
+            continue  # a script may ask for a column that only some data sets have
         if known and named.column not in known:
             problems.append(
                 ConfigError(

@@ -33,7 +33,7 @@ class Setup:
     """Every value is None (or empty) where the file does not say it.
 
     Attributes:
-        tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft or slurm.
+        tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python or requirements.
         places: attribute → where it is set; `name` is how messages must call it.
         gone: keys the tool no longer takes → what to write instead; each has its place.
         unknown: keys the tool does not know, each with its place; meant: such a key → the one it probably stands for.
@@ -41,6 +41,7 @@ class Setup:
         passed_over: keys that the tool does not know and says nothing about; each has its place.
         missing: keys that name a file which is not there → that file; each has its place.
         deprecated: keys that the tool still takes → what to write instead; each has its place.
+        gone_imports: what a script imports and its library no longer has → what to write instead; each has its place.
 
         dtype: what the model is computed in: float32, bfloat16 or float16.
         bf16, fp16: the tool's two switches.
@@ -75,6 +76,7 @@ class Setup:
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
         optimizer: as config/optimizers.py calls it; other optimizers are not told apart.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
+        micro_batch_times_gpus: the examples per device are multiplied with the number of devices.
         micro_batch, accumulation, world_size, global_batch: examples per forward pass and device, micro batches per
             step, processes that see different rows, examples per optimizer step.
         eval_micro_batch: examples per forward pass when the held-out rows are measured.
@@ -107,6 +109,7 @@ class Setup:
     passed_over: tuple[str, ...] = ()
     deprecated: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+    gone_imports: Mapping[str, str] = field(default_factory=dict)
 
     dtype: str | None = None
     bf16: bool | None = None
@@ -157,6 +160,7 @@ class Setup:
     warmup_steps: int | None = None
     warmup_share: float | None = None
     micro_batch: int | None = None
+    micro_batch_times_gpus: bool | None = None
     accumulation: int | None = None
     world_size: int | None = None
     global_batch: int | None = None
@@ -194,6 +198,11 @@ class Setup:
 
     trackers: tuple[str, ...] | None = None
     quiet_trackers: tuple[str, ...] | None = None
+
+    @property
+    def package(self) -> str:
+        """The package whose presence says that the tool is used on this machine."""
+        return "trl" if self.tool == "python" else self.tool
 
     def name(self, attribute: str) -> str:
         """How the user's file calls an attribute; the attribute's own name where the file does not set it."""

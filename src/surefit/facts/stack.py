@@ -12,6 +12,7 @@ from pathlib import Path
 
 from surefit.config.trackers import TRACKERS
 from surefit.core import env
+from surefit.facts.pins import compatible
 
 PACKAGES = (
     "surefit", "torch", "torchvision", "torchaudio", "triton", "numpy", "scipy", "pandas", "pyarrow", "scikit-learn",
@@ -51,6 +52,8 @@ class StackFacts:
         infiniband: this machine has an InfiniBand adapter.
         variables: the variables that steer training and are set; never one that may hold a secret.
         cpu_flags: those of `CPU_FLAGS` that the processor has.
+        pinned: of a requirements file, package → what it asks for (>=2.1,<3); nothing need be installed.
+        wheels: of a requirements file, the packages that it takes from an address or another index of its own.
     """
 
     python: str = ""
@@ -61,6 +64,21 @@ class StackFacts:
     infiniband: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     cpu_flags: Collection[str] = frozenset()
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    wheels: Collection[str] = frozenset()
+
+    def allows(self, package: str, versions: str) -> bool:
+        """Whether the package may be one of these versions (>=2): the installed one, or any that is asked for."""
+        if package in self.pinned:
+            return compatible(self.pinned[package], versions)
+        version = self.versions.get(package, "").partition("+")[0]
+        return not version or compatible(f"=={version}", versions)
+
+    def said(self, package: str) -> str:
+        """A package with its version: pandas 2.1.4, or pandas<2.2 as a requirements file has it."""
+        if package not in self.pinned:
+            return f"{package} {self.versions[package]}"
+        return f"{package}{self.pinned[package]}" if self.pinned[package] else f"{package} (any version)"
 
     def release(self, package: str) -> tuple[int, ...]:
         """The version's leading numbers: (2, 13, 0) of 2.13.0+cpu; empty where it is not installed."""
@@ -76,7 +94,10 @@ class StackFacts:
         for package in packages:
             for text in self.requires.get(package, ()) if package in self.versions else ():
                 name = _plain(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
-                if name in others and (wanted := _unfit(text, self.versions.get(name))):
+                if name in others and self.pinned:
+                    if name in self.pinned and not compatible(self.pinned[name], text[len(name) :]):
+                        yield Unmet(package, text, name, self.pinned[name])
+                elif name in others and (wanted := _unfit(text, self.versions.get(name))):
                     yield Unmet(package, wanted, name, self.versions.get(name))
 
 

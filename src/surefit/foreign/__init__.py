@@ -4,6 +4,8 @@ found = read(Path("axolotl.yml"))
 found.setup   # what the rules judge
 found.loaded  # the SureFit config it maps to
 found.lost    # the keys that have no place in one, and why
+
+A requirements file is read too.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from surefit.config.load import parse_yaml, read_text
 from surefit.core.errors import ConfigError
 from surefit.foreign.draft import Draft, Tool
 from surefit.foreign.recognise import other_schema, recognise
+from surefit.foreign.requirements import is_requirements, read_requirements
 from surefit.foreign.result import Foreign, Lost
 
 __all__ = ["Foreign", "Lost", "detect", "read", "tool_of"]
@@ -29,7 +32,7 @@ MODULES = {
 """Tool → the module with its table."""
 KNOWN = (
     "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and "
-    "deepspeed, PEFT's adapter_config.json, and SLURM batch scripts"
+    "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, and requirements"
 )
 UNKNOWN = "not a file of a tool that SureFit knows"
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
@@ -46,23 +49,29 @@ def tool_of(path: Path) -> str | None:
     try:
         return detect(path)
     except ConfigError as error:
-        if error.message.startswith((UNKNOWN, "not valid JSON")):
+        named = is_requirements(path)
+        if named or error.message.startswith((UNKNOWN, "not valid JSON")):
             raise
         return None
 
 
 def detect(path: Path) -> str:
-    """Whose config this is: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft or slurm.
+    """Whose config this is: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm or
+    requirements.
 
     The tool whose keys the file has most of, among those of whose marks it has one.
 
     Raises:
         ConfigError: it is none of them, or not readable.
     """
+    if is_requirements(path):
+        return "requirements"
     text = read_text(path)
     if _SCRIPT.search(text):
         return "slurm"
     tree = _parse(text, path)[0]
+    if isinstance(tree, dict) and isinstance(tree.get("dependencies"), list) and tree.keys() & {"channels", "name"}:
+        return "requirements"
     other = other_schema(tree) if isinstance(tree, dict) else None
     found = recognise(tree, _takes) if isinstance(tree, dict) and other is None else None
     if not isinstance(tree, dict | list):
@@ -91,6 +100,8 @@ def read(path: Path, tool: str | None = None) -> Foreign:
         from surefit.foreign.slurm import read_script
 
         return read_script(path)
+    if tool == "requirements":
+        return read_requirements(path)
     if tool not in MODULES:
         raise ConfigError(
             f"there is no reader for {tool!r}", path=path, help=f"known are {', '.join([*MODULES, 'slurm'])}"

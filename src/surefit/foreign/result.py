@@ -11,6 +11,7 @@ from surefit.config.load import Loaded
 from surefit.core.errors import SureFitError
 from surefit.facts.job_script import JobScript
 from surefit.facts.setup import Setup
+from surefit.facts.stack import StackFacts
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Foreign:
     nested key is written with dots; the entries of a list are one value.
 
     Attributes:
-        tool: axolotl, llamafactory, trl, accelerate, deepspeed, peft or slurm.
+        tool: axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python or requirements.
         path: the file.
         setup: what the rules judge.
         loaded: the SureFit config that the file maps to, with the lines of the foreign file; None where it describes
@@ -47,6 +48,8 @@ class Foreign:
         values: every key of the file, nested ones with dots → its value.
         lines: every key of the file, those in lists as `datasets[0].path` → its line.
         parts: what is lost inside values that reached the config.
+        columns: what a script reads of its rows → (their file, the column).
+        stack: the versions that a requirements file asks for.
     """
 
     tool: str
@@ -63,6 +66,8 @@ class Foreign:
     values: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[Lost, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    stack: StackFacts | None = None
 
     def line(self, key: str) -> int | None:
         """The line of a key of the file, or of the nearest one above it."""

@@ -1,7 +1,8 @@
 """STK: installed versions, against each other and against what the run asks for.
 
 Every rule here speaks of the environment that the run will use: it is silent about a run that is planned for another
-machine, and about another tool's config where that tool is not installed.
+machine, and about another tool's config where that tool is not installed. Some also judge what a requirements file asks
+for, which is then the environment.
 """
 
 from __future__ import annotations
@@ -30,15 +31,20 @@ MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
 def _uses(context: LintContext, setup: Setup, stack: StackFacts) -> bool:
     """Whether the run would use what is installed here."""
     here = context.hardware is None or context.hardware.source == "detected"
-    return here and (setup.tool == "surefit" or setup.tool in stack.versions)
+    return here and (setup.tool == "surefit" or setup.package in stack.versions or bool(stack.pinned))
 
 
 def _said(unmet: Unmet, stack: StackFacts) -> str:
+    if stack.pinned:
+        return f"{stack.said(unmet.package)} asks for {unmet.wanted}, and {stack.said(unmet.other)} is asked for"
     found = f"{unmet.other} {unmet.version} is installed" if unmet.version else f"{unmet.other} is not installed"
     return f"{unmet.package} {stack.versions[unmet.package]} asks for {unmet.wanted}, and {found}"
 
 
 def _of(unmet: Unmet, stack: StackFacts) -> Finding:
+    if stack.pinned:
+        advice = f"write {unmet.wanted}, or take another {unmet.package}"
+        return Finding(field=unmet.other, message=_said(unmet, stack), help=advice)
     return Finding(message=_said(unmet, stack), help=f"pip install '{unmet.wanted}' (or a newer {unmet.package})")
 
 
@@ -47,7 +53,8 @@ def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> 
     """NumPy 2 is installed beside a package that was compiled for NumPy 1.
 
     ## What it does
-    Compares pandas, pyarrow, SciPy, scikit-learn and PyTorch with the first of their releases built for NumPy 2.
+    Compares pandas, pyarrow, SciPy, scikit-learn and PyTorch with the first of their releases built for NumPy 2: those
+    that are installed, or that a requirements file asks for.
 
     ## Why it is bad
     Importing such a package stops with "A module that was compiled using NumPy 1.x cannot be run in NumPy 2" or
@@ -62,15 +69,17 @@ def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> 
     ## Evidence
     Two of five published reports on fine-tuning lost time to it; numpy/numpy#26191 lists the first good releases.
     """
-    if not _uses(context, setup, stack) or stack.release("numpy") < (2,):
+    if not _uses(context, setup, stack) or "numpy" not in stack.versions or stack.allows("numpy", "<2"):
         return
+    how = "asked for" if stack.pinned else "installed"
     for package, first in FIRST_FOR_NUMPY_2.items():
-        if package in stack.versions and stack.release(package) < first:
-            wanted = ".".join(map(str, first))
+        wanted = ".".join(map(str, first))
+        if package in stack.versions and not stack.allows(package, f">={wanted}"):
             yield Finding(
-                message=f"numpy {stack.versions['numpy']} is installed, and {package} {stack.versions[package]} was "
+                field=package if stack.pinned else None,
+                message=f"{stack.said('numpy')} is {how}, and {stack.said(package)} was "
                 f"built for NumPy 1 (the first for NumPy 2 is {wanted})",
-                help=f"pip install '{package}>={wanted}'",
+                help=f"write {package}>={wanted}, or numpy<2" if stack.pinned else f"pip install '{package}>={wanted}'",
             )
 
 
@@ -79,7 +88,8 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     """The tracker was generated for another protobuf than the installed one.
 
     ## What it does
-    Compares protobuf with what the trackers of the run ask for in their metadata.
+    Compares protobuf with what the trackers of the run ask for in their metadata; in a requirements file with what the
+    tensorboard that it pins asks for.
 
     ## Why it is bad
     Importing the tracker stops with "Descriptors cannot be created directly", which names neither package.
@@ -94,7 +104,7 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     ## Evidence
     A published report on LLM ranking names protobuf among its conflicts; tensorflow/tensorboard#5817.
     """
-    named = set(setup.trackers or ())
+    named = {"all"} if stack.pinned else set(setup.trackers or ())
     used = [package for name in TRACKERS if named & {name, "all"} for package in TRACKERS[name].packages[-1:]]
     for unmet in stack.unmet(used, ("protobuf",)) if _uses(context, setup, stack) else ():
         yield _of(unmet, stack)
@@ -141,7 +151,8 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
     """Torchvision or torchaudio was built for another torch.
 
     ## What it does
-    Compares what their metadata ask of torch, and the build tags (+cpu, +cu130) where both have one.
+    Compares what their metadata ask of torch, and the build tags (+cpu, +cu130) where both have one. In a requirements
+    file: torchvision 0.N goes with torch 2.(N-15), torchaudio 2.N with torch 2.N.
 
     ## Why it is bad
     Their compiled operators do not load: "operator torchvision::nms does not exist". Older releases of transformers
@@ -161,11 +172,14 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
         return
     for unmet in stack.unmet(("torchvision", "torchaudio"), ("torch",)):
         advice = f"pip install --upgrade {unmet.package} torch, or pip uninstall {unmet.package}"
-        yield Finding(message=_said(unmet, stack), help=advice)
+        if stack.pinned:
+            advice = f"write versions that go together, or take {unmet.package} out: text models do not need it"
+        yield Finding(field=unmet.package if stack.pinned else None, message=_said(unmet, stack), help=advice)
     for other in ("torchvision", "torchaudio"):
         tags = stack.build("torch"), stack.build(other)
         if all(tags) and tags[0] != tags[1]:
             yield Finding(
+                field=other if stack.pinned else None,
                 message=f"torch {stack.versions['torch']} and {other} {stack.versions[other]} are different builds",
                 help=f"install both from one index, or pip uninstall {other}",
             )
@@ -338,7 +352,7 @@ def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) 
     ## Evidence
     vllm-project/vllm#34224. Measured: vLLM 0.33 pins torch 2.14 and wants transformers below 5.21.
     """
-    if "vllm" in stack.versions and _uses(context, setup, stack):
+    if "vllm" in stack.versions and not stack.pinned and _uses(context, setup, stack):
         unmet = stack.unmet(("vllm",), ("torch", "transformers"))
         broken = "".join(f"; {_said(each, stack)}" for each in unmet)
         yield Finding(
@@ -368,7 +382,7 @@ def decoding_library_unfit(context: LintContext, setup: Setup, stack: StackFacts
     noamgat/lm-format-enforcer#175. Measured: it does not import on transformers 5; outlines let integers out of range
     through.
     """
-    if "vllm" in stack.versions or not _uses(context, setup, stack):
+    if "vllm" in stack.versions or stack.pinned or not _uses(context, setup, stack):
         return
     advice = "use xgrammar, and check every answer against the schema"
     if (0,) < stack.release("lm-format-enforcer") <= (0, 11, 3) and stack.release("transformers") >= (5,):
@@ -462,4 +476,65 @@ def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: St
             field="optimizer",
             message=f"{setup.name('optimizer')} {setup.optimizer} is bitsandbytes' own, and that is not installed",
             help=f"{_install_bitsandbytes(setup)}, or train with adamw",
+        )
+
+
+@rule("STK015", "numpy-left-open", severity="warning")
+def numpy_left_open(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The requirements hold PyTorch at a release for NumPy 1, and leave NumPy open.
+
+    ## What it does
+    Looks, in a requirements file, for a torch below 2.3 beside a numpy that may be 2 or newer.
+
+    ## Why it is bad
+    Such a torch says nothing of numpy in its metadata. A fresh environment gets the newest, unless another package
+    holds it back: torch then warns at import, and `tensor.numpy()` stops with "Numpy is not available".
+
+    ## Example
+    `torch==2.1.2` and `numpy>=1.26.0`.
+
+    ## Fix
+    Write `numpy<2`, or a torch from 2.3 on.
+
+    ## Evidence
+    Two of five published reports on fine-tuning pinned numpy below 2 after such a failure; pytorch/pytorch#107302.
+    """
+    old = "torch" in stack.pinned and not stack.allows("torch", ">=2.3")
+    if old and "numpy" in stack.pinned and stack.allows("numpy", ">=2") and stack.allows("numpy", "<2"):
+        yield Finding(
+            field="numpy",
+            message=f"{stack.said('torch')} was built for NumPy 1 and does not say so, and {stack.said('numpy')} may "
+            "become NumPy 2",
+            help="write numpy<2, or torch>=2.3",
+        )
+
+
+@rule("STK016", "requirement-is-compiled", severity="warning")
+def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The requirements ask for flash-attn, which has to be compiled.
+
+    ## What it does
+    Looks for flash-attn in a requirements file, without an address or an index of its own for its wheel.
+
+    ## Why it is bad
+    The package index has its source only. Compiling takes 20 to 40 minutes, hours without ninja; and its build needs
+    torch, which pip does not show to it: `pip install -r` stops with "No module named 'torch'".
+
+    ## Example
+    `flash-attn` or `flash-attn==2.5.8` among the requirements.
+
+    ## Fix
+    Take it out and use sdpa, which has a flash kernel of its own in PyTorch; or name a wheel by its address
+    (`flash-attn @ https://…`), one for this Python, torch and CUDA.
+
+    ## Evidence
+    A published report on distilling a model to math and code waited 20 to 40 minutes for it, or failed;
+    Dao-AILab/flash-attention#1038.
+    """
+    if "flash-attn" in stack.pinned and "flash-attn" not in stack.wheels:
+        yield Finding(
+            field="flash-attn",
+            message=f"{stack.said('flash-attn')} has no wheels on the package index: it is compiled for 20 to 40 "
+            "minutes, and its build does not find torch",
+            help="take it out and use sdpa, or name a wheel by its address",
         )

@@ -1,0 +1,291 @@
+"""The versions that a project asks for: requirements.txt, pyproject.toml and conda's environment.yml."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from surefit.config.load import parse_yaml, read_text
+from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.units import shortened
+from surefit.facts.pins import compatible, exact
+from surefit.facts.setup import Place, Setup
+from surefit.facts.stack import StackFacts, stack_facts
+from surefit.foreign.result import Foreign, Lost
+
+NAMES = re.compile(
+    r"(.*[-_.])?(requirements|constraints)([-_.].*)?\.(txt|in)|pyproject\.toml|environment([-_.].*)?\.ya?ml"
+)
+BESIDE = ("requirements.txt", "pyproject.toml", "environment.yml", "environment.yaml")
+"""Files beside a script, or in the folder above it, that say which releases it is for."""
+CONDA = {"pytorch": "torch"}
+"""conda's name → that of the package index."""
+OPTION = re.compile(r"-{1,2}[A-Za-z]")
+TORCHVISION, TORCHAUDIO = range(15, 25), range(9)
+"""Minor releases of torchvision 0.x and torchaudio 2.x that are known to ask for one minor release of torch 2."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One requirement: its package, its versions, its line; whether it always holds (no marker, no extra)."""
+
+    package: str
+    versions: str
+    line: int
+    always: bool = True
+    source: str | None = None
+
+
+def is_requirements(path: Path) -> bool:
+    """Whether the file's name is one of those that requirements have."""
+    return NAMES.fullmatch(path.name) is not None or (path.suffix == ".txt" and path.parent.name == "requirements")
+
+
+def read_requirements(path: Path) -> Foreign:
+    """What a file asks for, in the terms of an environment.
+
+    Raises:
+        ConfigError: it cannot be read, or asks for nothing.
+    """
+    pins, problems, lost = _pins(path)
+    always = [pin for pin in pins if pin.always]
+    first: dict[str, Pin] = {}
+    for pin in always:
+        first.setdefault(pin.package, pin)
+    asked = {name: ",".join(p.versions for p in always if p.package == name and p.versions) for name in first}
+    setup = Setup("requirements", places={name: Place(name, str(path), pin.line) for name, pin in first.items()})
+    stack = StackFacts(
+        versions={name: exact(text) or text for name, text in asked.items()}, requires=_asks(asked), pinned=asked,
+        wheels=frozenset(first) if _has_index(lost) else frozenset(pin.package for pin in always if pin.source),
+    )  # fmt: skip
+    problems += _contradictions(path, always)
+    return Foreign("requirements", path, setup, None, {}, tuple(lost), None, tuple(problems), stack=stack)
+
+
+@lru_cache(maxsize=8)
+def _asked_beside(folder: Path) -> dict[str, str]:
+    """Package → the versions that the requirements of a script's project ask for."""
+    for place in (folder, folder.parent):
+        for file in (place / name for name in BESIDE):
+            if file.is_file():
+                try:
+                    pins = [pin for pin in _pins(file)[0] if pin.always]
+                except SureFitError:
+                    continue
+                return {pin.package: pin.versions for pin in pins}
+    return {}
+
+
+def allowed_beside(path: Path, package: str, versions: str) -> bool:
+    """Whether the requirements beside a script, where there are some, admit one of these versions."""
+    asked = _asked_beside(path.resolve().parent).get(package, "")
+    return not asked or compatible(asked, versions)
+
+
+def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
+    """The requirements, what is wrong with them, and the lines that are not looked at."""
+    text = read_text(path)
+    if path.suffix == ".toml":
+        lines: Iterable[tuple[str, int, bool]] = _of_pyproject(text, path)
+    elif path.suffix in (".yml", ".yaml"):
+        lines = _of_conda(text, path)
+    else:
+        lines = _of_text(text)
+    pins: list[Pin] = []
+    problems: list[SureFitError] = []
+    lost: list[Lost] = []
+    for written, line, always in lines:
+        try:
+            pins.append(_pin(written, line, always))
+        except InvalidRequirement as error:
+            if path.suffix in (".txt", ".in") and not _is_other(written):
+                problems.append(_unreadable(path, written, line, error))
+            else:
+                lost.append(Lost(written, line, written, "it names no package and version"))
+    if not pins and not problems:
+        raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", path=path)
+    return pins, problems, lost
+
+
+def _has_index(lost: Iterable[Lost]) -> bool:
+    """Whether an option names another index, or a page of files."""
+    options = ("-f", "--find-links", "-i", "--index-url", "--extra-index-url")
+    return any(one.key.split(maxsplit=1)[0].partition("=")[0] in options for one in lost)
+
+
+def _is_other(written: str) -> bool:
+    """An option, a URL or a path."""
+    return (
+        bool(OPTION.match(written))
+        or "://" in written
+        or written.startswith((".", "/"))
+        or written.endswith((".whl", ".gz"))
+    )
+
+
+def _unreadable(path: Path, written: str, line: int, error: Exception) -> ConfigError:
+    said = str(error).partition("\n")[0]
+    help_text = "write NAME==VERSION, with commas between several conditions"
+    return ConfigError(f"{shortened(repr(written))} is no requirement: {said}", path=path, line=line, help=help_text)
+
+
+def _pin(written: str, line: int, always: bool) -> Pin:
+    asked = Requirement(written)
+    name = re.sub(r"[-_.]+", "-", asked.name).lower()
+    return Pin(name, str(asked.specifier), line, always and asked.marker is None, asked.url)
+
+
+def _of_text(text: str) -> Iterator[tuple[str, int, bool]]:
+    """The lines of a requirements file, with continued ones joined."""
+    begun, first = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        joined = begun + re.sub(r"(^|\s)#.*", "", line)
+        first = first if begun else number
+        begun = joined[:-1] if joined.endswith("\\") else ""
+        written = re.sub(r"\s--(hash|config-settings|global-option)\b.*", "", joined.strip()).strip()
+        if written and not begun:
+            yield written, first, True
+
+
+def _of_pyproject(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
+    """[project] and [tool.poetry]; what an extra or a group asks for need not hold together with the rest."""
+    try:
+        tree = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        found = re.search(r"line (\d+)", str(error))
+        line = int(found[1]) if found else None
+        problem = str(error).partition(" (at")[0]
+        raise ConfigError(f"not valid TOML: {problem}", path=path, line=line, help="correct the line") from None
+    project, poetry = _table(tree, "project"), _table(_table(tree, "tool"), "poetry")
+    optional = [each for group in _table(project, "optional-dependencies").values() for each in _texts(group)]
+    for written, always in [
+        *((each, True) for each in _texts(project.get("dependencies"))),
+        *((x, False) for x in optional),
+    ]:
+        yield written, _line_of(text, re.escape(written)), always
+    for name, asked in _table(poetry, "dependencies").items():
+        versions = asked.get("version") if isinstance(asked, dict) else asked
+        always = not (
+            isinstance(asked, dict) and (asked.get("optional") or asked.get("markers") or asked.get("python"))
+        )
+        if name != "python" and isinstance(versions, str):
+            yield f"{name}{_of_poetry(versions)}", _line_of(text, rf"^\s*[\"']?{re.escape(name)}[\"']?\s*="), always
+
+
+def _table(tree: Any, name: str) -> dict[str, Any]:
+    found = tree.get(name) if isinstance(tree, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _line_of(text: str, pattern: str) -> int:
+    found = re.search(pattern, text, re.MULTILINE)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+def _of_poetry(versions: str) -> str:
+    """Poetry's ^1.2 and ~1.2 in the words of PEP 440.
+
+    >>> _of_poetry("^2.1"), _of_poetry("^0.19"), _of_poetry("~4.3"), _of_poetry("1.26.4"), _of_poetry("*")
+    ('>=2.1,<3', '>=0.19,<0.20', '>=4.3,<4.4', '==1.26.4', '')
+    """
+    parts = [part.strip() for part in versions.split(",")]
+    return ",".join(filter(None, map(_of_poetry_part, parts)))
+
+
+def _of_poetry_part(part: str) -> str:
+    found = re.fullmatch(r"([\^~]?)\s*v?(\d+(?:\.\d+)*)", part)
+    if not found:
+        return "" if part == "*" else f"=={part}" if re.fullmatch(r"[\d.]+\.\*", part) else part
+    numbers = [int(number) for number in found[2].split(".")]
+    if not found[1]:
+        return f"=={found[2]}"
+    kept = (
+        next((i for i, number in enumerate(numbers) if number), len(numbers) - 1)
+        if found[1] == "^"
+        else min(1, len(numbers) - 1)
+    )
+    above = ".".join(map(str, [*numbers[:kept], numbers[kept] + 1]))
+    return f">={found[2]},<{above}"
+
+
+def _of_conda(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
+    tree, lines = parse_yaml(text, path)
+    listed = tree.get("dependencies") if isinstance(tree, dict) else None
+    for i, entry in enumerate(listed if isinstance(listed, list) else ()):
+        if isinstance(entry, str):
+            name, versions = _of_conda_entry(entry)
+            if name != "python":
+                yield f"{CONDA.get(name, name)}{versions}", lines.get(f"dependencies[{i}]", 1), True
+        elif isinstance(entry, dict):
+            for j, written in enumerate(entry.get("pip") or ()):
+                if isinstance(written, str):
+                    yield written, lines.get(f"dependencies[{i}].pip[{j}]", 1), True
+
+
+def _of_conda_entry(entry: str) -> tuple[str, str]:
+    """(name, versions) of `channel::name=1.2=build`, where = stands for every release that begins so."""
+    found = re.fullmatch(r"(?:[^:]+::)?([A-Za-z0-9._-]+)\s*(.*)", entry.strip())
+    if not found:
+        return entry, ""
+    single = re.fullmatch(r"=\s*([\d.]+)(=.*)?", found[2])
+    return found[1].lower(), f"=={single[1].rstrip('.')}.*" if single else found[2].replace(" ", ",").strip(",")
+
+
+def _asks(asked: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """What exactly pinned packages ask of others: by what is known of them, or as the same release here does."""
+    installed = stack_facts()
+    found: dict[str, tuple[str, ...]] = {}
+    for name, versions in asked.items():
+        pinned = exact(versions)
+        if pinned is None:
+            continue
+        same = installed.versions.get(name, "").partition("+")[0] == pinned.partition("+")[0]
+        own = [text for text in installed.requires.get(name, ()) if ";" not in text and "[" not in text] if same else []
+        found[name] = tuple(text.replace(" ", "") for text in own) or tuple(_known_to_ask(name, pinned))
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def _known_to_ask(name: str, version: str) -> Iterator[str]:
+    """Facts of releases: torchvision 0.N goes with torch 2.(N-15), torchaudio 2.N with torch 2.N.
+
+    tensorboard 2.10 and 2.11 ask for protobuf below 3.20 and 4 (their metadata; 2.12 takes any from 3.19.6).
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:2]]
+    if len(numbers) < 2:
+        return
+    major, minor = numbers
+    if name == "torchvision" and major == 0 and minor in TORCHVISION:
+        yield f"torch==2.{minor - 15}.*"
+    elif name == "torchaudio" and major == 2 and minor in TORCHAUDIO:
+        yield f"torch==2.{minor}.*"
+    elif name == "tensorboard" and major == 2 and minor in (10, 11):
+        yield "protobuf<3.20" if minor == 10 else "protobuf<4"
+
+
+def _contradictions(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
+    """Packages that are asked for twice, in versions that no release can be."""
+    for i, pin in enumerate(pins):
+        if pin.versions and not compatible(pin.versions, ""):
+            yield ConfigError(
+                f"no release of {pin.package} is {pin.versions}", path=path, line=pin.line, field=pin.package,
+                help="correct one of the bounds",
+            )  # fmt: skip
+            continue
+        other = next((each for each in pins[:i] if each.package == pin.package), None)
+        if other is not None and not compatible(pin.versions, other.versions):
+            there = f"{pin.package}{other.versions} on line {other.line}"
+            yield ConfigError(
+                f"{pin.package}{pin.versions}, and {there}: no release is both", path=path, line=pin.line,
+                field=pin.package, help="keep one of the two",
+            )  # fmt: skip
