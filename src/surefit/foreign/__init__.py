@@ -5,13 +5,14 @@ found.setup   # what the rules judge
 found.loaded  # the SureFit config it maps to
 found.lost    # the keys that have no place in one, and why
 
-A requirements file is read too.
+A Python script and a requirements file are read too: the first by its syntax tree, never run.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from surefit.config.load import parse_yaml, read_text
 from surefit.core.errors import ConfigError
 from surefit.foreign.draft import Draft, Tool
 from surefit.foreign.recognise import other_schema, recognise
-from surefit.foreign.requirements import is_requirements, read_requirements
+from surefit.foreign.requirements import allowed_beside, is_requirements, read_requirements
 from surefit.foreign.result import Foreign, Lost
 
 __all__ = ["Foreign", "Lost", "detect", "read", "tool_of"]
@@ -32,7 +33,7 @@ MODULES = {
 """Tool → the module with its table."""
 KNOWN = (
     "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and "
-    "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, and requirements"
+    "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, Python training scripts, and requirements"
 )
 UNKNOWN = "not a file of a tool that SureFit knows"
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
@@ -49,21 +50,23 @@ def tool_of(path: Path) -> str | None:
     try:
         return detect(path)
     except ConfigError as error:
-        named = is_requirements(path)
+        named = path.suffix == ".py" or is_requirements(path)
         if named or error.message.startswith((UNKNOWN, "not valid JSON")):
             raise
         return None
 
 
 def detect(path: Path) -> str:
-    """Whose config this is: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm or
-    requirements.
+    """Whose config this is: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python (a script
+    that trains) or requirements.
 
     The tool whose keys the file has most of, among those of whose marks it has one.
 
     Raises:
         ConfigError: it is none of them, or not readable.
     """
+    if path.suffix == ".py":
+        return "python"
     if is_requirements(path):
         return "requirements"
     text = read_text(path)
@@ -100,6 +103,10 @@ def read(path: Path, tool: str | None = None) -> Foreign:
         from surefit.foreign.slurm import read_script
 
         return read_script(path)
+    if tool == "python":
+        from surefit.foreign.python import read_python
+
+        return read_python(path, partial(allowed_beside, path))
     if tool == "requirements":
         return read_requirements(path)
     if tool not in MODULES:

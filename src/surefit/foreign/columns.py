@@ -34,6 +34,9 @@ def named_columns(found: Foreign) -> Iterator[Named]:
         source, column = found.values.get("dataset_name"), found.values.get("dataset_text_field")
         if isinstance(source, str) and isinstance(column, str):
             yield Named(source, "dataset_text_field", column)
+    elif found.tool == "python":
+        for key, (source, column) in found.columns.items():
+            yield Named(source, key, column)
     elif found.tool == "llamafactory":
         yield from _of_llamafactory(found)
 

@@ -454,6 +454,8 @@ def hidden(key: str, value: Any) -> Any:
 
 
 def _value_help(value: Any, expected: str) -> str:
+    if isinstance(value, tuple):
+        return "remove the comma behind the number: it makes a tuple"
     if isinstance(value, list) and len(value) == 1 and "list" not in expected:
         return f"write {value[0]!r} without the brackets"
     if isinstance(value, str) and value.rstrip().endswith(","):

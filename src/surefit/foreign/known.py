@@ -301,3 +301,22 @@ ZERO = keys("""
     zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights zeropp_loco_param
 """)
 """DeepSpeed 0.19, runtime/zero/config.py; the stage-3 keys also by their short names."""
+
+SFT_CONFIG = keys("""
+    activation_offloading assistant_only_loss chat_template_path completion_only_loss dataset_kwargs dataset_num_proc
+    dataset_text_field eos_token eval_packing loss_type max_length model_init_kwargs packing packing_strategy
+    pad_to_multiple_of pad_token padding_free router_aux_loss_coef shuffle_dataset truncation_mode trust_remote_code
+""")
+"""TRL 1.16.0, what SFTConfig adds to TrainingArguments."""
+
+SEQ2SEQ = keys("generation_config generation_max_length generation_num_beams predict_with_generate sortish_sampler")
+"""transformers 5.23.0, what Seq2SeqTrainingArguments adds to TrainingArguments."""
+
+TRAINER = keys("""
+    args callbacks compute_loss_func compute_metrics data_collator eval_dataset model model_init
+    optimizer_cls_and_kwargs optimizers preprocess_logits_for_metrics processing_class train_dataset
+""")
+"""transformers 5.23.0, Trainer."""
+
+SFT_TRAINER = (TRAINER - {"model_init"}) | keys("formatting_func peft_config quantization_config")
+"""TRL 1.16.0, SFTTrainer."""

@@ -33,7 +33,7 @@ def argument_gone(setup: Setup) -> Iterator[Finding]:
     for key, instead in setup.gone.items():
         yield Finding(
             field=key,
-            message=f"{setup.name(key)} is no longer taken by {_tool(setup)}",
+            message=f"{setup.name(key)} is no longer taken by {_tool(setup, key)}",
             help=instead,
         )
 
@@ -62,7 +62,7 @@ def argument_unknown(setup: Setup) -> Iterator[Finding]:
         meant = setup.meant.get(key)
         yield Finding(
             field=key,
-            message=f"{_tool(setup)} knows no {setup.name(key)}{f'; did you mean {meant!r}?' if meant else ''}",
+            message=f"{_tool(setup, key)} knows no {setup.name(key)}{f'; did you mean {meant!r}?' if meant else ''}",
             help=f"write {meant}" if meant else "correct the name, or take the key out",
         )
 
@@ -174,6 +174,33 @@ def file_not_there(setup: Setup) -> Iterator[Finding]:
         yield Finding(field=key, message=f"there is no file {file}", help="correct the path, or put the file there")
 
 
-def _tool(setup: Setup) -> str:
+@rule("ARG007", "import-gone", severity="error")
+def import_gone(setup: Setup) -> Iterator[Finding]:
+    """A script imports what its library no longer has.
+
+    ## What it does
+    Compares the imports of a Python script with those that transformers, TRL, PEFT and datasets have dropped. An import
+    inside `try` is left out, and so is one that the requirements beside the script still have.
+
+    ## Why it is bad
+    The script stops at its first lines with an ImportError. Where the import is inside a function, it stops later.
+
+    ## Example
+    `from transformers.data.processors.utils import InputFeatures`.
+
+    ## Fix
+    Write what the finding says, or hold the library at an older release.
+
+    ## Evidence
+    A published report on LLM ranking replaced such imports after its upgrade. Looked up in transformers 5.23, TRL 1.16,
+    PEFT 0.21 and datasets 5.2. (`transformers.file_utils`, which it also replaced, is still there.)
+    """
+    for name, instead in setup.gone_imports.items():
+        yield Finding(field=name, message=f"{name} can no longer be imported", help=instead)
+
+
+def _tool(setup: Setup, key: str = "") -> str:
+    if setup.tool == "python":
+        return key.partition(".")[0]
     names = {"axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "accelerate"}
     return (names | {"deepspeed": "DeepSpeed", "peft": "PEFT"}).get(setup.tool, setup.tool)

@@ -165,3 +165,34 @@ def batch_not_divided_by_gpus(setup: Setup) -> Iterator[Finding]:
             message=f"one process on {gpus} GPUs: {each}",
             help=f"start {gpus} processes and divide the accumulation by {gpus}",
         )
+
+
+@rule("BAT005", "device-batch-times-gpus", severity="warning")
+def device_batch_times_gpus(setup: Setup) -> Iterator[Finding]:
+    """The batch per device is multiplied with the number of devices.
+
+    ## What it does
+    Looks, in a Python script, for `torch.cuda.device_count()` as a factor of `per_device_train_batch_size`.
+
+    ## Why it is bad
+    The Trainer multiplies with the devices itself. Four GPUs see sixteen times the examples of one, not four times:
+    the memory per GPU grows with their number, and the learning rate is no longer the one that was tuned.
+
+    ## Example
+    `per_device_train_batch_size=4 * torch.cuda.device_count()`.
+
+    ## Fix
+    Write the examples of one device. To keep the batch of a step the same on any number of devices, divide
+    `gradient_accumulation_steps` by it.
+
+    ## Evidence
+    A published report on LLM ranking on two GPUs scaled its micro batch "with GPUs", and reported half the batch that a
+    step saw.
+    """
+    if setup.micro_batch_times_gpus:
+        yield Finding(
+            field="micro_batch_times_gpus",
+            message=f"{setup.name('micro_batch_times_gpus')} is multiplied with the number of GPUs, and the Trainer "
+            "multiplies with it again",
+            help="write the examples of one device, and divide the accumulation by the number of devices",
+        )

@@ -10,9 +10,9 @@ from surefit.lint.rule import Finding, LintContext, rule
 
 MANY = 5
 """Checkpoints that nobody minds."""
-KEEP_ALL = {"trl", "llamafactory"}
+KEEP_ALL = {"trl", "llamafactory", "python"}
 """Tools that keep every checkpoint unless they are told otherwise."""
-TRANSFORMERS = {"trl", "llamafactory", "axolotl"}
+TRANSFORMERS = {"trl", "llamafactory", "axolotl", "python"}
 """Tools whose checkpoints are written by transformers' Trainer."""
 
 
@@ -141,9 +141,10 @@ def checkpoint_not_atomic(context: LintContext, setup: Setup) -> Iterator[Findin
     """
     requeued = bool(context.job and "requeue" in context.job.options)
     if setup.tool in TRANSFORMERS and (setup.resume or requeued):
+        tool = "transformers" if setup.tool == "python" else setup.tool
         yield Finding(
             field="resume",
-            message=f"{setup.tool} does not write checkpoints atomically, and the last one is resumed even if it is "
+            message=f"{tool} does not write checkpoints atomically, and the last one is resumed even if it is "
             "half written",
             help="before resuming, delete a last checkpoint that has no trainer_state.json",
         )

@@ -152,7 +152,8 @@ def length_in_characters(setup: Setup) -> Iterator[Finding]:
     """Rows are filtered by their length in characters.
 
     ## What it does
-    Looks at the unit of the length limit.
+    Looks at the unit of the length limit: in a Python script, for a filter that compares `len(row["text"])` with the
+    name that is handed on as `max_length`.
 
     ## Why it is bad
     A token is four characters of English, and one or two of Vietnamese, Chinese, code or numbers. The limit lets rows
@@ -169,9 +170,10 @@ def length_in_characters(setup: Setup) -> Iterator[Finding]:
     """
     if setup.length_unit == "characters":
         limit = f" {setup.max_length:,}" if setup.max_length else ""
+        field = "length_unit" if "length_unit" in setup.places else "max_length"
         yield Finding(
-            field="max_length",
-            message=f"{setup.name('max_length')}{limit} counts characters; the model counts tokens",
+            field=field,
+            message=f"{setup.name(field)}{limit} counts characters; the model counts tokens",
             help="filter by the number of tokens after the chat template",
         )
 

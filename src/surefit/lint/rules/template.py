@@ -48,7 +48,7 @@ def no_generation_marks(context: LintContext, setup: Setup, tokenizer: Tokenizer
     huggingface/transformers#34172 and QwenLM/Qwen3#1522 (the error under TRL 0.19); huggingface/trl#4201 added a
     warning for it.
     """
-    if setup.tool != "trl" or setup.loss_on != "assistant" or not tokenizer.chat_template:
+    if setup.tool not in ("trl", "python") or setup.loss_on != "assistant" or not tokenizer.chat_template:
         return
     family = context.model.model_type if context.model else ""
     if not tokenizer.marks_generation and not family.startswith(PATCHED_BY_TRL):

@@ -54,7 +54,7 @@ def trains_here(context: LintContext, setup: Setup) -> bool:
     """Whether the config is one of SureFit's, or of a tool that could run it on this machine."""
     if setup.tool in ("surefit", "slurm"):
         return True
-    return context.stack is None or setup.tool in context.stack.versions
+    return context.stack is None or setup.package in context.stack.versions
 
 
 @rule("TRK002", "every-tracker", severity="warning")
@@ -107,7 +107,7 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
     transformers: "WandbCallback requires wandb to be installed. Run `pip install wandb`."
     """
     here = context.hardware is None or context.hardware.source == "detected"
-    if not here or (setup.tool != "surefit" and setup.tool not in stack.versions):
+    if not here or (setup.tool != "surefit" and setup.package not in stack.versions):
         return
     for name in setup.trackers or ():
         packages = TRACKERS[name].packages if name in TRACKERS else ()

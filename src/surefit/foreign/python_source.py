@@ -1,0 +1,416 @@
+"""A Python file as its syntax tree: where its names come from, and the values that are written out in it. Never run.
+
+A name stands for a value where its scope assigns it once, and to a literal. Everything else is computed: unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import operator
+import sys
+import tokenize
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from surefit.core.errors import ConfigError
+from surefit.core.units import MIB
+
+MAX_BYTES = 2 * MIB
+DEPTH = 40
+"""Names and brackets that are followed for one value."""
+LARGEST = 10**18
+COMPUTED: Final = object()
+"""Stands for what is only known when the script runs."""
+MUTATORS = frozenset({"append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"})
+DTYPES = frozenset({"float32", "float16", "bfloat16", "float64", "float", "half", "int8", "uint8"})
+PLAIN = {"float": "float32", "half": "float16"}
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import gives a name: transformers.TrainingArguments; where it stands, and whether a `try` guards it."""
+
+    dotted: str
+    line: int
+    guarded: bool
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One place that gives a name a value.
+
+    Attributes:
+        value: the expression, an import, or None for anything else (a loop, a parameter, a definition).
+        line: 1-based.
+        straight: it stands in no branch and no loop of its scope.
+        element: it is this element of what is assigned to several names at once.
+    """
+
+    value: ast.expr | Imported | None
+    line: int
+    straight: bool = True
+    element: int | None = None
+
+
+@dataclass
+class Scope:
+    """A module, a function or a class, and what it gives names."""
+
+    node: ast.AST
+    outer: Scope | None = None
+    names: dict[str, list[Binding]] = field(default_factory=dict)
+
+    def bind(self, name: str, binding: Binding) -> None:
+        """One more place."""
+        self.names.setdefault(name, []).append(binding)
+
+    def find(self, name: str) -> tuple[Scope, list[Binding]] | None:
+        """The scope that gives the name a value, as Python looks it up."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names and (scope is self or not isinstance(scope.node, ast.ClassDef)):
+                return scope, scope.names[name]
+            scope = scope.outer
+        return None
+
+
+@dataclass
+class Source:
+    """A file that was parsed.
+
+    Attributes:
+        nodes: every node with the scope it stands in, in the order of the file.
+        changed: names whose value is changed in place somewhere.
+        set_attributes: attributes that something is assigned to.
+        inside: a function or class → its own scope.
+    """
+
+    path: Path
+    text: str
+    module: Scope
+    nodes: list[tuple[ast.AST, Scope]] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
+    set_attributes: set[str] = field(default_factory=set)
+    inside: dict[ast.AST, Scope] = field(default_factory=dict)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The text, line by line."""
+        return self.text.split("\n")
+
+    def text_of(self, node: ast.expr) -> str:
+        """How an expression is written, as far as its first line goes."""
+        line = self.lines[node.lineno - 1].encode() if node.lineno <= len(self.lines) else b""
+        end = node.end_col_offset if node.end_lineno == node.lineno else None
+        return line[node.col_offset : end].decode(errors="replace")
+
+    def each(self, *kinds: type[ast.AST]) -> Iterator[tuple[Any, Scope]]:
+        """The nodes of these kinds."""
+        yield from ((node, scope) for node, scope in self.nodes if isinstance(node, kinds))
+
+    def origin(self, node: ast.AST, scope: Scope) -> str | None:
+        """What a name or attribute was imported as: transformers.TrainingArguments; None where it is no import."""
+        attributes: list[str] = []
+        while isinstance(node, ast.Attribute):
+            attributes.insert(0, node.attr)
+            node = node.value
+        found = scope.find(node.id) if isinstance(node, ast.Name) else None
+        if found is None:
+            return None
+        origins = {binding.value.dotted if isinstance(binding.value, Imported) else None for binding in found[1]}
+        origin = origins.pop()
+        return None if origins or origin is None else ".".join([origin, *attributes])
+
+    def once(self, name: str, scope: Scope) -> tuple[ast.expr, Scope] | None:
+        """The expression that a name stands for, where there is exactly one."""
+        found = scope.find(name)
+        if found is None or len(found[1]) != 1 or name in self.changed:
+            return None
+        binding = found[1][0]
+        plain = isinstance(binding.value, ast.expr) and binding.element is None
+        return (binding.value, found[0]) if plain else None  # type: ignore[return-value]
+
+    def expression(self, node: ast.expr, scope: Scope) -> tuple[ast.expr, Scope]:
+        """The expression itself, or the one that its name stands for."""
+        for _ in range(DEPTH):
+            found = self.once(node.id, scope) if isinstance(node, ast.Name) else None
+            if found is None:
+                break
+            node, scope = found
+        return node, scope
+
+    def before(self, node: ast.expr, scope: Scope, line: int) -> tuple[ast.expr, Scope, int]:
+        """The expression that a name stands for at a line, where only one can reach it; with its own line."""
+        for _ in range(DEPTH):
+            found = scope.find(node.id) if isinstance(node, ast.Name) else None
+            if found is None:
+                break
+            reaching = reach(found[1], line) if found[0] is scope else found[1]
+            if len(reaching) != 1 or not isinstance(reaching[0].value, ast.expr) or reaching[0].element is not None:
+                break
+            node, scope, line = reaching[0].value, found[0], reaching[0].line
+        return node, scope, line
+
+    def value(self, node: ast.expr, scope: Scope, depth: int = 0) -> Any:
+        """What an expression is, or `COMPUTED`."""
+        if depth > DEPTH:
+            return COMPUTED
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str | int | float | None) else COMPUTED
+        for kind, look in _LOOKS.items():
+            if isinstance(node, kind):
+                return look(self, node, scope, depth + 1)
+        return COMPUTED
+
+
+def reach(bindings: list[Binding], line: int) -> list[Binding]:
+    """The bindings that may hold at a line of their own scope: none from before the last that surely ran."""
+    before = [binding for binding in bindings if binding.line < line] or list(bindings)
+    last = max((i for i, binding in enumerate(before) if binding.straight), default=0)
+    return before[last:]
+
+
+def _of_name(source: Source, node: ast.Name, scope: Scope, depth: int) -> Any:
+    found = source.once(node.id, scope)
+    return COMPUTED if found is None or slip(source, found[0]) else source.value(*found, depth)
+
+
+def _of_unary(source: Source, node: ast.UnaryOp, scope: Scope, depth: int) -> Any:
+    value = source.value(node.operand, scope, depth)
+    if isinstance(value, int | float) and isinstance(node.op, ast.USub | ast.UAdd):
+        return -value if isinstance(node.op, ast.USub) else value
+    return not value if isinstance(value, bool) and isinstance(node.op, ast.Not) else COMPUTED
+
+
+def _of_arithmetic(source: Source, node: ast.BinOp, scope: Scope, depth: int) -> Any:
+    sides = [source.value(side, scope, depth) for side in (node.left, node.right)]
+    numbers = all(isinstance(side, int | float) and abs(side) < LARGEST for side in sides)
+    if not numbers or type(node.op) not in ARITHMETIC:
+        return COMPUTED
+    try:
+        return ARITHMETIC[type(node.op)](*sides)
+    except ArithmeticError:
+        return COMPUTED
+
+
+def _of_sequence(source: Source, node: ast.List | ast.Tuple, scope: Scope, depth: int) -> Any:
+    values = [source.value(item, scope, depth) for item in node.elts]
+    if COMPUTED in values:
+        return COMPUTED
+    return values if isinstance(node, ast.List) or any(isinstance(each, str) for each in values) else tuple(values)
+
+
+def _of_mapping(source: Source, node: ast.Dict, scope: Scope, depth: int) -> Any:
+    keys = [COMPUTED if key is None else source.value(key, scope, depth) for key in node.keys]
+    values = [source.value(each, scope, depth) for each in node.values]
+    known = all(isinstance(key, str | int) for key in keys) and COMPUTED not in values
+    return dict(zip(keys, values, strict=True)) if known else COMPUTED
+
+
+def _of_subscript(source: Source, node: ast.Subscript, scope: Scope, depth: int) -> Any:
+    inside, at = source.expression(node.value, scope)
+    key = source.value(node.slice, scope, depth)
+    if not isinstance(inside, ast.Dict) or key is COMPUTED:
+        return COMPUTED
+    entries = [value for name, value in zip(inside.keys, inside.values, strict=True) if _is(name, key)]
+    return source.value(entries[0], at, depth) if len(entries) == 1 and None not in inside.keys else COMPUTED
+
+
+def _is(node: ast.expr | None, key: Any) -> bool:
+    return isinstance(node, ast.Constant) and node.value == key
+
+
+def _of_attribute(source: Source, node: ast.Attribute, scope: Scope, depth: int) -> Any:
+    """torch.bfloat16 as its name; the attribute of a class of constants."""
+    origin = source.origin(node, scope)
+    if origin and origin.startswith("torch.") and node.attr in DTYPES:
+        return PLAIN.get(node.attr, node.attr)
+    inside = _class_of(source, node.value, scope)
+    bindings = inside.names.get(node.attr, []) if inside else []
+    if inside is None or len(bindings) != 1 or node.attr in source.set_attributes:
+        return COMPUTED
+    value = bindings[0].value
+    return source.value(value, inside, depth) if isinstance(value, ast.expr) else COMPUTED
+
+
+def _class_of(source: Source, node: ast.expr, scope: Scope) -> Scope | None:
+    """The scope of a class without bases and methods that a name, or the plain instance that it stands for, is of."""
+    node, scope = source.expression(node, scope)
+    if isinstance(node, ast.Call) and not node.args and not node.keywords:
+        node = node.func
+    if not isinstance(node, ast.Name):
+        return None
+    inside = [each for each, _ in source.each(ast.ClassDef) if each.name == node.id]
+    plain = len(inside) == 1 and not inside[0].bases and not any(isinstance(x, Function) for x in inside[0].body)
+    return source.inside[inside[0]] if plain else None
+
+
+_LOOKS: dict[type[ast.expr], Callable[[Source, Any, Scope, int], Any]] = {
+    ast.Name: _of_name, ast.UnaryOp: _of_unary, ast.BinOp: _of_arithmetic, ast.List: _of_sequence,
+    ast.Tuple: _of_sequence, ast.Dict: _of_mapping, ast.Subscript: _of_subscript, ast.Attribute: _of_attribute,
+}  # fmt: skip
+
+
+def slip(source: Source, node: ast.expr) -> str | None:
+    """The number that was meant where a comma made it a tuple: `262144,` or `262,144`, without brackets."""
+    if not isinstance(node, ast.Tuple) or not 1 <= len(node.elts) <= 4 or source.text_of(node).startswith("("):
+        return None
+    parts = [source.text_of(item) for item in node.elts]
+    numbers = [item for item in node.elts if isinstance(item, ast.Constant) and type(item.value) in (int, float)]
+    thousands = all(len(part) == 3 and part.isdecimal() for part in parts[1:]) and len(parts[0]) <= 3
+    meant = len(numbers) == len(parts) and (len(parts) == 1 or thousands)
+    return "".join(parts) if meant else None
+
+
+def parse(path: Path) -> Source:
+    """Read and parse a Python file.
+
+    Raises:
+        ConfigError: it cannot be read, is too large, is no text or no Python.
+    """
+    text = _text(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+        return _scoped(path, text, tree)
+    except SyntaxError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        problem = f"not valid Python {version}: {error.msg}"
+        raise ConfigError(problem, path=path, line=error.lineno, help="correct the line, or the one above it") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError("nested too deeply to be a script", path=path) from None
+    except ValueError as error:
+        raise ConfigError(f"not valid Python: {error}", path=path) from None
+
+
+def _text(path: Path) -> str:
+    if path.is_dir() or (path.is_fifo() and not str(path).startswith(("/dev/", "/proc/"))):
+        raise ConfigError("not a regular file", path=path, help="name the script")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", path=path, help="check its path and permissions"
+        ) from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"larger than {MAX_BYTES // MIB} MiB: this is no script", path=path)
+    if b"\0" in data:
+        line = data[: data.index(b"\0")].count(b"\n") + 1
+        raise ConfigError("holds null bytes: this is no text", path=path, line=line, help="save the script as UTF-8")
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError(f"not {error.encoding} text", path=path, line=line, help="save the script as UTF-8") from None
+    except (SyntaxError, LookupError) as error:
+        problem = getattr(error, "msg", None) or str(error)
+        raise ConfigError(f"cannot be decoded: {problem}", path=path, line=1, help="save the script as UTF-8") from None
+
+
+def _scoped(path: Path, text: str, tree: ast.Module) -> Source:
+    """Every node with its scope, in the order of the file."""
+    module = Scope(tree)
+    source = Source(path, text, module)
+    waiting: list[tuple[ast.AST, Scope, bool, bool]] = [(tree, module, True, False)]
+    while waiting:
+        node, scope, straight, guarded = waiting.pop()
+        source.nodes.append((node, scope))
+        _bind(source, node, scope, straight, guarded)
+        inner = scope
+        if isinstance(node, Function | ast.ClassDef):
+            inner = source.inside[node] = Scope(node, scope)
+            _parameters(node, inner)
+        branches = isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.Match | ast.AsyncFor)
+        below = (isinstance(node, Function | ast.ClassDef)) or (straight and not branches)
+        within = guarded or isinstance(node, ast.Try)
+        waiting += [(child, inner, below, within) for child in reversed(list(ast.iter_child_nodes(node)))]
+    return source
+
+
+def _parameters(node: Function | ast.ClassDef, scope: Scope) -> None:
+    if isinstance(node, ast.ClassDef):
+        return
+    taken = node.args
+    for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs, taken.vararg, taken.kwarg):
+        if each is not None:
+            scope.bind(each.arg, Binding(None, each.lineno))
+
+
+def _bind(source: Source, node: ast.AST, scope: Scope, straight: bool, guarded: bool) -> None:
+    """What one node gives names, and what it changes."""
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets if node.value is not None else ():
+            _assign(source, target, node.value, scope, straight)
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        for name, dotted in _imports(node):
+            scope.bind(name, Binding(Imported(dotted, node.lineno, guarded), node.lineno, straight))
+    elif isinstance(node, ast.Global | ast.Nonlocal):
+        source.changed.update(node.names)
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        source.changed.add(node.target.id)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        source.changed.update([node.func.value.id] if isinstance(node.func.value, ast.Name) else [])
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        scope.bind(node.name, Binding(None, node.lineno, straight))
+    elif isinstance(node, ast.NamedExpr):
+        scope.bind(node.target.id, Binding(None, node.lineno, False))
+    elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        source.changed.update([node.value.id] if isinstance(node.value, ast.Name) else [])
+    elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        source.set_attributes.add(node.attr)
+    else:
+        _bind_others(node, scope)
+
+
+def _bind_others(node: ast.AST, scope: Scope) -> None:
+    """Loops, comprehensions, `with`, `except`, `del` and patterns."""
+    targets: list[ast.AST] = []
+    if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+        targets = [node.target]
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        targets = [node.optional_vars]
+    names = [each for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    for name in names:
+        scope.bind(name.id, Binding(None, name.lineno, False))
+    if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+        scope.bind(node.name, Binding(None, node.lineno, False))
+
+
+def _assign(source: Source, target: ast.expr, value: ast.expr | None, scope: Scope, straight: bool) -> None:
+    if isinstance(target, ast.Name):
+        scope.bind(target.id, Binding(value, target.lineno, straight))
+    elif isinstance(target, ast.Tuple | ast.List):
+        same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+        for i, each in enumerate(target.elts):
+            if isinstance(each, ast.Starred):
+                each, value = each.value, None
+            if isinstance(each, ast.Name) and same and isinstance(value, ast.Tuple | ast.List):
+                scope.bind(each.id, Binding(value.elts[i], each.lineno, straight))
+            elif isinstance(each, ast.Name):
+                scope.bind(each.id, Binding(value, each.lineno, straight, element=i))
+
+
+def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+    """(the name that is bound, what it stands for); a relative import begins with its dots."""
+    for alias in node.names:
+        if isinstance(node, ast.ImportFrom):
+            yield alias.asname or alias.name, f"{'.' * node.level}{node.module or ''}.{alias.name}"
+        elif alias.asname:
+            yield alias.asname, alias.name
+        else:
+            root = alias.name.partition(".")[0]
+            yield root, root
