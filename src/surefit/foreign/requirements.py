@@ -10,9 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 
-from surefit.config.load import parse_yaml, read_text
+from surefit.config.load import compose_yaml, parse_yaml, read_text
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import shortened
 from surefit.facts.pins import compatible, exact
@@ -220,17 +221,26 @@ def _of_poetry_part(part: str) -> str:
 
 
 def _of_conda(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
-    tree, lines = parse_yaml(text, path)
-    listed = tree.get("dependencies") if isinstance(tree, dict) else None
-    for i, entry in enumerate(listed if isinstance(listed, list) else ()):
-        if isinstance(entry, str):
-            name, versions = _of_conda_entry(entry)
+    parse_yaml(text, path)
+    for entry in _entries(compose_yaml(text), "dependencies"):
+        if isinstance(entry, yaml.ScalarNode):
+            name, versions = _of_conda_entry(entry.value)
             if name != "python":
-                yield f"{CONDA.get(name, name)}{versions}", lines.get(f"dependencies[{i}]", 1), True
-        elif isinstance(entry, dict):
-            for j, written in enumerate(entry.get("pip") or ()):
-                if isinstance(written, str):
-                    yield written, lines.get(f"dependencies[{i}].pip[{j}]", 1), True
+                yield f"{CONDA.get(name, name)}{versions}", entry.start_mark.line + 1, True
+        for written in _entries(entry, "pip"):
+            if isinstance(written, yaml.ScalarNode):
+                yield written.value, written.start_mark.line + 1, True
+
+
+def _entries(node: yaml.Node | None, key: str) -> list[yaml.Node]:
+    """The entries of the list under a key, where there is one."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return [
+        each
+        for name, listed in pairs
+        if name.value == key and isinstance(listed, yaml.SequenceNode)
+        for each in listed.value
+    ]
 
 
 def _of_conda_entry(entry: str) -> tuple[str, str]:
