@@ -23,7 +23,7 @@ from surefit.core.units import MIB
 MAX_BYTES = 2 * MIB
 DEPTH = 40
 """Names and brackets that are followed for one value."""
-LARGEST = 10**18
+LARGEST = 10**30
 COMPUTED: Final = object()
 """Stands for what is only known when the script runs."""
 MUTATORS = frozenset({"append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"})
@@ -166,7 +166,10 @@ class Source:
         if depth > DEPTH:
             return COMPUTED
         if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, str | int | float | None) else COMPUTED
+            huge = (
+                isinstance(node.value, int) and abs(node.value) > LARGEST
+            )  # no setting, and no text can be made of it
+            return node.value if isinstance(node.value, str | int | float | None) and not huge else COMPUTED
         for kind, look in _LOOKS.items():
             if isinstance(node, kind):
                 return look(self, node, scope, depth + 1)

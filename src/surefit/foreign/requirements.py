@@ -28,6 +28,7 @@ BESIDE = ("requirements.txt", "pyproject.toml", "environment.yml", "environment.
 """Files beside a script, or in the folder above it, that say which releases it is for."""
 CONDA = {"pytorch": "torch"}
 """conda's name → that of the package index."""
+NO_NUMBER = re.compile(r"\d{19}")
 OPTION = re.compile(r"-{1,2}[A-Za-z]")
 TORCHVISION, TORCHAUDIO = range(15, 25), range(9)
 """Minor releases of torchvision 0.x and torchaudio 2.x that are known to ask for one minor release of torch 2."""
@@ -103,6 +104,9 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
     problems: list[SureFitError] = []
     lost: list[Lost] = []
     for written, line, always in lines:
+        if NO_NUMBER.search(written):
+            lost.append(Lost(shortened(written), line, shortened(written), "no release has such a number"))
+            continue
         try:
             pins.append(_pin(written, line, always))
         except InvalidRequirement as error:
@@ -159,7 +163,7 @@ def _of_pyproject(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
     """[project] and [tool.poetry]; what an extra or a group asks for need not hold together with the rest."""
     try:
         tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # the first also for a number that Python does not read
         found = re.search(r"line (\d+)", str(error))
         line = int(found[1]) if found else None
         problem = str(error).partition(" (at")[0]
@@ -205,7 +209,7 @@ def _of_poetry(versions: str) -> str:
 
 
 def _of_poetry_part(part: str) -> str:
-    found = re.fullmatch(r"([\^~]?)\s*v?(\d+(?:\.\d+)*)", part)
+    found = re.fullmatch(r"([\^~]?)\s*v?(\d{1,18}(?:\.\d{1,18})*)", part)
     if not found:
         return "" if part == "*" else f"=={part}" if re.fullmatch(r"[\d.]+\.\*", part) else part
     numbers = [int(number) for number in found[2].split(".")]

@@ -149,6 +149,7 @@ def value_of(tmp_path: Path, text: str) -> object:
         ("it = -1", -1),
         ("it = 16 // 4 * 1024", 4096),
         ("it = 1 / 0", COMPUTED),
+        (f"it = 0x{'f' * 6_000}", COMPUTED),
         ("it = 10 ** 10 ** 10", COMPUTED),
         ("import torch\nit = torch.bfloat16", "bfloat16"),
         ("it = torch.bfloat16", COMPUTED),
@@ -253,6 +254,10 @@ def test_requirements_that_are_none(tmp_path: Path) -> None:
         ("requirements.txt", "# nothing\n", None),
         ("pyproject.toml", "[project\n", 1),
         ("pyproject.toml", "[tool.ruff]\nline-length = 100\n", None),
+        ("pyproject.toml", f"[project]\nx = {'9' * 6_000}\n", None),
+        ("requirements.txt", f"numpy=={'9' * 6_000}\n", None),
+        ("pyproject.toml", f"[tool.poetry.dependencies]\ntorch = '^{'9' * 6_000}'\n", None),
+        ("environment.yml", f"name: x\ndependencies: [numpy={'9' * 6_000}]\n", None),
         ("environment.yml", "name: x\nchannels: [a]\ndependencies: []\n", None),
     ):
         with pytest.raises(ConfigError) as caught:
