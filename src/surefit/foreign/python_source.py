@@ -166,9 +166,8 @@ class Source:
         if depth > DEPTH:
             return COMPUTED
         if isinstance(node, ast.Constant):
-            huge = (
-                isinstance(node.value, int) and abs(node.value) > LARGEST
-            )  # no setting, and no text can be made of it
+            # No setting is so large, and Python makes no text of such a number.
+            huge = isinstance(node.value, int) and abs(node.value) > LARGEST
             return node.value if isinstance(node.value, str | int | float | None) and not huge else COMPUTED
         for kind, look in _LOOKS.items():
             if isinstance(node, kind):
