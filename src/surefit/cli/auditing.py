@@ -161,7 +161,7 @@ def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
 
 
 def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
-    from surefit.data.load import load_rows
+    from surefit.data.formats import training_rows
     from surefit.facts.setup import setup_of
     from surefit.lint.rule import LintContext
 
@@ -172,7 +172,7 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
     rows = found.rows
     problems: list[SureFitError] = [problem for problem in found.problems if isinstance(problem, DataError)]
     if rows is None and not problems:
-        rows = load_rows(config.data.train, split=config.data.split)
+        rows = training_rows(config.data)
     scored = scored_rows(config, rows, problems) if rows is not None else {}
     problems += [problem for problem in mixed_problems(found) if isinstance(problem, DataError)]
     loaded = found.loaded

@@ -96,6 +96,8 @@ class DataSection(Section):
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
     """Which split of a hub data set to train on."""
+    limit: Annotated[int, Field(ge=1)] | None = None
+    """Use this many rows of `train` at most, taken evenly from all, for a first try; a share held out is one of these."""
     max_length: Annotated[int, Field(ge=8, le=2**30)] = 2048
     """Tokens per example, prompt and answer together."""
     packing: Auto | bool = "auto"

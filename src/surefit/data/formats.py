@@ -300,7 +300,7 @@ def read_splits(
     Raises:
         DataError: as `load_rows`, `to_examples`, `split_eval` and `mix_in`.
     """
-    rows = rows if rows is not None else load_rows(section.train, split=section.split)
+    rows = rows if rows is not None else training_rows(section)
     train = to_examples(rows, recipe, section.format, section.bad_rows)
     if isinstance(section.eval, str):
         held_out_rows = load_held_out(section.eval, section.split, rows)
@@ -314,6 +314,16 @@ def read_splits(
             train, to_examples(more, recipe, section.format, section.bad_rows), source, passes, held_out, seed
         )
     return train, held_out
+
+
+def training_rows(section: DataSection) -> Rows:
+    """The rows of `data.train`, as many as `data.limit` allows.
+
+    Raises:
+        DataError, MachineError: as `load_rows`.
+    """
+    rows = load_rows(section.train, split=section.split)
+    return rows if section.limit is None else rows.sample(section.limit)
 
 
 def load_mixed(source: str, section: DataSection) -> Rows:

@@ -218,6 +218,11 @@ def _data(draft: Draft) -> None:
             draft.lose_part(
                 "dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts"
             )
+    most = draft.flat.get("max_samples")
+    if len(names) == 1 and isinstance(most, int) and most > 0:
+        draft.carry("data.limit", most, "max_samples")
+        draft.reach("max_samples")
+        draft.lose_part("max_samples", "", most, "data.limit takes them evenly from all rows, and not the first ones")
     if len(names) > 1:
         draft.rows_known = False
         _mix(draft, [source_in(name, folder, info) for name in names], str(draft.flat.get("mix_strategy") or "concat"))

@@ -89,8 +89,8 @@ def gather(
         ConfigError: the config itself is not usable; every other problem is returned.
     """
     from surefit import recipes
-    from surefit.data.formats import load_mixed
-    from surefit.data.load import is_local, load_rows
+    from surefit.data.formats import load_mixed, training_rows
+    from surefit.data.load import is_local
     from surefit.evaluate.settings import require_settings
     from surefit.facts.chat_template import template_text
     from surefit.facts.generation import fitting_prompts
@@ -120,7 +120,7 @@ def gather(
         text = attempt(lambda: template_text(chosen))
         model = replace(model, chat_template=text, has_chat_template=True)
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
-    rows = attempt(lambda: load_rows(config.data.train)) if is_local(config.data.train) else None
+    rows = attempt(lambda: training_rows(config.data)) if is_local(config.data.train) else None
     here = [source for source in config.data.mix if is_local(source)]
     read = {source: attempt(partial(load_mixed, source, config.data)) for source in here}
     mixed = {source: more for source, more in read.items() if more is not None}

@@ -25,7 +25,8 @@ from surefit.config.schema import Config
 from surefit.config.world import processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text
-from surefit.data.load import is_local, load_rows
+from surefit.data.formats import training_rows
+from surefit.data.load import is_local
 from surefit.facts.flops import FORWARD, TRAINED, work_of
 from surefit.facts.generation import fitting_prompts
 from surefit.facts.gpus import GPUS
@@ -122,7 +123,7 @@ def _steps(config: Config) -> int:
     """Optimizer steps of a config whose rows are here; where they are not, a round number to begin with."""
     if is_local(config.data.train):
         try:
-            rows = len(load_rows(config.data.train))
+            rows = len(training_rows(config.data))
         except SureFitError:
             rows = 0
         share = config.data.eval if isinstance(config.data.eval, float) else 0.0

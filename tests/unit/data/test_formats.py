@@ -297,3 +297,13 @@ def test_splits_of_a_config(write):
     assert (len(first), len(second)) == (50, 1)
     with pytest.raises(DataError, match="the same rows as"):
         read_splits(DataSection(train=str(train), eval=str(train)), SFT, seed=0)
+
+
+def test_a_limit_takes_rows_evenly_and_holds_out_a_share_of_them(write):
+    train = write("train.jsonl", [{"prompt": str(i), "completion": "x"} for i in range(100)])
+    first, second = read_splits(DataSection(train=str(train), eval=0.2, limit=50), SFT, seed=0)
+    asked = sorted(int(example.prompt[-1]["content"]) for example in (*first, *second))
+    assert asked == list(range(0, 100, 2))
+    assert 3 <= len(second) <= 20
+    whole, _ = read_splits(DataSection(train=str(train), eval=0.2, limit=1000), SFT, seed=0)
+    assert len(whole) > 50
