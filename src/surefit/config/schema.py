@@ -97,7 +97,7 @@ class DataSection(Section):
     split: str = "train"
     """Which split of a hub data set to train on."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Use this many rows of `train` at most, taken evenly from all, for a first try; a share held out is one of these."""
+    """Use this many rows of `train` at most, taken evenly from all: for a first try. A share held out is of these."""
     max_length: Annotated[int, Field(ge=8, le=2**30)] = 2048
     """Tokens per example, prompt and answer together."""
     packing: Auto | bool = "auto"

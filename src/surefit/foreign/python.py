@@ -197,7 +197,7 @@ def _read_trackers(notes: Notes, source: Source) -> None:
             call = read_call(source, "wandb.init", node, scope)
             notes.say("trackers", trackers(["wandb"]), "wandb.init()", node.lineno)
             if not call.silent("mode") and call.known.get("mode") != "online":
-                notes.setup["wandb_offline"] = True
+                notes.setup["quiet_trackers"] = ("wandb",)
     # A login of its own, or a variable that it sets, answers the question.
     if any(word in source.text for word in ("wandb.login", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED")):
-        notes.setup["wandb_offline"] = True
+        notes.setup["quiet_trackers"] = ("wandb",)

@@ -9,7 +9,10 @@ REASONS: tuple[tuple[str, str], ...] = (
         "SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names",
         " ".join((*TRACKERS, "comet trackio swanlab otel report_to project run_name")),
     ),
-    ("SureFit trains on all rows of a set, or on data.limit of the first", "max_samples shard_num shard_idx =shards interleave dataset_exact_dedup"),
+    (
+        "SureFit trains on all rows of a set, or on data.limit of the first",
+        "max_samples shard_num shard_idx =shards interleave dataset_exact_dedup",
+    ),
     ("SureFit publishes nothing", "hub push export_"),
     (
         "SureFit logs every step",

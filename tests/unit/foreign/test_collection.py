@@ -108,7 +108,7 @@ LEFT_OUT = {
     ),
     "rows of another name": (
         "model_name_or_path: a\nstage: sft\ndataset: identity,alpaca\nmax_samples: 10\noutput_dir: o\n",
-        ["# dataset[1]: alpaca: its entry in data/dataset_info", "# max_samples: 10: SureFit trains on all rows of a set, or"],
+        ["# dataset[1]: alpaca: its entry in data/dataset_info", "# max_samples: 10: SureFit trains on all rows"],
     ),
     "a launcher": (
         "model_name_or_path: a\ndataset_name: b\noutput_dir: o\nnum_processes: 4\n",

@@ -22,7 +22,7 @@ FAMILIES = {
     "SCH": "schedule",
     "SEC": "security",
     "SLM": "slurm slurm_syntax",
-    "STK": "stack",
+    "STK": "stack requirements",
     "TPL": "template",
     "TRK": "tracker",
 }

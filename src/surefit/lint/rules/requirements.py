@@ -1,0 +1,70 @@
+"""STK, of requirements files alone: what they leave open or ask for, whatever is installed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.facts.setup import Setup
+from surefit.facts.stack import StackFacts
+from surefit.lint.rule import Finding, rule
+
+
+@rule("STK015", "numpy-left-open", severity="warning")
+def numpy_left_open(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The requirements hold PyTorch at a release for NumPy 1, and leave NumPy open.
+
+    ## What it does
+    Looks, in a requirements file, for a torch below 2.3 beside a numpy that may be 2 or newer.
+
+    ## Why it is bad
+    Such a torch says nothing of numpy in its metadata. A fresh environment gets the newest, unless another package
+    holds it back: torch then warns at import, and `tensor.numpy()` stops with "Numpy is not available".
+
+    ## Example
+    `torch==2.1.2` and `numpy>=1.26.0`.
+
+    ## Fix
+    Write `numpy<2`, or a torch from 2.3 on.
+
+    ## Evidence
+    Two of five published reports on fine-tuning pinned numpy below 2 after such a failure; pytorch/pytorch#107302.
+    """
+    old = "torch" in stack.pinned and not stack.allows("torch", ">=2.3")
+    if old and "numpy" in stack.pinned and stack.allows("numpy", ">=2") and stack.allows("numpy", "<2"):
+        yield Finding(
+            field="numpy",
+            message=f"{stack.said('torch')} was built for NumPy 1 and does not say so, and {stack.said('numpy')} may "
+            "become NumPy 2",
+            help="write numpy<2, or torch>=2.3",
+        )
+
+
+@rule("STK016", "requirement-is-compiled", severity="warning")
+def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """The requirements ask for flash-attn, which has to be compiled.
+
+    ## What it does
+    Looks for flash-attn in a requirements file, without an address or an index of its own for its wheel.
+
+    ## Why it is bad
+    The package index has its source only. Compiling takes 20 to 40 minutes, hours without ninja; and its build needs
+    torch, which pip does not show to it: `pip install -r` stops with "No module named 'torch'".
+
+    ## Example
+    `flash-attn` or `flash-attn==2.5.8` among the requirements.
+
+    ## Fix
+    Take it out and use sdpa, which has a flash kernel of its own in PyTorch; or name a wheel by its address
+    (`flash-attn @ https://…`), one for this Python, torch and CUDA.
+
+    ## Evidence
+    A published report on distilling a model to math and code waited 20 to 40 minutes for it, or failed;
+    Dao-AILab/flash-attention#1038.
+    """
+    if "flash-attn" in stack.pinned and "flash-attn" not in stack.wheels:
+        yield Finding(
+            field="flash-attn",
+            message=f"{stack.said('flash-attn')} has no wheels on the package index: it is compiled for 20 to 40 "
+            "minutes, and its build does not find torch",
+            help="take it out and use sdpa, or name a wheel by its address",
+        )
