@@ -68,6 +68,13 @@ def test_from_a_run_to_the_hub_and_to_a_server(surefit: Any, config: Path, url: 
     assert str(Path.cwd()) not in card
     assert read_json(run.exports / "hub/certificate.json")["passed"]
 
+    alone = surefit("export", run.path, "--format", "adapter", "--json")
+    assert alone.code == 0, alone.text
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= alone.json["files"].keys()
+    assert "library_name: peft" in (run.exports / "adapter/README.md").read_text()
+    assert surefit("push", run.exports / "adapter", "me/one", "--dry-run").code == 0
+    assert "without its base" in surefit("serve-check", run.exports / "adapter").text
+
     pushed = surefit("push", run.path, "me/one", "--dry-run", "--json").json
     assert (pushed["private"], pushed["url"]) == (True, None)
     assert set(pushed["files"]) == {*made.json["files"], "export.json"}

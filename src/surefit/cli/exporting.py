@@ -28,7 +28,7 @@ class ExportOptions:
     """How `export` was asked.
 
     Attributes:
-        format: hub, nf4, int8, fp8 or gguf.
+        format: hub, adapter, nf4, int8, fp8 or gguf.
         output: the folder; by default export/FORMAT in the run.
         outtype, llama_cpp: of GGUF.
         score: also measure the task's metrics of a conversion.
@@ -45,26 +45,26 @@ class ExportOptions:
 
 def export(out: Output, target: Path, options: ExportOptions) -> int:
     """Write a run's certified model for others, with its model card."""
-    from surefit.merge.export import HUB, source_of
+    from surefit.merge.export import ADAPTER, HUB, source_of
     from surefit.stages.prepare import prepare, run_directory
 
     run = prepare(run_directory(target).path)
-    if options.score and options.format == HUB:
-        raise ConfigError(
-            "--score is for conversions", field="--score", help="the run's own scores are those of what hub exports"
-        )
+    as_it_is = options.format in (HUB, ADAPTER)
+    if options.score and as_it_is:
+        raise ConfigError("--score is for conversions", field="--score", help="here the run's own scores hold")
     source = source_of(run.run)
     output = options.output or run.run.exports / options.format
-    conversion = None if options.format == HUB else _conversion(run, source, options)
+    conversion = None if as_it_is else _conversion(run, source, options)
     if options.dry_run:
         return _dry_run(out, source, conversion, output, options)
     with run.run.locked("export", out.note), noted(run.run, "export"):
-        manifest = _export_hub(run, source, output) if conversion is None else _convert(
+        manifest = _export_as_it_is(run, source, output, options.format) if conversion is None else _convert(
             out, run, source, conversion, output, options.score
         )  # fmt: skip
     total = sum(about["bytes"] for about in manifest["files"].values())
     out.say(f"Exported {plural(len(manifest['files']), 'file')}, {bytes_text(total)} → {output}", "green")
-    out.say(f"Next: surefit push {quoted(output)} OWNER/NAME --dry-run, or surefit serve-check {quoted(output)}")
+    served = run.run.path if options.format == ADAPTER else output  # which knows the base to put it beside
+    out.say(f"Next: surefit push {quoted(output)} OWNER/NAME --dry-run, or surefit serve-check {quoted(served)}")
     out.result({"output": str(output), **manifest})
     return EXIT_OK
 
@@ -81,26 +81,34 @@ def _conversion(run: Prepared, source: Source, options: ExportOptions) -> Conver
 
 
 def _dry_run(out: Output, source: Source, conversion: Conversion | None, output: Path, options: ExportOptions) -> int:
-    from surefit.merge.export import parts_of
+    from surefit.merge.export import ADAPTER, adapter_parts, parts_of
     from surefit.merge.quantised import require_convertible
 
     if conversion is not None:
         require_convertible(conversion)
-    files = {file.name: file.stat().st_size for file in parts_of(source.directory)}
+    parts = adapter_parts(source) if options.format == ADAPTER else parts_of(source.directory)
+    files = {file.name: file.stat().st_size for file in parts}
     rows = [[name, bytes_text(size)] for name, size in files.items()]
-    out.table(f"From {source.directory}, certified", ["file", "size"], rows)
+    out.table(f"From {parts[0].parent}, certified", ["file", "size"], rows)
     how = "copied as they are" if conversion is None else f"the weights converted by {conversion.how}"
     out.say(f"Would be {how}, with model card, certificate and list of files → {output}; nothing was written")
     out.result({"dry_run": True, "format": options.format, "output": str(output), "files": files})
     return EXIT_OK
 
 
-def _export_hub(run: Prepared, source: Source, output: Path) -> dict[str, Any]:
-    from surefit.merge.export import HUB, export_hub
+def _export_as_it_is(run: Prepared, source: Source, output: Path, format: str) -> dict[str, Any]:
+    from surefit.merge.export import ADAPTER, export_adapter, export_hub
     from surefit.report.model_card import model_card
 
-    about = _about(run, HUB)
-    return export_hub(source, output, lambda certificate, _: model_card(run.run, about, certificate))
+    about = _about(run, format)
+
+    def card(certificate: Mapping[str, Any], _: Path) -> str:
+        return model_card(run.run, about, certificate)
+
+    if format == ADAPTER:
+        base = run.resolved.config.model.name_or_path
+        return export_adapter(source, Path(base).name if Path(base).expanduser().exists() else base, output, card)
+    return export_hub(source, output, card)
 
 
 def _convert(

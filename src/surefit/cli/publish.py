@@ -18,7 +18,8 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 def export(
     target: Target,
     format: Annotated[
-        Literal["hub", "nf4", "int8", "fp8", "gguf"], typer.Option("--format", help="hub: the weights as they are.")
+        Literal["hub", "adapter", "nf4", "int8", "fp8", "gguf"],
+        typer.Option("--format", help="hub: the merged weights as they are; adapter: without the base."),
     ] = "hub",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: export/FORMAT in the run.")] = None,
     outtype: Annotated[Literal["f16", "bf16", "q8_0", "q4_k_m"], typer.Option(help="Of a GGUF file.")] = "q8_0",

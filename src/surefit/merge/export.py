@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from surefit import __version__
-from surefit.core.errors import DataError, GateError, ModelError
+from surefit.core.errors import ConfigError, DataError, GateError, ModelError
 from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, sweep, write_atomic, write_json
 from surefit.core.sampling import evenly
 from surefit.core.units import without_paths
+from surefit.merge.adapter_file import read_adapter
 from surefit.merge.merge import PROMPTS
 from surefit.merge.quantised import Conversion, make, measure, require_convertible
-from surefit.model.identity import base_identity
+from surefit.model.identity import base_identity, weights_sha256
 
-HUB = "hub"
+HUB, ADAPTER = "hub", "adapter"
 MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"
 WEIGHTS = ("*.safetensors", "model.safetensors.index.json", "*.gguf")
 AROUND = (
@@ -32,6 +33,9 @@ AROUND = (
     "*.model", "*.tiktoken", "configuration_*.py", "modeling_*.py", "tokenization_*.py",
 )  # fmt: skip
 """What belongs to a model beside its weights; nothing else of a directory is ever exported."""
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+OF_THE_MODEL = ("config.json", "generation_config.json", "configuration_*.py", "modeling_*.py")
+"""What of AROUND does not belong to an adapter: it would be taken for a whole model."""
 
 CardOf = Callable[[Mapping[str, Any], Path], str]
 """(the certificate of an export, the folder with its weights) → its model card."""
@@ -91,6 +95,50 @@ def export_hub(source: Source, output: Path, card: CardOf) -> dict[str, Any]:
         for file in parts_of(source.directory):
             shutil.copy2(file, temporary / file.name)
         return _finish(temporary, HUB, source, certificate, card)
+
+
+def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dict[str, Any]:
+    """Write the adapter alone, which PEFT and servers put beside its base; as `export_hub`.
+
+    Args:
+        base: what its adapter_config.json is to call the base: a name, and no directory of this machine.
+
+    Raises:
+        GateError: adapter/ is not what was merged and certified.
+    """
+    _require_ours(output)
+    parts = adapter_parts(source)
+    _require_certified_adapter(source)
+    with directory_atomic(output) as temporary:
+        for file in parts:
+            shutil.copy2(file, temporary / file.name)
+        settings = read_json(temporary / ADAPTER_FILES[0])
+        write_json(temporary / ADAPTER_FILES[0], settings | {"base_model_name_or_path": base})
+        return _finish(temporary, ADAPTER, source, public(source.certificate), card)
+
+
+def adapter_parts(source: Source) -> list[Path]:
+    """The files of a run's adapter that may leave this machine.
+
+    Raises:
+        ConfigError: the run has none.
+    """
+    folder = source.run.adapter
+    if not all((folder / name).is_file() for name in ADAPTER_FILES):
+        raise ConfigError("the run has no adapter: all weights were trained", path=source.run.path, help="--format hub")
+    around = {file for pattern in AROUND for file in folder.glob(pattern) if file.is_file()}
+    around -= {file for pattern in OF_THE_MODEL for file in folder.glob(pattern)}
+    return sorted({*around, *(folder / name for name in ADAPTER_FILES)})
+
+
+def _require_certified_adapter(source: Source) -> None:
+    proved = {check["name"]: check["value"] for check in source.certificate["checks"]}
+    if weights_sha256(read_adapter(source.run.adapter).tensors) != proved.get("adapter_as_trained"):
+        raise GateError(
+            "adapter/ is not the adapter that was merged and certified",
+            path=source.run.adapter,
+            help="`surefit merge` makes and certifies the model again",
+        )
 
 
 def export_quantised(

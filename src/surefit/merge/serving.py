@@ -77,6 +77,8 @@ def _place(target: Path) -> tuple[Path, RunDir | None]:
     if any(target.glob("*.gguf")) or ((target / "config.json").is_file() and any(target.glob("*.safetensors"))):
         owner = RunDir(target.absolute().parent.parent)
         return target, owner if owner.exports == target.absolute().parent and owner.resolved.exists() else None
+    if (target / "adapter_config.json").is_file():
+        raise ConfigError("an adapter is here, without its base", path=target, help="name the run that it was made of")
     raise ConfigError("neither a run, nor an export, nor a model is here", path=target, help="name one of these")
 
 

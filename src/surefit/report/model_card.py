@@ -33,6 +33,8 @@ from surefit.task import TaskRecipe
 HERE = Path(__file__).parent
 PRIVATE = ("output_dir", "telemetry.", "hardware.", "evaluate.server", "annotations.")
 """Settings that are about the place of training and not about the model."""
+RELATIONS, LIBRARIES = {"hub": "finetune", "adapter": "adapter"}, {"gguf": "gguf", "adapter": "peft"}
+"""Format of an export → how the hub calls what it is to its base, and what loads it; else quantized, transformers."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,8 @@ def front_matter(found: Artefacts, about: About, sets: list[SetScores]) -> dict[
     """The metadata that the hub reads: https://huggingface.co/docs/hub/model-cards."""
     front: dict[str, Any] = {}
     if about.base:
-        front |= {"base_model": about.base, "base_model_relation": "finetune" if about.format == "hub" else "quantized"}
-    library = "gguf" if about.format == "gguf" else "transformers"
+        front |= {"base_model": about.base, "base_model_relation": RELATIONS.get(about.format, "quantized")}
+    library = LIBRARIES.get(about.format, "transformers")
     front |= {"library_name": library, "pipeline_tag": "text-generation"}
     if about.license:
         front["license"] = about.license

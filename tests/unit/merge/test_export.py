@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from surefit.config.schema import ModelSection
-from surefit.core.errors import DataError, GateError, MachineError, ModelError
+from surefit.core.errors import ConfigError, DataError, GateError, MachineError, ModelError
 from surefit.core.rundir import file_sha256, read_json
 from surefit.merge import quantised
-from surefit.merge.export import export_hub, export_quantised, public, read_export, source_of
+from surefit.merge.export import export_adapter, export_hub, export_quantised, public, read_export, source_of
 from surefit.merge.quantised import Conversion, find_converter, measure, require_convertible
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -54,6 +56,37 @@ def test_a_hub_export_holds_the_model_and_nothing_else(ready, tmp_path):
     assert all(file_sha256(shard) == manifest["files"][shard.name]["sha256"] for shard in shards)
     assert read_export(tmp_path / "out") == manifest
     assert str(tmp_path) not in (tmp_path / "out/certificate.json").read_text()
+
+
+def test_an_adapter_export_is_what_was_certified_and_plain_peft_reads_it(ready, tmp_path):
+    base = ready.config.model.name_or_path
+    manifest = export_adapter(source_of(ready.run), "someone/base", tmp_path / "out", card)
+    assert read_export(tmp_path / "out") == manifest
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= manifest["files"].keys()
+    assert not manifest["files"].keys() & {"config.json", "model.safetensors", "surefit.json"}
+    assert read_json(tmp_path / "out/adapter_config.json")["base_model_name_or_path"] == "someone/base"
+    assert base not in (tmp_path / "out/adapter_config.json").read_text()
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "out")
+    whole = AutoModelForCausalLM.from_pretrained(ready.run.merged)
+    ids = torch.arange(5, 25)[None]
+    assert torch.allclose(model(ids).logits, whole(ids).logits, atol=1e-4)
+
+
+def test_another_adapter_than_the_certified_one_is_refused(ready, tmp_path):
+    file = ready.run.adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values())).view(-1)[0] += 1
+    save_file(tensors, file)
+    with pytest.raises(GateError, match="not the adapter that was merged"):
+        export_adapter(source_of(ready.run), "someone/base", tmp_path / "out", card)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_an_adapter_has_none_to_export(trained, merged, tmp_path):
+    run = trained("full")
+    assert merged(run)["passed"]
+    with pytest.raises(ConfigError, match="all weights were trained"):
+        export_adapter(source_of(run.run), "someone/base", tmp_path / "out", card)
 
 
 def test_nothing_is_exported_without_a_certificate(ready):
