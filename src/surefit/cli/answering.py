@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,29 +43,38 @@ def evaluate(
     return share_rows(out, target, overrides, gpus, again, work)
 
 
-def predict(
-    out: Output,
-    target: Path,
-    overrides: Sequence[str],
-    data: str | None,
-    prompt: str | None,
-    output: Path | None,
-    variant: str | None,
-    *,
-    overwrite: bool,
-    gpus: int | None,
-) -> int:
+@dataclass(frozen=True)
+class Asked:
+    """What `predict` answers, and where to.
+
+    Attributes:
+        data: rows laid out as trained; or `prompt`, one user message.
+        output: JSONL; None says the answers.
+        variant: which model; None: the best there is.
+        overwrite: what is in `output`.
+    """
+
+    data: str | None = None
+    prompt: str | None = None
+    output: Path | None = None
+    variant: str | None = None
+    overwrite: bool = False
+
+    def again(self) -> list[str]:
+        """The same, as the command line takes it."""
+        given = {"--variant": self.variant, "--output": self.output, "--prompt": self.prompt}
+        words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+        return [*([self.data] if self.data is not None else []), *words, *["--overwrite"] * self.overwrite]
+
+
+def predict(out: Output, target: Path, overrides: Sequence[str], asked: Asked, gpus: int | None) -> int:
     """Answer new rows, or one prompt."""
 
     def work(run: Prepared, world: World | None) -> int:
-        code: int = _module("predict").predict(
-            out, run, data, prompt, output, variant, overwrite=overwrite, world=world
-        )
+        code: int = _module("predict").predict(out, run, asked, world)
         return code
 
-    again = ["predict", str(target), *([data] if data is not None else []), *_each("--set", overrides)]
-    again += _each("--variant", [variant] if variant else ()) + _each("--output", [str(output)] if output else ())
-    again += _each("--prompt", [prompt] if prompt is not None else ()) + ["--overwrite"] * overwrite
+    again = ["predict", str(target), *asked.again(), *_each("--set", overrides)]
     return share_rows(out, target, overrides, gpus, again, work)
 
 

@@ -151,10 +151,9 @@ def plan(
     finish(
         as_json,
         lambda out: _cli("planning").plan(
-            out, config, changes, quick=quick, optimize=optimize, compare=compare, price=price, solve=solve,
-            against=against, plot=plot,
+            out, config, changes, _cli("planning").Question(quick, optimize, compare, price, solve, against, plot)
         ),
-    )  # fmt: skip
+    )
 
 
 @app.command()
@@ -299,10 +298,11 @@ def predict(
     if len(named) > 1:
         raise typer.BadParameter(f"one model answers, not {' and '.join(named)}")
     changes = [*(overrides or ()), *(["evaluate.constrained=only"] if constrained else [])]
+    who = named[0] if named else None
     finish(
         as_json,
         lambda out: _cli("answering").predict(
-            out, target, changes, data, prompt, output, named[0] if named else None, overwrite=overwrite, gpus=gpus
+            out, target, changes, _cli("answering").Asked(data, prompt, output, who, overwrite), gpus
         ),
     )
 

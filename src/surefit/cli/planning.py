@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,41 +20,48 @@ if TYPE_CHECKING:
 VERDICT_STYLE = {"fits": "bold green", "does not fit": "bold red"}
 
 
-def plan(
-    out: Output,
-    target: Path,
-    overrides: Sequence[str],
-    *,
-    quick: bool = False,
-    optimize: bool = False,
-    compare: str | None = None,
-    price: str | None = None,
-    solve: str | None = None,
-    against: Path | None = None,
-    plot: Path | None = None,
-) -> int:
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a plan, by the option's name; nothing: the plan itself."""
+
+    quick: bool = False
+    optimize: bool = False
+    compare: str | None = None
+    price: str | None = None
+    solve: str | None = None
+    against: Path | None = None
+    plot: Path | None = None
+
+    def require_one(self) -> None:
+        """Raises:
+        ConfigError: two options that do not go together.
+        """
+        given = {"--optimize": self.optimize, "--solve": self.solve, "--against": self.against, "--quick": self.quick}
+        given |= {"--compare": self.compare and not self.optimize, "--plot": self.plot and not self.quick}
+        names = [name for name, value in given.items() if value]
+        if len(names) > 1:
+            raise ConfigError(f"{' and '.join(names)} do not go together", help="ask for one at a time")
+
+
+def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -> int:
     """The verb: the plan itself, or what was asked of it."""
     from surefit.cli import searching
     from surefit.plan.loading import uncollected
 
-    given = {"--optimize": optimize, "--solve": solve, "--against": against, "--quick": quick}
-    given |= {"--compare": compare and not optimize, "--plot": plot and not quick}
-    names = [name for name, value in given.items() if value]
-    if len(names) > 1:
-        raise ConfigError(f"{' and '.join(names)} do not go together", help="ask for one at a time")
+    asked.require_one()
     with uncollected():  # also between one simulation and the next: what they leave is gone with the process
         run = prepare(target, overrides)
-        if optimize:
-            return searching.optimize(out, run, compare, price)
-        if compare:
-            return searching.compare_gpus(out, run, compare, price)
-        if solve:
-            return searching.solve(out, run, solve)
-        if against:
-            return say_against(out, run, against)
-        planned = planned_run(run, quick=quick)
-        if plot is not None:
-            _write_plot(out, planned, plot)
+        if asked.optimize:
+            return searching.optimize(out, run, asked.compare, asked.price)
+        if asked.compare:
+            return searching.compare_gpus(out, run, asked.compare, asked.price)
+        if asked.solve:
+            return searching.solve(out, run, asked.solve)
+        if asked.against:
+            return say_against(out, run, asked.against)
+        planned = planned_run(run, quick=asked.quick)
+        if asked.plot is not None:
+            _write_plot(out, planned, asked.plot)
         return say_plan(out, planned)
 
 

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefit.cli.answering import Asked
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
@@ -38,17 +39,7 @@ READ = 1_024
 """Rows that are held at once while all of them are checked."""
 
 
-def predict(
-    out: Output,
-    run: Prepared,
-    data: str | None,
-    prompt: str | None,
-    output: Path | None,
-    variant: str | None,
-    *,
-    overwrite: bool = False,
-    world: World | None = None,
-) -> int:
+def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None) -> int:
     """Answer new rows or one prompt; with gold answers in the rows, score them too.
 
     Args:
@@ -59,10 +50,11 @@ def predict(
         _help_answering(run, world)
         return EXIT_OK
     config = run.resolved.config
-    rows = _rows(run, data, prompt)
-    (chosen,) = choose(config, run.run, [variant or best_variant(run)])
+    rows = _rows(run, asked.data, asked.prompt)
+    output = asked.output
+    (chosen,) = choose(config, run.run, [asked.variant or best_variant(run)])
     way = ways(config, run.recipe)[0]
-    target = _File(output, _about(run, chosen, way, rows), overwrite) if output else None
+    target = _File(output, _about(run, chosen, way, rows), asked.overwrite) if output else None
     done = target.open() if target else 0
     if done:
         out.note(f"{plural(done, 'answer')} of {rows.count:,} are there already: going on behind them")
@@ -75,7 +67,7 @@ def predict(
                     from_first(portion, world)
                     part = _behind(on_progress, portion.indices[0], rows.count)
                     lines = _answered(run, respondent, way, portion, world, part)
-                    target.add(lines) if target else _show(out, records, lines, prompt)
+                    target.add(lines) if target else _show(out, records, lines, asked.prompt)
                 from_first(None, world)
                 del respondent
     if target:
