@@ -7,21 +7,26 @@ its step and time. https://mlflow.org/docs/latest/rest-api.html has the limits t
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from surefit import __version__
 from surefit.core.rundir import RunDir
 from surefit.telemetry.ids import remember, remembered
-from surefit.telemetry.numbers import numbers_of
+from surefit.telemetry.numbers import FINAL_STEP, numbers_of
 
 METRICS_AT_ONCE, PARAMS_AT_ONCE, TAGS_AT_ONCE = 1_000, 100, 100
 LONGEST_PARAM, LONGEST_TAG = 6_000, 5_000
 SYSTEM_EVERY = 10.0
 """Seconds between two samples of the machine."""
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+EXAMPLES, TABLES = "examples.json", "mlflow.loggedArtifacts"
+"""The table of examples, and the tag by which MLflow's page knows its tables."""
 DATASET = "data.train: content"
 """The setting that is the SHA-256 of the training rows (train/identity.py)."""
 
@@ -45,11 +50,7 @@ class MLflow:
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Make a run, or go on with the one that the run directory remembers."""
-        from mlflow import MlflowClient
-
-        self._client = MlflowClient(tracking_uri=self.uri)
-        self.id = self.id or self._known() or self._made()
-        remember(self.run, "mlflow", self.id)
+        self._connect()
         self._client.update_run(self.id, status="RUNNING")
         self._describe({_plain(key): str(value)[:LONGEST_PARAM] for key, value in params.items()}, params)
         self._watch_the_machine()
@@ -82,6 +83,51 @@ class MLflow:
                 self._client.log_artifact(self.id, str(path))
         finally:
             self._client.set_terminated(self.id, STATUS[status])
+
+    def conclude(
+        self, numbers: Mapping[str, float], files: Sequence[Path], examples: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Send what is new of the numbers, and the files and the table in place of earlier ones; if training has logged
+        nowhere, also what explains the run."""
+        made = self._connect()
+        try:
+            before = self._client.get_run(self.id).data
+            self._send_final({_plain(key): value for key, value in numbers.items()}, before.metrics)
+            for path in (*files, *(_artefacts(self.run) if made else ())):
+                folder = path.relative_to(self.run.path).parent.as_posix()
+                self._client.log_artifact(self.id, str(path), None if folder == "." else folder)
+            if examples:
+                self._send_table(examples, before.tags.get(TABLES))
+        finally:
+            if made:
+                self._client.set_terminated(self.id, STATUS["finished"])
+
+    def _send_final(self, numbers: Mapping[str, float], before: Mapping[str, float]) -> None:
+        """A number that MLflow has already is not sent: it would be a second point at the same step."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        new = [Metric(key, value, now, FINAL_STEP) for key, value in numbers.items() if before.get(key) != value]
+        for part in _parts(new, METRICS_AT_ONCE):
+            self._client.log_batch(self.id, metrics=part)
+
+    def _send_table(self, rows: Sequence[Mapping[str, str]], tag: str | None) -> None:
+        """As `mlflow.log_table` writes one, which would add the rows to those that are there, and needs pandas."""
+        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+        self._client.log_text(self.id, json.dumps(table), EXAMPLES)
+        entry, known = {"path": EXAMPLES, "type": "table"}, json.loads(tag or "[]")
+        if entry not in known:
+            self._client.set_tag(self.id, TABLES, json.dumps([*known, entry]))
+
+    def _connect(self) -> bool:
+        """Go on with the run that the run directory remembers, or make one; whether it was made."""
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self.uri)
+        known = self.id or self._known()
+        self.id = known or self._made()
+        remember(self.run, "mlflow", self.id)
+        return known is None
 
     def _known(self) -> str | None:
         """The remembered run, unless this server does not have it, or somebody deleted it there."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+FINAL_STEP = 0
+"""The step of the final numbers: always the same, so that a stage that runs again does not draw a curve."""
+
 
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a line, switches as 0 and 1; without its place (`step`, `time`).

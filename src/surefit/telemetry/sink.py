@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from surefit.core.env import redact
@@ -49,6 +50,24 @@ class Sink(Protocol):
 
     def finish(self, status: str) -> None:
         """The run has ended: finished, interrupted or failed. Called once, after a `start` that worked."""
+
+
+class Concluding(Protocol):
+    """A sink that also takes what is known when training is over (telemetry/conclusion.py).
+
+    Another process may have trained: `conclude` comes to a new object, without `start`, `log` and `finish`.
+    """
+
+    def conclude(
+        self, numbers: Mapping[str, float], files: Sequence[Path], examples: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Put it where training has logged, or begin there; what an earlier call put there is replaced.
+
+        Args:
+            numbers: final ones, by name.
+            files: of the run directory.
+            examples: rows of a table that all have the same columns; none where there is nothing to compare.
+        """
 
 
 class FanOut:
@@ -186,13 +205,13 @@ class _Line:
         try:
             call()
         except Exception as error:
-            self.fault = self.fault or _in_short(error)
+            self.fault = self.fault or in_short(error)
             return False
         return True
 
 
-def _in_short(error: BaseException) -> str:
-    """One line. Where a connection failed it is that: libraries wrap it in a paragraph of their own words."""
+def in_short(error: BaseException) -> str:
+    """A fault, in one line. A failed connection is told as that: libraries wrap it in a paragraph of their own words."""
     chain = [error]
     while (inner := _reason(chain[-1])) is not None:
         chain.append(inner)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 from surefit.config.trackers import TRACKERS, TelemetrySection, Tracker, switched_on
 from surefit.core import env
 from surefit.core.errors import MachineError
 from surefit.core.rundir import RunDir
-from surefit.telemetry.sink import Sink
+from surefit.telemetry.sink import Concluding, Sink
 
 
 def make_sinks(config: TelemetrySection, run: RunDir) -> list[Sink]:
@@ -18,35 +19,43 @@ def make_sinks(config: TelemetrySection, run: RunDir) -> list[Sink]:
     Raises:
         MachineError: naming every package that is missing or broken; one would ask who logs, and nobody is logged in.
     """
-    if problems := list(_problems(config)):
+    asked = switched_on(config)
+    if problems := [problem for name in asked for problem in _problems(name, config)]:
         first, *rest = problems
         raise MachineError(first.message, field=first.field, help=first.help, also=rest)
-    return [_sink(tracker, config, run) for tracker in switched_on(config).values()]
+    return [_class(tracker)(*tracker.arguments(config), run) for tracker in asked.values()]
 
 
-def _sink(tracker: Tracker, config: TelemetrySection, run: RunDir) -> Sink:
+def concluding_sinks(config: TelemetrySection, run: RunDir) -> Iterator[tuple[str, Concluding | MachineError]]:
+    """The trackers that take what is known when training is over: their titles, and the sinks or what is in the way."""
+    for name, tracker in switched_on(config).items():
+        if hasattr(_class(tracker), "conclude"):
+            problem = next(_problems(name, config), None)
+            yield tracker.title, problem or _class(tracker)(*tracker.arguments(config), run)
+
+
+def _class(tracker: Tracker) -> Any:
     module, _, name = tracker.sink.partition(":")
-    made: Sink = getattr(importlib.import_module(f"surefit.telemetry.{module}"), name)(*tracker.arguments(config), run)
-    return made
+    return getattr(importlib.import_module(f"surefit.telemetry.{module}"), name)
 
 
-def _problems(config: TelemetrySection) -> Iterator[MachineError]:
+def _problems(extra: str, config: TelemetrySection) -> Iterator[MachineError]:
     for tracker in TRACKERS.values():
         env.set_defaults(tracker.quiet)
-    for extra, tracker in switched_on(config).items():
-        field, pip = tracker.key, "pip install --upgrade"
-        # Here and not in the sinks' threads: a package that cannot be imported is said before the model is loaded.
-        try:
-            importlib.import_module(tracker.module)
-        except Exception as error:  # protobuf and its like fail in ways of their own
-            problem = f"{tracker.module} cannot be imported: {type(error).__name__}: {env.first_line(error)}"
-            if isinstance(error, ImportError):
-                problem = f"needs a package that is not installed or does not fit: {env.first_line(error)}"
-                pip = "pip install"
-            yield MachineError(problem, field=field, help=f"{pip} 'surefit[{extra}]', or take {field} out")
-        if tracker.asks(config) and not tracker.is_set_up:
-            yield MachineError(
-                f"online, and nobody is logged in to {tracker.title} on this machine: it would ask",
-                field=field,
-                help=f"run `{tracker.login}`, set {tracker.variables[0]}, or write {field}: offline",
-            )
+    tracker = TRACKERS[extra]
+    field, pip = tracker.key, "pip install --upgrade"
+    # Here and not in the sinks' threads: a package that cannot be imported is said before the model is loaded.
+    try:
+        importlib.import_module(tracker.module)
+    except Exception as error:  # protobuf and its like fail in ways of their own
+        problem = f"{tracker.module} cannot be imported: {type(error).__name__}: {env.first_line(error)}"
+        if isinstance(error, ImportError):
+            problem = f"needs a package that is not installed or does not fit: {env.first_line(error)}"
+            pip = "pip install"
+        yield MachineError(problem, field=field, help=f"{pip} 'surefit[{extra}]', or take {field} out")
+    if tracker.asks(config) and not tracker.is_set_up:
+        yield MachineError(
+            f"online, and nobody is logged in to {tracker.title} on this machine: it would ask",
+            field=field,
+            help=f"run `{tracker.login}`, set {tracker.variables[0]}, or write {field}: offline",
+        )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from surefit.config.trackers import TRACKERS
 from surefit.core.rundir import RunDir
-from surefit.telemetry.numbers import numbers_of
+from surefit.telemetry.numbers import FINAL_STEP, numbers_of
+
+FINAL = ".final"
+"""What the name of the file with the final numbers ends with."""
 
 
 class TensorBoard:
@@ -39,6 +44,21 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
 
+    def conclude(
+        self, numbers: Mapping[str, float], files: Sequence[Path], examples: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Write numbers and table into a file of their own, in place of an earlier one. Files it cannot show."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        for earlier in self.folder.glob(f"events.out.*{FINAL}"):
+            earlier.unlink()
+        writer: Any = SummaryWriter(str(self.folder), filename_suffix=FINAL)
+        for key, value in numbers.items():
+            writer.add_scalar(key, value, FINAL_STEP)
+        if examples:
+            writer.add_text("examples", _markdown(examples), FINAL_STEP)
+        writer.close()
+
     def _opened(self, first: Mapping[str, Any]) -> Any:
         """A writer; what earlier files say of steps that are taken again no longer counts."""
         from torch.utils.tensorboard import SummaryWriter
@@ -50,3 +70,13 @@ class TensorBoard:
         rows = "".join(f"| {key} | {value} |\n" for key, value in self._params.items())
         writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", first["step"])
         return writer
+
+
+def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return "".join(f"| {' | '.join(map(_cell, line))} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """A text in one line, in which nothing ends the cell or counts as HTML."""
+    return escape(" ".join(text.split()), quote=False).replace("|", "&#124;")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from surefit.core.rundir import RunDir
+from surefit.core.rundir import RunDir, read_jsonl
 from surefit.telemetry.ids import remember, remembered
 from surefit.telemetry.numbers import numbers_of
 
@@ -29,18 +31,7 @@ class WeightsAndBiases:
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Begin a run, or go on with the one that the run directory remembers."""
-        import wandb
-
-        name = remembered(self.run, "wandb") or uuid.uuid4().hex[:8]
-        remember(self.run, "wandb", name)
-        settings = wandb.Settings(
-            console="off", silent=True, disable_git=True, disable_code=True, disable_job_creation=True,
-            finish_timeout=PATIENCE, finish_timeout_raises=True, init_timeout=PATIENCE, login_timeout=PATIENCE,
-        )  # fmt: skip
-        self._run = wandb.init(
-            project=self.project, id=name, resume="allow" if self.mode == "online" else None, mode=self.mode,
-            name=self.run.path.resolve().name, dir=str(self.run.path.resolve()), config=dict(params), settings=settings,
-        )  # fmt: skip
+        self._run = self._opened(params)
         # By our own step: a resumed run takes steps again, and W&B's own count only grows.
         self._run.define_metric("*", step_metric="step")
 
@@ -52,3 +43,42 @@ class WeightsAndBiases:
     def finish(self, status: str) -> None:
         """Close the run; one that did not finish is marked as crashed."""
         self._run.finish(exit_code=0 if status == "finished" else 1)
+
+    def conclude(
+        self, numbers: Mapping[str, float], files: Sequence[Path], examples: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Put numbers and table into the run's summary, and copies of the files beside it."""
+        import wandb
+
+        run = self._opened({})
+        try:
+            # Offline, W&B's process knows nothing of earlier files, and their summaries replace each other.
+            run.summary.update({**(self._newest() if self.mode == "offline" else {}), **numbers})
+            if examples:
+                rows = [list(row.values()) for row in examples]
+                run.summary.update({"examples": wandb.Table(columns=list(examples[0]), data=rows)})
+            for path in files:
+                copy = Path(run.dir) / path.relative_to(self.run.path)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+                run.save(str(copy), base_path=run.dir, policy="now")
+        finally:
+            run.finish(exit_code=0)
+
+    def _newest(self) -> dict[str, float]:
+        """The last number of every name that training has logged."""
+        return {key: value for line in read_jsonl(self.run.metrics) for key, value in numbers_of(line).items()}
+
+    def _opened(self, params: Mapping[str, Any]) -> Any:
+        import wandb
+
+        name = remembered(self.run, "wandb") or uuid.uuid4().hex[:8]
+        remember(self.run, "wandb", name)
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, disable_job_creation=True,
+            finish_timeout=PATIENCE, finish_timeout_raises=True, init_timeout=PATIENCE, login_timeout=PATIENCE,
+        )  # fmt: skip
+        return wandb.init(
+            project=self.project, id=name, resume="allow" if self.mode == "online" else None, mode=self.mode,
+            name=self.run.path.resolve().name, dir=str(self.run.path.resolve()), config=dict(params), settings=settings,
+        )  # fmt: skip

@@ -1,0 +1,59 @@
+"""What is known when training is over, sent to the trackers: it neither fails nor holds up the stage that sends it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefit.config.trackers import TelemetrySection
+from surefit.core.errors import MachineError
+from surefit.core.rundir import RunDir
+from surefit.telemetry.sink import PATIENCE, Concluding, in_short
+from surefit.telemetry.sinks import concluding_sinks
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What `Concluding.conclude` takes."""
+
+    numbers: Mapping[str, float]
+    files: Sequence[Path]
+    examples: Sequence[Mapping[str, str]]
+
+
+def send(found: Conclusion, config: TelemetrySection, run: RunDir, patience: float = PATIENCE) -> dict[str, str]:
+    """Hand it to every tracker that takes it, each in a thread of its own.
+
+    Args:
+        patience: seconds to wait for all of them together; a missing package is told at once.
+
+    Returns:
+        Title of a tracker that did not get it → why.
+    """
+    faults: dict[str, str] = {}
+    threads = []
+    for title, sink in concluding_sinks(config, run):
+        if isinstance(sink, MachineError):
+            faults[title] = f"{sink.message}: {sink.help}"
+            continue
+        faults[title] = f"no answer within {patience:g} s"
+        # A daemon: a tracker that never answers must not keep the process alive.
+        threads.append(threading.Thread(target=_deliver, args=(title, sink, found, faults), daemon=True))
+    for thread in threads:
+        thread.start()
+    limit = time.monotonic() + patience
+    for thread in threads:
+        thread.join(max(0.0, limit - time.monotonic()))
+    return dict(faults)
+
+
+def _deliver(title: str, sink: Concluding, found: Conclusion, faults: dict[str, str]) -> None:
+    try:
+        sink.conclude(found.numbers, found.files, found.examples)
+    except Exception as error:
+        faults[title] = in_short(error)
+    else:
+        del faults[title]
