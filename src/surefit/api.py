@@ -232,7 +232,8 @@ def report(target: Target | Trained, *others: Target | Trained) -> Path:
     from surefit.stages.reporting import report_on_several
 
     runs = [run_directory(_path(each)) for each in (target, *others)]
-    return report_on_several(runs) if others else report_run(runs[0])
+    with _said(quiet=False) as watcher:
+        return report_on_several(runs, watcher) if others else report_run(runs[0], watcher)
 
 
 def _config(target: Target) -> Config:

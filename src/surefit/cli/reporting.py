@@ -25,7 +25,7 @@ def report(out: Output, targets: Sequence[Path], output: Path | None) -> int:
     runs = [run_directory(target) for target in targets]
     if len(runs) > 1:
         new = [run for run in runs if not run.report.exists()]
-        path = reporting.report_on_several(runs, output)
+        path = reporting.report_on_several(runs, out, output)
         for run in new:
             out.note(f"wrote {run.report}")
         return _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
@@ -37,7 +37,7 @@ def report(out: Output, targets: Sequence[Path], output: Path | None) -> int:
 
 def report_run(out: Output, directory: RunDir) -> int:
     """The page of one run."""
-    path = reporting.report(directory)
+    path = reporting.report(directory, out)
     return _say(out, path, {"report": str(path)})
 
 

@@ -140,7 +140,7 @@ def _example(kind: Kind, base: Prediction, tuned: Prediction, metric: str) -> Ex
         where=tuned.where or f"row {tuned.index}",
         prompt=tuned.prompt,
         tail=_tail(tuned.prompt),
-        headline=_headline(tuned.prompt),
+        headline=last_turn(tuned.prompt),
         gold=None if gold is None else shorten(gold, SHOWN_ANSWER),
         base=shorten(base.text, SHOWN_ANSWER),
         base_truncated=base.truncated,
@@ -160,9 +160,9 @@ def _tail(prompt: str) -> str:
     return "… " + (whole_lines if newline and len(whole_lines) > PROMPT_TAIL // 4 else tail)
 
 
-def _headline(prompt: str) -> str:
-    """The last turn of a prompt in one line, without the markers of a chat template."""
-    turns = [" ".join(turn.split()) for turn in MARKER.split(prompt[-8 * HEADLINE :])]
+def last_turn(prompt: str, limit: int = HEADLINE) -> str:
+    """The last turn of a prompt in one line, without the markers of a chat template; its end where it is long."""
+    turns = [" ".join(turn.split()) for turn in MARKER.split(prompt[-8 * limit :])]
     turns = [ROLE.sub("", turn) for turn in turns if turn]
     line = next((turn for turn in reversed(turns) if turn), "")
-    return line if len(line) <= HEADLINE else f"… {line[-HEADLINE:]}"
+    return line if len(line) <= limit else f"… {line[-limit:]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from surefit.stages.concluding import concluded
 from surefit.stages.events import at_work, require_trained
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
@@ -38,7 +39,11 @@ def evaluate(
         by_first(world, lambda: require_trained(run.run))
     else:  # there is nothing that a gate could judge
         config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
-    with at_work(watcher, run.run, "evaluate", world.is_first), watcher.progress("evaluating") as on_progress:
+    with (
+        concluded(run.run, "evaluate", watcher, config.telemetry, world.is_first),
+        at_work(watcher, run.run, "evaluate", world.is_first),
+        watcher.progress("evaluating") as on_progress,
+    ):
         sets = by_first(world, lambda: held_out_sets(run))
         summary = score_variants(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
     return summary if world.is_first else None

@@ -13,6 +13,7 @@ from surefit.core.errors import ConfigError, ModelError
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_config
+from surefit.stages.concluding import concluded
 from surefit.stages.events import noted, require_trained
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
@@ -71,7 +72,12 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
     require_trained(run.run)
     if config.adapter.kind == "lora":
         _require_matrices(run.model)
-    with run.run.locked("merge", watcher.note), noted(run.run, "merge"), watcher.progress("merging") as on_progress:
+    with (
+        concluded(run.run, "merge", watcher, config.telemetry),
+        run.run.locked("merge", watcher.note),
+        noted(run.run, "merge"),
+        watcher.progress("merging") as on_progress,
+    ):
         tokenizer = load_tokenizer(config.model)
         _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
         dataset = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)

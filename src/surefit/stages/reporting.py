@@ -6,25 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from surefit.core.rundir import RunDir
+from surefit.stages.concluding import concluded
 from surefit.stages.events import noted
+from surefit.stages.watcher import Watcher
 
 COMPARISON = "compare.html"
 
 
-def report(directory: RunDir) -> Path:
+def report(directory: RunDir, watcher: Watcher) -> Path:
     """Write the run's report.html."""
     from surefit.report.build import build_report
 
-    with noted(directory, "report"):
+    with concluded(directory, "report", watcher), noted(directory, "report"):
         return build_report(directory)
 
 
-def report_on_several(runs: Sequence[RunDir], output: Path | None = None) -> Path:
+def report_on_several(runs: Sequence[RunDir], watcher: Watcher, output: Path | None = None) -> Path:
     """Write a page that compares runs, beside the first or at `output`, and the pages of those that have none."""
     from surefit import recipes
     from surefit.report.comparison import build_comparison
 
     for run in runs:
         if not run.report.exists():
-            report(run)
+            report(run, watcher)
     return build_comparison(runs, output or runs[0].path.parent / COMPARISON, recipes.get)
