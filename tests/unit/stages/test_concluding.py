@@ -175,19 +175,6 @@ def test_a_recipe_without_scores_of_single_rows_has_no_outcomes(run: RunDir) -> 
     assert {row["outcome"] for row in examples(run, summary() | {"primary_metric": "corpus_score"})} == {""}
 
 
-def test_a_tracker_that_fails_is_one_line_with_the_command_that_sends_again(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
-    run = scored_run(tmp_path / "my run", telemetry="{mlflow_uri: 'http://127.0.0.1:1'}")
-    said = ended(run)
-    assert said.count("\n") == 0
-    assert said.startswith("the results did not reach MLflow (")
-    assert "refused" in said
-    assert f"`surefit report '{run.path}'` sends them again" in said
-    # resolved.yaml does not know a tracker that was given with --set, and it is all that `report` reads.
-    given = TelemetrySection(mlflow_uri="http://127.0.0.1:2")
-    assert "`surefit evaluate`, called as before, sends" in ended(run, given)
-
-
 def test_a_damaged_summary_is_one_line(run: RunDir) -> None:
     run.eval_summary.write_text("{}")
     assert ended(run).startswith("the results did not reach the trackers (KeyError")
