@@ -211,7 +211,7 @@ class _Line:
 
 
 def in_short(error: BaseException) -> str:
-    """A fault in one line. A failed connection is told as that: libraries wrap it in a paragraph of their words."""
+    """A fault in one line. A failed connection is told as that: libraries wrap it in a paragraph of their own words."""
     chain = [error]
     while (inner := _reason(chain[-1])) is not None:
         chain.append(inner)
