@@ -6,6 +6,7 @@ that several processes need.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import sys
@@ -45,6 +46,8 @@ SCENARIOS = {
     "ddp nf4": (DataParallel, sharing.QUANTIZED["lora nf4"]),
     "fsdp all weights": (FullySharded, sharing.SCENARIOS["full uneven"]),
 }
+if importlib.util.find_spec("bitsandbytes") is None:  # the others say as much without it
+    del SCENARIOS["ddp nf4"]
 
 
 def losses(base: Path, out: Path, kind: str, engine: Engine, changes: dict[str, Any]) -> list[float]:
@@ -55,6 +58,12 @@ def losses(base: Path, out: Path, kind: str, engine: Engine, changes: dict[str, 
     return found
 
 
+def drawn(parameter: torch.Tensor, kind: str) -> torch.Tensor:
+    """Values for a parameter, drawn on the device: one thread of a CPU takes minutes for eight billion."""
+    made = torch.empty(parameter.shape, dtype=parameter.dtype, device=kind)
+    return torch.nn.init.normal_(made, std=0.02) if made.dim() > 1 else torch.nn.init.ones_(made)
+
+
 def sharded(kind: str) -> dict[str, Any]:
     """A model in shards, of which this process has all: 8 billion parameters on a GPU; and one step of it."""
     shape = LLAMA_8B if kind == "cuda" else SMALL
@@ -62,7 +71,7 @@ def sharded(kind: str) -> dict[str, Any]:
         model = AutoModelForCausalLM.from_config(LlamaConfig(**shape), dtype=torch.bfloat16)
     model = model.to_empty(device="cpu")
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.02) if parameter.dim() > 1 else torch.nn.init.ones_(parameter)
+        parameter.data.copy_(drawn(parameter, kind))
     # to_empty has emptied what no file holds: the rotary frequencies.
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     ready = add_adapter(model, AdapterSection(r=16))
