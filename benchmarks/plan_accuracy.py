@@ -1,6 +1,8 @@
 """Planned against measured on a GPU: real training steps of 144 configurations that were chosen before any was run.
 
-    python benchmarks/plan_accuracy.py [--list] [--only PARTS] [--results FILE] [--json]
+    python benchmarks/plan_accuracy.py [--list] [--only PARTS] [--twelve] [--results FILE] [--limit SECONDS]
+        [--predictions FILE] [--json]
+    python benchmarks/plan_accuracy.py --predict FILE [--gpu h200] [--only PARTS] [--twelve]
 
 Shapes of Llama 1B, 3B and 8B with random weights, normal(0, 0.02) × LoRA, LoRA over NF4, all weights × nothing, all but
 attention or everything recomputed × packed and padded × the loss in chunks (with the allocator's default and with
@@ -8,11 +10,15 @@ expandable segments) and whole. Each configuration runs in a process of its own:
 one held-out batch. Memory is that of PyTorch's allocator by phase, time the median of the last four steps. Results are
 kept line by line in FILE (plan_accuracy.jsonl), so a second call goes on where the first stopped. The worst comes
 first. Without CUDA it says so and exits with 3.
+
+`--predict` needs no GPU and writes what the plan says, before anything is measured; `--predictions` compares with that
+and calculates nothing where minutes on a GPU count. `--twelve` is a choice for a short day.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -34,6 +40,15 @@ WAYS = (("chunked", False), ("chunked", True), ("whole", False))
 """(loss, whether the allocator's segments are expandable)."""
 MICRO_BATCHES, STEPS = 2, 5
 PHASES = ("load", "first step", "step", "eval")
+TWELVE = (
+    "1B-lora-keep-packed-chunked-expandable", "1B-lora-keep-padded-chunked-default",
+    "8B-lora-keep-packed-chunked-expandable", "8B-lora-ckpt-packed-chunked-default",
+    "3B-full-selective-packed-chunked-default", "3B-lora-selective-packed-chunked-expandable",
+    "1B-full-keep-packed-chunked-expandable", "1B-full-ckpt-padded-whole-default",
+    "8B-lora-selective-padded-whole-default", "3B-qlora-keep-packed-chunked-default",
+    "8B-qlora-keep-packed-chunked-expandable", "8B-qlora-ckpt-padded-chunked-default",
+)  # fmt: skip
+"""Every value of every switch, and the shapes of the throughput goals first; chosen before anything was measured."""
 
 
 @dataclass(frozen=True)
@@ -129,20 +144,28 @@ def _model(case: Case) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from surefit.model import quantize
+    from surefit.model.sdpa import start_cuda
 
+    start_cuda()
     with torch.device("cuda"):
         model: Any = AutoModelForCausalLM.from_config(_config(case), dtype=torch.bfloat16, attn_implementation="sdpa")
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.02)  # a product of zeros takes less time than one of numbers
     if case.kind == "qlora":
-        for parent, name, layer in quantize._layers(model):
-            setattr(parent, name, _four_bit(layer))
-        model.is_loaded_in_4bit = True
+        four_bit_layers(model)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return model
+
+
+def four_bit_layers(model: Any) -> None:
+    """Every layer that NF4 quantises, on the GPU."""
+    from surefit.model import quantize
+
+    for parent, name, layer in quantize._layers(model):
+        setattr(parent, name, _four_bit(layer))
+    model.is_loaded_in_4bit = True
 
 
 def _four_bit(layer: Any) -> Any:
@@ -194,17 +217,23 @@ def predict(case: Case, gpu: str) -> dict[str, Any]:
     return {"phases": phases, "seconds": step.seconds if step else None}
 
 
-def run(case: Case) -> dict[str, Any]:
+def run(case: Case, limit: float, predictions: dict[str, Any] | None = None) -> dict[str, Any]:
     """A configuration in a process of its own, whose allocator is set as the case says."""
+    result: dict[str, Any] = {"name": case.name, **asdict(case)}
+    if case.kind == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
+        return {**result, "skipped": "bitsandbytes is not installed"}
     setting = f"expandable_segments:{case.expandable}"
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting, "PYTORCH_ALLOC_CONF": setting}
     command = [sys.executable, __file__, "--one", case.name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    result: dict[str, Any] = {"name": case.name, **asdict(case)}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {**result, "failed": [f"not done after {limit:.0f} s"]}
     if done.returncode != 0:
         return {**result, "failed": done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]}
     measured = json.loads(done.stdout.splitlines()[-1])
-    return {**result, "measured": measured, "predicted": predict(case, measured["gpu"])}
+    predicted = predictions.get(case.name) if predictions is not None else predict(case, measured["gpu"])
+    return {**result, "measured": measured} | ({"predicted": predicted} if predicted else {})
 
 
 def errors(result: dict[str, Any]) -> dict[str, float]:
@@ -221,13 +250,16 @@ def errors(result: dict[str, Any]) -> dict[str, float]:
 
 def report(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Print every configuration, the worst first; return the summary."""
-    compared = [(errors(result), result) for result in results if "measured" in result]
+    compared = [(errors(result), result) for result in results if "measured" in result and "predicted" in result]
     for off, result in sorted(compared, key=lambda pair: -max(map(abs, pair[0].values()))):
         print(f"{result['name']:40} {'  '.join(f'{key} {value:+8.2%}' for key, value in off.items())}")
     for result in results:
         if "failed" in result:
             print(f"{result['name']:40} failed: {result['failed'][0][:150]}")
-    summary: dict[str, Any] = {"compared": len(compared), "failed": len(results) - len(compared)}
+        elif "skipped" in result:
+            print(f"{result['name']:40} skipped: {result['skipped']}")
+    failed = sum("failed" in result for result in results)
+    summary: dict[str, Any] = {"compared": len(compared), "failed": failed}
     for key in ("allocated", "reserved", "time"):
         values = sorted(abs(off[key]) for off, _ in compared if key in off)
         if values:
@@ -237,17 +269,46 @@ def report(results: list[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def main() -> int:
+def write_predictions(chosen: list[Case], gpu: str, file: Path) -> None:
+    """What the plan says of these on that GPU, with the versions that it was said by."""
+    from importlib import metadata
+
+    found: dict[str, Any] = {}
+    for number, case in enumerate(chosen, start=1):
+        found[case.name] = predict(case, gpu)
+        print(f"{number}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
+    versions = {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"gpu": gpu, "versions": versions, "cases": found}, indent=1)
+    file.with_suffix(".new").write_text(text + "\n", encoding="utf-8")
+    file.with_suffix(".new").replace(file)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="name the configurations and run none")
     parser.add_argument("--only", default="", help="comma-separated parts of names")
+    parser.add_argument("--twelve", action="store_true", help="twelve of them")
     parser.add_argument("--results", type=Path, default=Path("plan_accuracy.jsonl"))
+    parser.add_argument("--limit", type=float, default=900, help="seconds for one configuration")
+    parser.add_argument("--predict", type=Path, metavar="FILE", help="write what the plan says, and measure nothing")
+    parser.add_argument("--gpu", default="h200", help="whose predictions to write")
+    parser.add_argument("--predictions", type=Path, metavar="FILE", help="compare with these, made beforehand")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    asked = arguments()
     chosen = [case for case in cases() if any(part in case.name for part in asked.only.split(","))]
+    if asked.twelve:
+        chosen = sorted((case for case in chosen if case.name in TWELVE), key=lambda case: TWELVE.index(case.name))
     if asked.list:
         print("\n".join(case.name for case in chosen))
+        return 0
+    if asked.predict:
+        write_predictions(chosen, asked.gpu, asked.predict)
         return 0
     import torch
 
@@ -257,18 +318,26 @@ def main() -> int:
     if asked.one:
         print(json.dumps(measure(next(case for case in cases() if case.name == asked.one))))
         return 0
-    lines = asked.results.read_text(encoding="utf-8").splitlines() if asked.results.exists() else []
-    done = {result["name"]: result for result in map(json.loads, lines)}
-    for number, case in enumerate(chosen, start=1):
-        if case.name not in done:
-            done[case.name] = run(case)
-            with asked.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(done[case.name]) + "\n")
-        print(f"{number}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
-    summary = report([done[case.name] for case in chosen])
+    predictions = json.loads(asked.predictions.read_text(encoding="utf-8"))["cases"] if asked.predictions else None
+    summary = report(measure_all(chosen, asked, predictions))
     if asked.json:
         print(json.dumps(summary))
     return 0
+
+
+def measure_all(
+    chosen: list[Case], asked: argparse.Namespace, predictions: dict[str, Any] | None
+) -> list[dict[str, Any]]:
+    """The results of the chosen, a line of the file each; what has one is not run again."""
+    from gpu_lines import append, lines
+
+    done = {result["name"]: result for result in lines(asked.results)}
+    for number, case in enumerate(chosen, start=1):
+        if case.name not in done:
+            done[case.name] = run(case, asked.limit, predictions)
+            append(asked.results, done[case.name])
+        print(f"{number}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
+    return [done[case.name] for case in chosen]
 
 
 if __name__ == "__main__":

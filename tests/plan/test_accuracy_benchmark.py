@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import subprocess
 import sys
@@ -54,3 +55,43 @@ def test_the_worst_comes_first(benchmark: Any, capsys: pytest.CaptureFixture[str
     assert [line.split()[0] for line in lines[:3]] == ["bad", "good", "lost"]
     assert (summary["compared"], summary["failed"]) == (2, 1)
     assert summary["allocated"]["max"] == pytest.approx(0.1)
+
+
+def test_twelve_of_them_have_every_value_of_every_switch(benchmark: Any) -> None:
+    cases = {case.name: case for case in benchmark.cases()}
+    twelve = [cases[name] for name in benchmark.TWELVE]
+    assert len(set(benchmark.TWELVE)) == 12
+    for field in ("shape", "kind", "recomputed", "packed", "loss", "expandable"):
+        assert {getattr(case, field) for case in twelve} == {getattr(case, field) for case in cases.values()}, field
+
+
+def test_measured_case_by_case_against_what_was_predicted_before(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    done = subprocess.CompletedProcess([], 0, '{"phases": {}, "seconds": 1.0, "gpu": "NVIDIA H200"}\n', "")
+    limits: list[float] = []
+
+    def child(command: list[str], *, timeout: float, **options: Any) -> Any:
+        limits.append(timeout)
+        if "8B" in command[-1]:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return done
+
+    monkeypatch.setattr(benchmark.subprocess, "run", child)
+    monkeypatch.setattr(benchmark.importlib.util, "find_spec", lambda name: None)
+    cases = {case.name: case for case in benchmark.cases()}
+    chosen = [cases[name] for name in benchmark.TWELVE]
+    asked = argparse.Namespace(results=tmp_path / "results.jsonl", limit=90.0)
+    found = benchmark.measure_all(chosen, asked, {chosen[0].name: {"seconds": 2.0}})
+    assert found[0]["predicted"] == {"seconds": 2.0}
+    assert "predicted" not in found[1], "nothing is calculated where minutes count"
+    assert {case["name"] for case in found if "failed" in case} == {
+        case.name for case in chosen if case.shape == "8B" and case.kind != "qlora"
+    }
+    assert {case["kind"] for case in found if "skipped" in case} == {"qlora"}
+    with asked.results.open("a") as file:
+        file.write('{"name": "1B-')
+    calls = len(limits)
+    assert benchmark.measure_all(chosen, asked, {}) == found
+    assert len(limits) == calls
