@@ -1,7 +1,8 @@
 """Training speed: SureFit against TRL (its defaults, and tuned) and Unsloth, on the same weights and token ids.
 
     python benchmarks/throughput.py --workload cpu-mini|lora-1b|lora-8b|qlora-7b|long-4b
-        [--peers trl,unsloth] [--lengths full|mixed] [--repeats 3] [--set train.gradient_checkpointing=true] [--json]
+        [--peers trl,unsloth] [--lengths full|mixed] [--repeats 3] [--set train.gradient_checkpointing=true]
+        [--results FILE] [--json]
 
 The weights are random, normal(0, 0.02) (a product with zeros runs faster than it should); so are the token ids. Every
 stack starts from the same saved model and the same saved LoRA factors, runs in a process of its own, one after the
@@ -11,6 +12,9 @@ per second of whole optimizer steps, after the warm-up, with the device synchron
 A stack whose first loss or first gradient norm misses a float32 reference (plain transformers and PEFT) is void. The
 ceilings (a large matrix product, a copy) are measured in the same run. Full: every example has the workload's length,
 so that nobody pads. Mixed: log-normal lengths up to it, as instruction data has.
+
+With `--results` each measurement is a line of FILE as soon as it is made, and a second call takes from there what an
+ended one has measured. What can be measured in minutes on a GPU machine, benchmarks/gpu_day.py does.
 
 Without a network: `pip download -d wheels trl datasets bitsandbytes liger-kernel unsloth` where there is one, carry the
 folder along, and `pip install --no-index --find-links wheels trl …` first. A peer that is not installed is named and
@@ -32,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_lines import append, lines
 
 HERE = Path(__file__).parent
 CHILD = HERE / "throughput_stack.py"
@@ -80,12 +85,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="throughput-") as folder:
         job = {"workload": asdict(workload), "folder": folder, "set": options.set, "seed": 0}
         write_tokens(Path(folder), workload, options.lengths)
-        reference = run_child("reference", job)
-        ceiling = run_child("ceiling", job)
+        reference = run_child("reference", job)  # again in any case: it writes the model
+        ceiling = kept(options, "ceiling", 0, job)
         runs: dict[str, list[dict[str, Any]]] = {stack: [] for stack in stacks}
         for repeat in range(options.repeats):
             for stack in stacks if repeat % 2 == 0 else reversed(stacks):
-                runs[stack].append(run_child(stack, job))
+                runs[stack].append(kept(options, stack, repeat, job))
     kind = "nf4" if workload.quantization == "nf4" else workload.dtype
     rows = [summary(stack, results, reference, ceiling, TOLERANCE[kind]) for stack, results in runs.items()]
     report = {
@@ -104,6 +109,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lengths", choices=("full", "mixed"), default="full")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="SureFit's config, as in train")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="a line for each measurement as it is made")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -130,18 +136,35 @@ def write_tokens(folder: Path, workload: Workload, lengths: str) -> None:
         np.save(folder / f"{name}.npy", values)
 
 
-def run_child(stack: str, job: dict[str, Any]) -> dict[str, Any]:
-    """One stack in a process of its own; what it measured, or {"error": …}."""
+def kept(options: argparse.Namespace, stack: str, repeat: int, job: dict[str, Any]) -> dict[str, Any]:
+    """What a stack measures, or has measured in a call that was ended; an error is no measurement."""
+    if options.results is None:
+        return run_child(stack, job)
+    key = [options.workload, options.lengths, options.set, stack, repeat]
+    before = [line["result"] for line in lines(options.results) if line["key"] == key]
+    if before:
+        found: dict[str, Any] = before[-1]
+        return found
+    found = run_child(stack, job)
+    if "error" not in found:
+        append(options.results, {"key": key, "result": found})
+    return found
+
+
+def run_child(stack: str, job: dict[str, Any], loud: bool = False) -> dict[str, Any]:
+    """What one stack measured in a process of its own, or {"error": …}; loud: with all that it said on stderr."""
     command = [sys.executable, str(CHILD), stack]
     done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
     last = done.stdout.strip().splitlines()[-1:] or [""]
     if done.returncode == 0 and last[0].startswith("{"):
         found: dict[str, Any] = json.loads(last[0])
         return found
-    lines = done.stderr.strip().splitlines() or ["no message"]
+    said = done.stderr.strip().splitlines() or ["no message"]
+    if loud:
+        print(done.stderr, file=sys.stderr)
     if stack in ("reference", "ceiling"):
         raise SystemExit(f"{stack} failed:\n{done.stderr}")
-    return {"error": lines[-1][:300]}
+    return {"error": said[-1][:300]}
 
 
 def summary(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class Job:
     Attributes:
         rows, labels: of every example, in the order of training; labels are -100 where the loss does not count.
         nudged: move every weight by about as much as rounding does, to see what that does to the losses.
+        in_memory: no reference wrote a model; each stack draws the same weights on the device, which takes seconds.
+        profile: a file for the table of the operators of one step more; None for no such step.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -43,7 +46,8 @@ class Job:
         ends = np.cumsum(np.load(self.folder / "lengths.npy"))[:-1]
         self.rows, self.labels = (np.split(np.load(self.folder / f"{name}.npy"), ends) for name in ("ids", "labels"))
         self.batches = [self.rows[at : at + self.batch] for at in range(0, len(self.rows), self.batch)]
-        self.nudged = job.get("nudged", False)
+        self.nudged, self.in_memory = job.get("nudged", False), job.get("in_memory", False)
+        self.profile: str | None = job.get("profile")
         self.torch_dtype = getattr(torch, self.dtype)
         self.base, self.adapter = self.folder / "model", self.folder / "adapter"
 
@@ -93,6 +97,7 @@ def reference(job: Job) -> dict[str, Any]:
         starting = 1e-4  # next to nothing: `start_from` refuses the zeros that PEFT starts with as an adapter unlearnt
     else:
         model = random_model(job)
+        model.save_pretrained(job.base)
         starting = 0.01  # at zero, half of the gradients are
     model = model.float()
     torch.manual_seed(0)
@@ -105,18 +110,15 @@ def reference(job: Job) -> dict[str, Any]:
     model.to(job.torch_dtype).save_pretrained(str(job.adapter))
     model.float()
     loss, norm = first_step(job, model)
-    return {"loss": loss, "grad_norm": norm, "flops_per_token": flops_per_token(job)}
+    return {"loss": loss, "grad_norm": norm, "flops_per_token": flops_per_token(job, surefit_config(job))}
 
 
 def random_model(job: Job) -> Any:
-    """A model of the catalogue, or the miniature, with random weights, written with a tokenizer of 512 words."""
-    from tokenizers import Tokenizer, models
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+    """A model of the catalogue, or the miniature, with random weights, on the device; the folder gets what
+    `write_base` writes."""
+    from transformers import AutoModelForCausalLM
 
-    from surefit.facts.model import catalogue
-
-    values = dict(MINI if job.model == "mini" else catalogue()[job.model]["config"])
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    config = write_base(job)
     torch.manual_seed(0)
     with torch.device(DEVICE):
         model = AutoModelForCausalLM.from_config(config, dtype=job.torch_dtype)
@@ -126,10 +128,51 @@ def random_model(job: Job) -> Any:
                 parameter.normal_(0, 0.02)
             elif not name.endswith("bias"):
                 parameter.fill_(1.0)
-    model.save_pretrained(job.base)
+    return model
+
+
+def write_base(job: Job) -> Any:
+    """The config of the random model, written beside a tokenizer of 512 words: all that `prepare` reads of a base."""
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, PreTrainedTokenizerFast
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from surefit.facts.model import catalogue
+
+    values = dict(MINI if job.model == "mini" else catalogue()[job.model]["config"])
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.dtype, config._name_or_path = job.torch_dtype, str(job.base)
+    config.save_pretrained(job.base)
     words = Tokenizer(models.WordLevel({str(number): number for number in range(512)}, unk_token="0"))
     PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="1").save_pretrained(job.base)
-    return model
+    return config
+
+
+def model_in_memory(job: Job) -> Any:
+    """The random model as `load_model` would give it, 4-bit where the job says so."""
+    from surefit.model.sdpa import start_cuda
+
+    if CUDA:
+        start_cuda()
+    model = random_model(job)
+    if job.quantization == "nf4":
+        from plan_accuracy import four_bit_layers
+
+        four_bit_layers(model)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return model.eval()
+
+
+@torch.no_grad()
+def seed_factors(model: Any) -> None:
+    """The same LoRA factors in every stack, each drawn by its name; none of them zeros."""
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            seed = zlib.crc32(name.replace("_orig_mod.", "").encode())
+            drawn = torch.randn(parameter.shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
+            parameter.copy_(0.01 * drawn)
 
 
 def first_step(job: Job, model: Any) -> tuple[float, float | None]:
@@ -162,11 +205,11 @@ def summed_loss(model: Any, row: Any, labels: Any) -> float:
     )
 
 
-def flops_per_token(job: Job) -> float:
+def flops_per_token(job: Job, config: Any) -> float:
     from surefit.facts.flops import work_of
     from surefit.facts.model import model_facts
 
-    work = work_of(model_facts(str(job.base)), surefit_config(job))
+    work = work_of(model_facts(str(job.base)), config)
     assert work is not None
     lengths = [len(row) for row in job.rows]
     supervised = sum(int((labels[1:] != MASKED).sum()) for labels in job.labels)
@@ -220,7 +263,7 @@ def surefit_config(job: Job) -> Any:
     settings = {
         "recipe": "sft",
         "model": {"name_or_path": str(job.base), "dtype": job.dtype, "quantization": job.quantization},
-        "adapter": {"r": job.r, "alpha": 2 * job.r, "start_from": str(job.adapter)},
+        "adapter": {"r": job.r, "alpha": 2 * job.r} | ({} if job.in_memory else {"start_from": str(job.adapter)}),
         "data": {"train": str(job.folder / "rows.jsonl"), "max_length": job.length},
         "train": {
             "global_batch_size": job.batch,
@@ -247,10 +290,14 @@ def surefit(job: Job) -> dict[str, Any]:
     from surefit.train.schedule import learning_rate
     from surefit.train.step import train_step
 
+    if job.in_memory:
+        write_base(job)
     config = surefit_config(job)
     hardware = hardware_facts("auto" if CUDA else "cpu")
-    model: Any = load_model(config.model, hardware)
+    model: Any = model_in_memory(job) if job.in_memory else load_model(config.model, hardware)
     model, _ = prepare_for_training(model, config, hardware)
+    if job.in_memory:
+        seed_factors(model)
     model.train()
     nudge(job, model)
     optimizer = make_optimizer(model, config.train)
@@ -258,17 +305,22 @@ def surefit(job: Job) -> dict[str, Any]:
     batches = Batches(rows, np.array([len(row) for row in job.rows]), config, 0)
     results, seconds, worked = [], [], 0.0
     total = job.warmup + job.steps
+
+    def take_step(micro: list[Any]) -> Any:
+        return train_step(model, micro, optimizer, config.train.max_grad_norm, chunked=config.speed.chunked_loss)
+
     for step in range(total):
         optimizer.learning_rate = learning_rate(step, total, job.learning_rate, job.schedule, 0)
         chosen = range(step * job.batch, (step + 1) * job.batch)
         start, began = synchronised(), time.process_time()
         micro = [batches.make(each) for each in batches.cut(chosen)]
-        results.append(
-            train_step(model, micro, optimizer, config.train.max_grad_norm, chunked=config.speed.chunked_loss)
-        )
+        results.append(take_step(micro))
         seconds.append(synchronised() - start)
         worked += (time.process_time() - began) * (step >= job.warmup)
     assert all(result.applied for result in results)
+    peak = peak_bytes()
+    if job.profile:
+        table_of(lambda: take_step(micro), Path(job.profile))
     how = {
         "micro batch": config.train.per_device_train_batch_size, "packing": config.data.packing,
         "gradient_checkpointing": config.train.gradient_checkpointing, **config.speed.model_dump(),
@@ -276,8 +328,21 @@ def surefit(job: Job) -> dict[str, Any]:
     return {
         "loss": results[0].loss, "grad_norm": results[0].grad_norm, "losses": [result.loss for result in results],
         "seconds": seconds[job.warmup :], "tokens": job.tokens(), "cpu_seconds": worked,
-        "peak_bytes": peak_bytes(), "how": ", ".join(f"{k} {v}" for k, v in how.items()),
+        "flops_per_token": flops_per_token(job, config), "peak_bytes": peak,
+        "how": ", ".join(f"{k} {v}" for k, v in how.items()),
     }  # fmt: skip
+
+
+def table_of(step: Callable[[], Any], file: Path) -> None:
+    """The 25 operators of a step that take longest, as text."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if CUDA else [])]
+    with profile(activities=activities, acc_events=True) as seen:
+        step()
+        synchronised()
+    order = "self_cuda_time_total" if CUDA else "self_cpu_time_total"
+    file.write_text(seen.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=70), encoding="utf-8")
 
 
 def nudge(job: Job, model: Any) -> None:
@@ -299,6 +364,8 @@ def trl(job: Job, tuned: bool) -> dict[str, Any]:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
+    if job.in_memory:
+        return sft(job, adapted_in_memory(job), tuned)
     options: dict[str, Any] = {"dtype": job.torch_dtype, "device_map": {"": DEVICE}}
     if job.quantization == "nf4":
         from transformers import BitsAndBytesConfig
@@ -314,6 +381,15 @@ def trl(job: Job, tuned: bool) -> dict[str, Any]:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=not tuned)
     model = PeftModel.from_pretrained(model, str(job.adapter), is_trainable=True)
     return sft(job, model, tuned)
+
+
+def adapted_in_memory(job: Job) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=job.r, lora_alpha=2 * job.r, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model_in_memory(job), lora)
+    seed_factors(model)
+    return model
 
 
 def unsloth(job: Job, tuned: bool) -> dict[str, Any]:

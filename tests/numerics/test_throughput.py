@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -50,3 +51,39 @@ def test_what_was_measured_is_kept_and_what_failed_is_not(monkeypatch: pytest.Mo
         real_peer.kept(tmp_path, "1-surefit", lambda: {"error": "no memory"})
     assert real_peer.kept(tmp_path, "1-surefit", lambda: {"loss": 1.0}) == {"loss": 1.0}
     assert real_peer.kept(tmp_path, "1-surefit", lambda: {"loss": 2.0}) == {"loss": 1.0}
+
+
+def test_a_call_that_was_ended_is_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import throughput
+
+    calls: list[str] = []
+
+    def run_child(stack: str, job: dict[str, Any]) -> dict[str, Any]:
+        calls.append(stack)
+        return {"error": "no memory"} if stack == "trl-tuned" else {"seconds": [1.0]}
+
+    monkeypatch.setattr(throughput, "run_child", run_child)
+    options = argparse.Namespace(results=tmp_path / "results.jsonl", workload="cpu-mini", lengths="full", set=[])
+    for _ in range(2):
+        assert throughput.kept(options, "surefit", 0, {}) == {"seconds": [1.0]}
+        assert throughput.kept(options, "trl-tuned", 0, {}) == {"error": "no memory"}
+    assert calls == ["surefit", "trl-tuned", "trl-tuned"]
+    options.set = ["speed.compile=true"]
+    throughput.kept(options, "surefit", 0, {})
+    assert calls[-1] == "surefit", "with other settings it is another measurement"
+
+
+@pytest.mark.slow
+def test_in_memory_the_peer_starts_where_surefit_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu_stages
+    import throughput
+
+    job = gpu_stages.made_job(tmp_path, gpu_stages.workload_of("cpu-mini", 1, 1), profile=str(tmp_path / "table.txt"))
+    ours, theirs = (throughput.run_child(stack, job, loud=True) for stack in ("surefit", "trl-tuned"))
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    assert "aten::mm" in (tmp_path / "table.txt").read_text()
+    assert not (tmp_path / "model/model.safetensors").exists(), "nothing is written to the disk and read again"
