@@ -1,7 +1,7 @@
 # From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference nano samples lock clean
+.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference nano samples gpu-kit lock clean
 
 # The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -68,6 +68,9 @@ samples: $(VENV)/.core ## rebuild the sample sets
 reference: $(VENV)/.core ## rewrite docs/reference/ from the schema and the rules
 	$(RUN)/python scripts/reference.py
 
+gpu-kit: $(VENV)/.core ## wheels and predictions for a GPU machine without a network, into benchmarks/gpu-kit/
+	$(RUN)/python benchmarks/gpu_kit.py
+
 lock: ## rewrite constraints.txt with the newest versions that the ranges allow; run the whole suite after it
 	rm -rf .venv-lock
 	$(PYTHON) -m venv .venv-lock
@@ -77,7 +80,7 @@ lock: ## rewrite constraints.txt with the newest versions that the ranges allow;
 	rm -rf .venv-lock
 
 clean: ## remove everything that can be made again but .venv; runs/ is kept
-	rm -rf site dist build .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf site dist build benchmarks/gpu-kit .cache .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # A stamp is newer than what it was installed from, so a second `make` goes straight to work.
