@@ -71,10 +71,10 @@ class Workload:
 
 WORKLOADS = {
     "cpu-mini": Workload("mini", 256, 16, 4, 8, "float32", "none", 2, 6),
-    "lora-1b": Workload("meta-llama/Llama-3.2-1B-Instruct", 2048, 32, 8, 16, "bfloat16", "none", 20, 20, 90_000),
-    "lora-8b": Workload("meta-llama/Llama-3.1-8B-Instruct", 2048, 16, 4, 16, "bfloat16", "none", 20, 10, 18_000),
-    "qlora-7b": Workload("Qwen/Qwen2.5-7B-Instruct", 2048, 16, 4, 16, "bfloat16", "nf4", 20, 10, 18_000),
-    "long-4b": Workload("Qwen/Qwen3-4B", 200_000, 1, 1, 64, "bfloat16", "none", 1, 3),
+    "lora-1b": Workload("meta-llama/Llama-3.2-1B-Instruct", 2048, 32, 8, 16, "bfloat16", "none", 20, 20, 95_000),
+    "lora-8b": Workload("meta-llama/Llama-3.1-8B-Instruct", 2048, 16, 4, 16, "bfloat16", "none", 20, 10, 18_500),
+    "qlora-7b": Workload("Qwen/Qwen2.5-7B-Instruct", 2048, 16, 4, 16, "bfloat16", "nf4", 20, 10, 19_000),
+    "long-4b": Workload("Qwen/Qwen3-4B", 200_000, 1, 1, 64, "bfloat16", "none", 1, 3, 2_500),
 }
 
 
