@@ -96,7 +96,7 @@ class DataSection(Section):
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
     """Which split of a hub data set to train on."""
-    limit: Annotated[int, Field(ge=1)] | None = None
+    limit: Annotated[int, Field(ge=1, le=10**12)] | None = None
     """Use this many rows of `train` at most, taken evenly from all: for a first try. A share held out is of these."""
     max_length: Annotated[int, Field(ge=8, le=2**30)] = 2048
     """Tokens per example, prompt and answer together."""
