@@ -81,8 +81,10 @@ def _read_collator(notes: Notes, source: Source, calls: list[Call]) -> None:
 
 
 def _is_ignored(node: ast.AST) -> bool:
-    negated = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-    return negated and isinstance(node.operand, ast.Constant) and node.operand.value == -IGNORED  # type: ignore[attr-defined]
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+            return bool(value == -IGNORED)
+    return False
 
 
 def _masks(node: ast.AST) -> int | None:
@@ -160,8 +162,8 @@ def _all_learnt(notes: Notes, name: str, line: int | None) -> None:
 
 def _templates(node: ast.AST) -> list[ast.Call]:
     """Calls that write a conversation with its answer."""
-    found = [each for each in ast.walk(node) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)]
-    return [each for each in found if each.func.attr == "apply_chat_template" and not _asks(each)]  # type: ignore[attr-defined]
+    calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return [each for each in calls if getattr(each.func, "attr", "") == "apply_chat_template" and not _asks(each)]
 
 
 def _asks(node: ast.Call) -> bool:
@@ -218,11 +220,13 @@ def _read_filters(notes: Notes, source: Source, functions: list[Mapped]) -> None
 
 def _counts_text(node: ast.expr, row: str) -> bool:
     """`len(row["text"])`."""
-    measured = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and node.args
-    found = node.args[0] if measured else None  # type: ignore[attr-defined]
-    if not isinstance(found, ast.Subscript) or not isinstance(found.slice, ast.Constant):
-        return False
-    return isinstance(found.value, ast.Name) and found.value.id == row and found.slice.value in TEXTS
+    match node:
+        case ast.Call(
+            func=ast.Name(id="len"),
+            args=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=column)), *_],
+        ):
+            return name == row and column in TEXTS
+    return False
 
 
 def _read_columns(notes: Notes, source: Source, function: Mapped) -> None:
@@ -230,26 +234,32 @@ def _read_columns(notes: Notes, source: Source, function: Mapped) -> None:
     file = _local_file(source, function.over, function.at, function.line)
     if file is None:
         return
-    guarded = {each.left.value for each in ast.walk(function.node) if _is_membership(each)}  # type: ignore[attr-defined]
+    guarded = {_looked_for(each) for each in ast.walk(function.node)}
     if any(isinstance(each, ast.Try) for each in ast.walk(function.node)):
         return
-    made = {each.slice.value for each in ast.walk(function.node) if _is_made(each)}  # type: ignore[attr-defined]
+    made = {_made(each) for each in ast.walk(function.node)}
     for node in ast.walk(function.node):
         column = _column(node, function.row)
-        if column is not None and column not in guarded | made:
+        if isinstance(node, ast.expr) and column is not None and column not in guarded | made:
             key = f"{function.row}[{column!r}]"
             notes.columns[key] = (file, column)
-            notes.lines[key] = node.lineno  # type: ignore[attr-defined]
+            notes.lines[key] = node.lineno
 
 
-def _is_membership(node: ast.AST) -> bool:
-    inside = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn)
-    return inside and isinstance(node.left, ast.Constant)  # type: ignore[attr-defined]
+def _looked_for(node: ast.AST) -> Any:
+    """The column in `"x" in row`."""
+    match node:
+        case ast.Compare(left=ast.Constant(value=name), ops=[ast.In() | ast.NotIn(), *_]):
+            return name
+    return None
 
 
-def _is_made(node: ast.AST) -> bool:
-    written = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-    return written and isinstance(node.slice, ast.Constant)  # type: ignore[attr-defined]
+def _made(node: ast.AST) -> Any:
+    """The column in `row["x"] = …`."""
+    match node:
+        case ast.Subscript(ctx=ast.Store(), slice=ast.Constant(value=name)):
+            return name
+    return None
 
 
 def _column(node: ast.AST, row: str) -> str | None:

@@ -35,14 +35,8 @@ IN_SFT_CONFIG = (
 GONE_FROM_SFT_TRAINER = GONE_FROM_TRAINER | {
     name: f"write {'max_length' if name == 'max_seq_length' else name} in SFTConfig" for name in IN_SFT_CONFIG
 }
-SFT_GONE = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | {
-    "max_seq_length": "write max_length",
-    "use_liger": "write use_liger_kernel",
-    "response_template": "write assistant_only_loss or completion_only_loss",
-    "dataset_batch_size": "take it out",
-    "num_of_sequences": "take it out",
-    "chars_per_token": "take it out",
-}  # fmt: skip
+SFT_GONE = {key: instead for key, instead in trl.GONE.items() if key != "torch_dtype"}
+"""In a script torch_dtype belongs to the model."""
 SINCE = {
     **dict.fromkeys(hf.GONE_BEFORE_5, ("transformers", ">=4.46")),
     **dict.fromkeys(hf.GONE_IN_5, ("transformers", ">=5")),

@@ -137,8 +137,9 @@ class Source:
         if found is None or len(found[1]) != 1 or name in self.changed:
             return None
         binding = found[1][0]
-        plain = isinstance(binding.value, ast.expr) and binding.element is None
-        return (binding.value, found[0]) if plain else None  # type: ignore[return-value]
+        if isinstance(binding.value, ast.expr) and binding.element is None:
+            return binding.value, found[0]
+        return None
 
     def expression(self, node: ast.expr, scope: Scope) -> tuple[ast.expr, Scope]:
         """The expression itself, or the one that its name stands for."""
