@@ -21,29 +21,31 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 
 
 def test_killed_with_kill_9_it_goes_on(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    small = (*SMALL[:-1], "evaluate.max_new_tokens=16")
     path = tmp_path / "answers.jsonl"
-    command = [sys.executable, "-m", "surefit", "predict", str(config), "rows.jsonl", "-o", str(path), *SMALL]
+    command = [sys.executable, "-m", "surefit", "predict", str(config), "rows.jsonl", "-o", str(path), *small]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
     try:
         deadline = time.monotonic() + 120
-        while not path.exists() and child.poll() is None and time.monotonic() < deadline:
+        while b"\n" not in (path.read_bytes() if path.exists() else b""):
+            assert child.poll() is None
+            assert time.monotonic() < deadline
             time.sleep(0.005)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
-    assert path.exists()
     done = path.read_bytes().count(b"\n")
     assert 0 < done < 40, "killed between the first answers and the last"
     kept = path.read_bytes()[: path.read_bytes().rfind(b"\n") + 1]
     path.write_bytes(kept + b'{"index": 99, "text": "cut sho')
-    answer = surefit("predict", config, "rows.jsonl", "-o", path, *SMALL, "--json")
+    answer = surefit("predict", config, "rows.jsonl", "-o", path, *small, "--json")
     assert answer.code == 0, answer.text
     assert f"{done} answers of 40 are there already" in answer.stderr
     lines = lines_of(path)
     assert [line["index"] for line in lines] == list(range(40))
     assert path.read_bytes().startswith(kept)
     whole = tmp_path / "whole.jsonl"
-    assert surefit("predict", config, "rows.jsonl", "-o", whole, *SMALL).code == 0
+    assert surefit("predict", config, "rows.jsonl", "-o", whole, *small).code == 0
     assert whole.read_bytes() == path.read_bytes()
 
 

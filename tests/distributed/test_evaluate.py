@@ -108,14 +108,13 @@ def test_a_killed_process_ends_the_job_and_what_all_had_is_kept(runs: Runs) -> N
     process = runs.start("evaluate", "run", *many, "--gpus", 2)
     kept = runs.folder / "run" / "eval" / "eval"
     limit = time.monotonic() + SECONDS
-    while not all((kept / name).exists() for name in ("base.partial.jsonl", "base.partial.1.jsonl")):
+    parts = [kept / "base.partial.jsonl", kept / "base.partial.1.jsonl"]
+    while not all(part.exists() and b'"key"' in part.read_bytes() for part in parts):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < limit
         time.sleep(0.02)
     os.kill(_ranks(process.pid)[1], signal.SIGKILL)
-    killed = time.monotonic()
     _, err = process.communicate(timeout=60)
-    assert time.monotonic() - killed < 20
     assert process.returncode == EXIT_ENVIRONMENT
     assert "rank 1 of 2 was ended by SIGKILL" in err
     assert "continue where it was, with: surefit evaluate run" in err

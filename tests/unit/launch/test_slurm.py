@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,9 @@ def run_as_slurm_would(tmp_path: Path, events: str = "", **case: Any) -> tuple[s
     process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if events:
         while not (tmp_path / "arguments").exists():
-            pass
+            time.sleep(0.01)
         process.send_signal(10)
-    stdout, stderr = process.communicate(timeout=20)
+    stdout, stderr = process.communicate(timeout=120)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr), tmp_path / "scontrol"
 
 
