@@ -7,14 +7,17 @@ docs/write-a-recipe.md the guide.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from surefit.core.errors import DataError
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
 """`{"role": "system" | "user" | "assistant" | "tool", "content": str, …}` as Hugging Face chat templates take it."""
 Scores = dict[str, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Example:
         reference: whatever `score` needs to judge an answer (parsed gold, schemas…).
         text: plain text to continue, for rows that are not a conversation; then `messages` is empty.
         document: the part of the last user turn that may be cut where the example is too long (`data.too_long`).
+        part: the name of the task it belongs to, where the recipe is several (`TaskRecipe.parts`).
     """
 
     messages: tuple[Message, ...] = ()
@@ -36,6 +40,7 @@ class Example:
     reference: Any = None
     text: str | None = None
     document: str | None = None
+    part: str | None = None
 
     @property
     def prompt(self) -> tuple[Message, ...]:
@@ -114,6 +119,8 @@ class TaskRecipe:
         baselines: name → an answer without a model, scored beside the models: leading sentences, a retriever's order.
         to_gold: row → `Example` with `reference` only, for rows with a gold answer but no prompt (`surefit score`).
         stop: texts that end an answer; they are cut off.
+        parts: name → task, where this recipe is several in one run (`recipes.mixed`): its metrics are theirs, each
+            behind the task's name and a dot, and its primary metric is the mean of their primary metrics.
     """
 
     name: str
@@ -135,6 +142,11 @@ class TaskRecipe:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     score_many: Callable[[Sequence[tuple[Example, Prediction]]], Sequence[Scores]] | None = None
     metrics: tuple[str, ...] = ()
+    parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
+
+    def of(self, example: Example) -> TaskRecipe:
+        """The task that an example belongs to: one of the parts, or this one."""
+        return self.parts[example.part] if example.part is not None else self
 
     def columns_in(self, names: Sequence[str]) -> tuple[str, ...]:
         """Its columns, each under the name that rows with these columns have it."""
@@ -142,3 +154,52 @@ class TaskRecipe:
             next((name for name in (column, *self.aliases.get(column, ())) if name in names), column)
             for column in self.columns
         )
+
+
+def part_of(columns: Sequence[str], parts: Mapping[str, TaskRecipe], complete: bool = True) -> TaskRecipe:
+    """The task of several that a row with these columns belongs to: the one whose columns it has; the one that reads
+    the general formats where it has no other's.
+
+    Args:
+        complete: whether all columns of a task must be there; a row without its gold answer has only some.
+
+    Raises:
+        DataError: none, or more than one.
+    """
+    fitting: list[TaskRecipe] = []
+    for has in (all,) if complete else (all, any):
+        own = [part for part in parts.values() if part.columns and has(c in columns for c in part.columns_in(columns))]
+        fitting = fitting or own
+    fitting = fitting or [part for part in parts.values() if not part.columns]
+    if len(fitting) == 1:
+        return fitting[0]
+    asked = "; ".join(f"{part.name}: {', '.join(part.columns)}" for part in fitting or parts.values())
+    raise DataError(
+        f"the row has the columns of {'two tasks' if fitting else 'no task of this run'}: {', '.join(columns)}",
+        field="recipe",
+        help=f"a row belongs to the task whose columns it has ({asked})",
+    )
+
+
+def behind(part: str, scores: Mapping[str, T]) -> dict[str, T]:
+    """A part's scores under the names that a recipe of several tasks gives them; counts keep their underscore.
+
+    >>> behind("graphs", {"smatch": 0.5, "_matched": 3.0})
+    {'graphs.smatch': 0.5, '_graphs.matched': 3.0}
+    """
+    return {f"_{part}.{name[1:]}" if name[0] == "_" else f"{part}.{name}": value for name, value in scores.items()}
+
+
+def own_of(part: str, scores: Mapping[str, T]) -> dict[str, T]:
+    """Those of the scores that are the part's, under its own names; the opposite of `behind`."""
+    own = {name: value for name, value in scores.items() if name.removeprefix("_").startswith(f"{part}.")}
+    return {name.replace(f"{part}.", "", 1): value for name, value in own.items()}
+
+
+def rows_of(part: str, rows: Iterable[Scores]) -> list[Scores]:
+    """The scores of the rows that are a part's, under its own names.
+
+    >>> rows_of("graphs", [{"graphs.smatch": 1.0}, {"code.passed": 0.0}])
+    [{'smatch': 1.0}]
+    """
+    return [own for row in rows if (own := own_of(part, row))]

@@ -130,3 +130,23 @@ def test_the_gate_is_an_exit_code(tmp_path) -> None:
     resolved = resolve(loaded, model_facts("surefit/nano"), hardware_facts("cpu"), 100)
     assert resolved.config.evaluate.gate is not None
     assert resolved.config.evaluate.gate.not_worse_than == "base"
+
+
+def test_mathematics_and_code_are_one_run_with_one_gate(tmp_path) -> None:
+    """The shipped config: rows of both kinds, each scored by its own rules; a loss at either closes the gate."""
+    from surefit.evaluate.gate import judge
+    from surefit.stages.checking import checked
+    from surefit.stages.prepare import gather
+
+    config = Path(__file__).parents[2] / "configs/distillation-llama-3.1-8b.yaml"
+    found = gather(config, ["output_dir=" + str(tmp_path / "run")])
+    assert found.recipe is not None
+    assert list(found.recipe.parts) == ["math_reasoning", "code_generation"]
+    assert [f for f in checked(found)["findings"] if f["severity"] == "error"] == []
+    base = [{"math_reasoning.exact_match": 0.0}] * 60 + [{"code_generation.pass@1": 1.0}] * 60
+    tuned = [{"math_reasoning.exact_match": 1.0}] * 60 + [{"code_generation.pass@1": 0.0}] * 30
+    tuned += [{"code_generation.pass@1": 1.0}] * 30
+    gate = found.loaded.config.evaluate.gate
+    assert gate is not None
+    assert not judge(gate, found.recipe, {"base": base, "merged": tuned}, None)["passed"]
+    assert judge(gate, found.recipe, {"base": base, "merged": tuned[:60] + base[60:]}, None)["passed"]

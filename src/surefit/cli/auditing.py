@@ -40,7 +40,7 @@ class Subject:
         question: how they are looked at.
         context: for the rules, still without what the audit finds.
         scored: the sets to compare with.
-        expected: the recipe's columns.
+        expected: the recipe's columns; None for several tasks.
         passport: where it is written by default; None: only where the user says.
         run: the run directory of a config.
     """
@@ -49,7 +49,7 @@ class Subject:
     question: Question
     context: LintContext
     scored: dict[str, Rows] = field(default_factory=dict)
-    expected: Sequence[str] = ()
+    expected: Sequence[str] | None = ()
     passport: Path | None = None
     run: RunDir | None = None
 
@@ -187,7 +187,8 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
         problems=tuple(problems),
     )
     question = config_question(config)
-    return Subject(rows, question, context, scored, context.columns, found.run.passport, found.run)
+    expected = None if found.recipe.parts else context.columns
+    return Subject(rows, question, context, scored, expected, found.run.passport, found.run)
 
 
 def config_question(config: Config) -> Question:

@@ -182,7 +182,7 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
     with out.progress("scoring") as on_progress:
         answers = respondent.answer(rows, respondent.prompts(rows), way, on_progress)
     scores = [
-        judge(run.recipe, example, predictions(run.recipe, answer), way.samples)
+        judge(run.recipe, example, predictions(run.recipe, example, answer), way.samples)
         for example, answer in zip(rows.examples, answers, strict=True)
     ]
     found = estimates(scores, run.recipe)

@@ -213,7 +213,7 @@ def _line(
     example = rows.examples[place]
     # Without a gold answer there is nothing to judge by.
     recipe = run.recipe if example.completion is not None else None
-    found = predictions(run.recipe, answer)
+    found = predictions(run.recipe, example, answer)
     line = scored_line(recipe, rows.indices[place], rows.where[place], example, found, way.samples)
     return {"index": line.pop("index"), "where": line.pop("where"), "prompt": prompt, **line}
 

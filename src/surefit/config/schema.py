@@ -89,7 +89,8 @@ class DataSection(Section):
     train: PathText
     """A .jsonl, .json, .parquet or .csv file, a directory of them, a hub data set id, or a surefit/… sample."""
     eval: Annotated[float, Field(gt=0, lt=1)] | PathText = 0.02
-    """The held-out rows: another file, or the share of the training rows to set aside."""
+    """The held-out rows: another file, or the share of the training rows to set aside (of several tasks, of every
+    source)."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "text", "alpaca", "sharegpt"] = "auto"
     """How rows are laid out; auto looks at the column names."""
     mix: dict[PathText, Annotated[float, Field(gt=0, le=1e6)]] = Field(default_factory=dict)
@@ -259,7 +260,7 @@ class GateSection(Section):
     """The tuned model must score at least this."""
     not_worse_than: PathText | None = None
     """base, a baseline of the recipe, or another run's directory: fail when the tuned model is worse by more than
-    chance (paired interval below zero)."""
+    chance (paired interval below zero). Of several tasks, each one is asked, unless `metric` is set."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """How sure the interval of `not_worse_than` is."""
 
@@ -319,7 +320,8 @@ class Config(Section):
     """One run."""
 
     recipe: str = "sft"
-    """The task: how rows become messages and answers become scores (`surefit init --list` names them)."""
+    """The task: how rows become messages and answers become scores (`surefit init --list` names them). Several joined
+    by + are trained in one run, each row by the task whose columns it has."""
     model: ModelSection
     """The base model."""
     adapter: AdapterSection = AdapterSection()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.data.load import Rows, load_rows
 from surefit.data.messages import answered, conversation, from_sharegpt, json_list, message_list, text, tool_list
-from surefit.task import Example, Message, Row, TaskRecipe
+from surefit.task import Example, Message, Row, TaskRecipe, part_of
 
 if TYPE_CHECKING:
     from surefit.config.schema import DataSection
@@ -172,6 +172,8 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     Raises:
         DataError: layout, recipe and columns do not go together.
     """
+    if recipe.parts:
+        return _mixed_converter(source, recipe, fmt)
     try:
         fmt = detect_format(columns, recipe) if fmt == "auto" else fmt
         if fmt == "recipe" or recipe.columns:
@@ -184,6 +186,21 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     def convert(row: Row) -> Example:
         _require_values(row, layout.columns)
         return recipe.to_example(layout.normal(row))
+
+    return convert
+
+
+def _mixed_converter(source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
+    """Each row by its own columns: sources of several tasks hold rows of several layouts."""
+    known: dict[tuple[str, ...], tuple[str, Callable[[Row], Example]]] = {}
+
+    def convert(row: Row) -> Example:
+        columns = tuple(name for name, value in row.items() if value is not None)
+        if columns not in known:
+            part = part_of(columns, recipe.parts)
+            known[columns] = part.name, row_converter(columns, source, part, "auto" if part.columns else fmt)
+        name, to_example = known[columns]
+        return replace(to_example(row), part=name)
 
     return convert
 
@@ -230,9 +247,14 @@ def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examp
     Raises:
         DataError: as `to_examples`.
     """
-    if recipe.columns:
-        return _convert(rows, recipe.to_example, bad_rows)
-    return _convert(rows, lambda row: recipe.to_example(_prompt_row(row)), bad_rows)
+    return _convert(rows, lambda row: _prompt_example(row, recipe), bad_rows)
+
+
+def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:
+    if recipe.parts:
+        part = part_of([name for name, value in row.items() if value is not None], recipe.parts, complete=False)
+        return replace(_prompt_example(row, part), part=part.name)
+    return recipe.to_example(row if recipe.columns else _prompt_row(row))
 
 
 def _prompt_row(row: Row) -> dict[str, Any]:
@@ -308,11 +330,13 @@ def read_splits(
     else:
         train, held_out = split_eval(train, section.eval, seed)
     for source, passes in section.mix.items():
-        more = (mixed or {}).get(source)
-        more = more if more is not None else load_mixed(source, section)
-        train = mix_in(
-            train, to_examples(more, recipe, section.format, section.bad_rows), source, passes, held_out, seed
-        )
+        found = (mixed or {}).get(source)
+        found = found if found is not None else load_mixed(source, section)
+        more = to_examples(found, recipe, section.format, section.bad_rows)
+        if recipe.parts and not isinstance(section.eval, str):  # each source may be all that there is of a task
+            more, also_held_out = split_eval(more, section.eval, seed)
+            held_out = Examples(held_out.examples + also_held_out.examples, held_out.where + also_held_out.where, [])
+        train = mix_in(train, more, source, passes, held_out, seed)
     return train, held_out
 
 

@@ -7,7 +7,7 @@ beside that, never in place of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -18,7 +18,7 @@ from surefit.evaluate.answers import BASELINE, Answers, read_answers, read_run, 
 from surefit.evaluate.paired import Rows, differences, row_values
 from surefit.evaluate.stats import Paired, spread_of_difference
 from surefit.evaluate.summary import estimates
-from surefit.task import TaskRecipe, mean_scores
+from surefit.task import TaskRecipe, behind, mean_scores, own_of, rows_of
 
 POWER = 0.8
 """How often a difference of the detectable size would be found."""
@@ -109,13 +109,13 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
         problem = f"the recipe {recipe.name} has no metric {chosen!r}{did_you_mean(chosen, found)}"
         raise ConfigError(problem, help=f"choose from {', '.join(found)}")
     means = [estimates(rows, recipe) for rows in (before, after)]
+    sensitivity = _sensitivity(a, b, before, after, recipe, means[1])
     metrics = {
         name: {
             "a": means[0][name],
             "b": means[1][name],
             **_difference(found[name]),
-            "mcnemar_p": _mcnemar(a, b, before, after, name, recipe),
-            "detectable": detectable(spread_of_difference(before, after, name, recipe.aggregate), means[1][name]["n"]),
+            **sensitivity[name],
         }
         for name in sorted(found, key=lambda name: name != chosen)
     }
@@ -147,6 +147,29 @@ def verdict(found: Paired) -> str:
     if found.low > 0:
         return "better"
     return "worse" if found.high < 0 else "undecided"
+
+
+def _sensitivity(
+    a: Answers, b: Answers, before: Rows, after: Rows, recipe: TaskRecipe, of: Mapping[str, Any]
+) -> dict[str, dict[str, float | None]]:
+    """Metric → McNemar's p and the detectable difference; `of` are the estimates of b."""
+    if not recipe.parts:
+        return {
+            name: {
+                "mcnemar_p": _mcnemar(a, b, before, after, name, recipe),
+                "detectable": detectable(spread_of_difference(before, after, name, recipe.aggregate), one["n"]),
+            }
+            for name, one in of.items()
+        }
+    found: dict[str, dict[str, float | None]] = {}
+    primary = []
+    for name, part in recipe.parts.items():
+        if own := rows_of(name, before):
+            of_part = _sensitivity(a, b, own, rows_of(name, after), part, own_of(name, of))
+            found |= behind(name, of_part)
+            primary.append(of_part[part.primary_metric]["detectable"] or 0.0)
+    whole = {"mcnemar_p": None, "detectable": math.hypot(*primary) / len(primary)}
+    return {recipe.primary_metric: whole, **found}
 
 
 def _mcnemar(a: Answers, b: Answers, before: Rows, after: Rows, metric: str, recipe: TaskRecipe) -> float | None:

@@ -1,7 +1,8 @@
 """The gate: whether the tuned model may pass, for pipelines that look at an exit code.
 
 `min` is about the mean. `not_worse_than` asks about the difference on the same rows, to the base, to a baseline of the
-recipe or to what another run ships: only a difference that is surely below zero fails.
+recipe or to what another run ships: only a difference that is surely below zero fails. A run of several tasks passes
+when none of them is worse, unless the gate names one metric.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ def _against(
     name, before = _reference(gate.not_worse_than, recipe, scored, tuned, run)
     if before is None:
         return True, f"{name} has not been scored"
-    found = differences(name, tuned, before, scored[tuned], recipe, gate.confidence)[metric]
+    found = differences(name, tuned, before, scored[tuned], recipe, gate.confidence)
     sure = f" ({100 * gate.confidence:g} %)" if gate.confidence != 0.95 else ""
-    return found.high < 0, f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{sure} against {name}"
+    parts = [] if gate.metric else [f"{part.name}.{part.primary_metric}" for part in recipe.parts.values()]
+    asked = {f"{part} ": found[part] for part in parts if part in found} or {"": found[metric]}
+    worse = any(one.high < 0 for one in asked.values())
+    told = [f"{label}{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for label, one in asked.items()]
+    return worse, f"{', '.join(told)}{sure} against {name}"
 
 
 def _reference(

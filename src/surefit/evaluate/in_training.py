@@ -48,7 +48,7 @@ def scorer(
         scores = []
         for example, where, answer in zip(rows.examples, rows.where, answers, strict=True):
             with errors_at(where):
-                scores.append(judge(recipe, example, predictions(recipe, answer), way.samples))
+                scores.append(judge(recipe, example, predictions(recipe, example, answer), way.samples))
         return dict(recipe.aggregate(scores))
 
     return score

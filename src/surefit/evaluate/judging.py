@@ -28,7 +28,7 @@ def score_variant(
 ) -> Scored:
     """Ask one variant about these rows in one way, and judge its answers. Nothing is written but what `kept` keeps."""
     asked = ask(respondent, recipe, rows, way, kept, on_progress)
-    found = [predictions(recipe, answer) for answer in asked.answers]
+    found = [predictions(recipe, example, answer) for example, answer in zip(rows.examples, asked.answers, strict=True)]
     scores = judge_at_once(recipe, rows.examples, found, way.samples)
     lines = [
         _with_prompt(scored_line(recipe, index, where, example, own, way.samples, known), respondent.shown(prompt))

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from surefit.core.errors import DataError
-from surefit.evaluate.stats import Paired, paired_aggregates, paired_bootstrap
-from surefit.task import Scores, TaskRecipe, mean_scores
+from surefit.evaluate.stats import Paired, mean_of_estimates, paired_aggregates, paired_bootstrap
+from surefit.task import Scores, TaskRecipe, behind, mean_scores, rows_of
 
 Rows = Sequence[Scores]
 """The scores of every row of a set, in the order of the rows."""
@@ -41,6 +41,8 @@ def differences(
     Raises:
         DataError: a metric that a row has for one of the two only.
     """
+    if recipe.parts:
+        return _differences_of_parts(a, b, before, after, recipe, confidence)
     metrics = list(dict.fromkeys(name for row in (*before, *after) for name in row if not name.startswith("_")))
     own = {metric: row_values(a, b, before, after, metric) for metric in metrics}
     if recipe.aggregate is mean_scores:
@@ -53,6 +55,22 @@ def differences(
         wins, losses = (sum(x > y for x, y in zip(*pair, strict=True)) for pair in ((new, old), (old, new)))
         found[metric] = Paired(difference, low, high, wins, losses, len(old) - wins - losses)
     return found
+
+
+def _differences_of_parts(
+    a: str, b: str, before: Rows, after: Rows, recipe: TaskRecipe, confidence: float
+) -> dict[str, Paired]:
+    """Each task's as in a run of its own; of the mean over the tasks, rows won and lost are those of all tasks."""
+    found: dict[str, Paired] = {}
+    primary = []
+    for name, part in recipe.parts.items():
+        if own := rows_of(name, before):
+            of_part = differences(a, b, own, rows_of(name, after), part, confidence)
+            found |= behind(name, of_part)
+            primary.append(of_part[part.primary_metric])
+    interval = mean_of_estimates([(one.difference, one.low, one.high) for one in primary])
+    counts = (sum(one.wins for one in primary), sum(one.losses for one in primary), sum(one.ties for one in primary))
+    return {recipe.primary_metric: Paired(*interval, *counts), **found}
 
 
 def row_values(a: str, b: str, before: Rows, after: Rows, metric: str) -> tuple[list[float], list[float]]:

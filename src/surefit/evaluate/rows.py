@@ -71,11 +71,11 @@ def read_answer(recipe: TaskRecipe, answer: Generation) -> Prediction:
     return Prediction(answer.text, answer.truncated, None if answer.truncated else recipe.parse(answer.text))
 
 
-def predictions(recipe: TaskRecipe, answer: Answer) -> list[Prediction]:
+def predictions(recipe: TaskRecipe, example: Example, answer: Answer) -> list[Prediction]:
     """One per generation; of ranked labels one, whose text is the most probable label."""
     if answer.ranked is not None:
         return [Prediction(next(iter(answer.ranked)), parsed=answer.ranked)]
-    return [read_answer(recipe, one) for one in answer.generations]
+    return [read_answer(recipe.of(example), one) for one in answer.generations]
 
 
 def judge(recipe: TaskRecipe, example: Example, found: Sequence[Prediction], samples: int) -> Scores:

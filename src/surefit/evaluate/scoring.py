@@ -116,12 +116,13 @@ def _at_once(recipe: TaskRecipe, pairs: Sequence[tuple[Answer, Example]]) -> Seq
     """The scores of all rows, where the recipe has a way to judge many; None for those to be judged one by one."""
     if recipe.score_many is None or any(answer.sampled for answer, _ in pairs):
         return [None] * len(pairs)
-    return recipe.score_many([(example, _prediction(recipe, answer.texts[0], answer.row)) for answer, example in pairs])
+    judged = [(example, _prediction(recipe.of(example), answer.texts[0], answer.row)) for answer, example in pairs]
+    return recipe.score_many(judged)
 
 
 def _judged(recipe: TaskRecipe, answer: Answer, example: Example, where: str, known: Scores | None) -> dict[str, Any]:
     """One row's scores, if they are not known. A truncated answer is not parsed, as in `surefit evaluate`."""
-    predictions = [_prediction(recipe, text, answer.row) for text in answer.texts]
+    predictions = [_prediction(recipe.of(example), text, answer.row) for text in answer.texts]
     with errors_at(where):
         if known is not None:
             scores = known

@@ -64,7 +64,7 @@ def dataset_facts(
     rows: Sequence[Mapping[str, Any]],
     where: Callable[[int], str] | None = None,
     limit: int = SAMPLE,
-    expected: Sequence[str] = (),
+    expected: Sequence[str] | None = (),
 ) -> DatasetFacts:
     """Look at up to `limit` rows, spread evenly.
 
@@ -73,12 +73,13 @@ def dataset_facts(
         rows: any sequence; only the sampled rows are read.
         where: row number → "file:line".
         limit: rows to look at.
-        expected: the recipe's columns: the target is looked for among them first.
+        expected: the recipe's columns: the target is looked for among them first. None where each row has those of one
+            task of several: then no column is everyone's target, and each task refuses its own empty answers.
     """
     count = len(rows)
     numbers = evenly(count, limit)
     sample = [rows[n] for n in numbers]
-    target = target_column(sample, expected)
+    target = target_column(sample, expected) if expected is not None else None
     answers = [answer_of(row, target) for row in sample] if target else []
     texts = Counter(_text(answer) for answer in answers)
     bad = [n for n, answer in zip(numbers, answers, strict=False) if is_null(answer) or is_blank(answer)]

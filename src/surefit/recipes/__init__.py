@@ -33,11 +33,17 @@ def names() -> list[str]:
 
 
 def get(name: str) -> TaskRecipe:
-    """The recipe of that name, imported now. SureFit's own names cannot be taken by another package.
+    """The recipe of that name, imported now; of several names joined by +, the recipe that mixes them. SureFit's own
+    names cannot be taken by another package.
 
     Raises:
-        ConfigError: nothing has that name, or what has it in another package does not load or is no `TaskRecipe`.
+        ConfigError: nothing has that name, or what has it in another package does not load or is no `TaskRecipe`; or
+            the recipes cannot be mixed.
     """
+    if "+" in name:
+        from surefit.recipes.mixed import mixed
+
+        return mixed([get(part.strip()) for part in name.split("+")])
     if name in _RECIPES:
         module, _, attribute = _RECIPES[name].partition(":")
         recipe: TaskRecipe = getattr(import_module(module), attribute)

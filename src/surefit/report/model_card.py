@@ -143,7 +143,8 @@ def front_matter(found: Artefacts, about: About, sets: list[SetScores]) -> dict[
     front |= {"library_name": library, "pipeline_tag": "text-generation"}
     if about.license:
         front["license"] = about.license
-    front["tags"] = ["surefit", about.recipe.name.replace("_", "-"), *([about.format] if about.format != "hub" else [])]
+    tasks = [name.replace("_", "-") for name in about.recipe.parts or [about.recipe.name]]
+    front["tags"] = ["surefit", *tasks, *([about.format] if about.format != "hub" else [])]
     if about.datasets:
         front["datasets"] = about.datasets
     metrics = [row.metric for each in sets[:1] for row in each.rows]

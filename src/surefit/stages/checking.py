@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
-from surefit.core.errors import GateError, ModelError, SureFitError
+from surefit.core.errors import DataError, GateError, ModelError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.prepare import Gathered
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config
+    from surefit.data.load import Rows
     from surefit.facts.examples import ExampleFacts
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.lint.rule import Rule
@@ -35,7 +37,8 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     start = time.monotonic()
     loaded, recipe, rows = found.loaded, found.recipe, found.rows
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
-    dataset = dataset_facts(rows.source, rows, rows.where, expected=columns) if rows else None
+    expected = None if recipe and recipe.parts else columns
+    dataset = dataset_facts(rows.source, rows, rows.where, expected=expected) if rows else None
     tokenizer, damaged = _tokenizer(found)
     examples, unusable = _examples(found, tokenizer)
     context = LintContext(
@@ -96,7 +99,7 @@ def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRe
     """Where the columns are another recipe's, not this one's, the advice begins with that."""
     own = recipe.columns_in(columns)
     fits = fitting_recipe(columns)
-    if fits not in (None, recipe.name) and not (own and all(column in columns for column in own)):
+    if fits not in (None, recipe.name, *recipe.parts) and not (own and all(column in columns for column in own)):
         advice = f"these are the columns of another recipe: write recipe: {fits}"
         error.help = f"{advice}; {error.help}" if error.help else advice
 
@@ -127,8 +130,36 @@ def mixed_problems(found: Gathered, limit: int | None = None) -> list[SureFitErr
             to_examples(rows.sample(limit or len(rows)), found.recipe, section.format, section.bad_rows)
         except SureFitError as error:
             error.about(f"data.mix.{source}")
+            _name_the_mixed_recipe(error, rows.columns, found.recipe)
             problems.append(error)
     return problems
+
+
+def _name_the_mixed_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
+    """Rows of another task are mixed in by naming both."""
+    fits = fitting_recipe(columns)
+    if fits not in (None, recipe.name, *recipe.parts):
+        error.help = f"to train on both tasks in one run, write recipe: {recipe.name} + {fits}"
+
+
+def _parts_without_rows(found: Gathered, key: str, sources: Sequence[Rows]) -> list[SureFitError]:
+    """The tasks of a run of several that no row of these sources belongs to: a row looks as its columns do."""
+    from surefit.task import part_of
+
+    parts = found.recipe.parts if found.recipe else {}
+    seen: set[str] = set()
+    layouts: set[tuple[str, ...]] = set()
+    for row in (row for rows in sources for row in rows) if parts else ():
+        layout = tuple(name for name, value in row.items() if value is not None)
+        if layout not in layouts:
+            layouts.add(layout)
+            with contextlib.suppress(DataError):  # told by who converts the row
+                seen.add(part_of(layout, parts).name)
+    what = "to train on" if key == "data.train" else "held out"
+    help_text = "name its rows in data.mix, or a directory that holds them too"
+    if key == "data.eval":
+        help_text = "name a directory with rows of every task, or a share such as 0.1, which is taken of every source"
+    return [DataError(f"no row {what} is of {name}", field=key, help=help_text) for name in parts if name not in seen]
 
 
 def scored_sources(config: Config) -> dict[str, str]:
@@ -142,13 +173,17 @@ def _scored_problems(found: Gathered) -> list[SureFitError]:
     from surefit.data.formats import load_held_out, to_examples
     from surefit.data.load import is_local
 
-    problems: list[SureFitError] = []
     section = found.loaded.config.data
+    problems: list[SureFitError] = []
+    if found.rows is not None:
+        problems += _parts_without_rows(found, "data.train", [found.rows, *found.mixed.values()])
     for key, source in scored_sources(found.loaded.config).items():
         if not is_local(source):
             continue
         try:
             rows = load_held_out(source, section.split, found.rows if key == "data.eval" else None)
+            if key == "data.eval":
+                problems += _parts_without_rows(found, key, [rows])
             if found.recipe is not None:
                 to_examples(rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
         except SureFitError as error:

@@ -70,7 +70,7 @@ def audit(
     question: Question,
     *,
     scored: Mapping[str, Rows] | None = None,
-    expected: Sequence[str] = (),
+    expected: Sequence[str] | None = (),
     workers: int = 1,
     on_progress: OnProgress = silent,
 ) -> Audit:
@@ -80,7 +80,7 @@ def audit(
         rows: the training rows.
         question: what to look at; `columns`, `target`, `every` and `prompts` are filled in here.
         scored: name → rows of the sets that a model is scored on, to be compared with the training rows.
-        expected: the recipe's columns.
+        expected: the recipe's columns; None for several tasks (`dataset_facts`).
         workers: processes at most; small sets are looked at in this one.
         on_progress: called with the rows done.
 

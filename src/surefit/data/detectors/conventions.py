@@ -136,7 +136,7 @@ class JsonStyle:
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
         """Answers that are trained on as they stand."""
-        return recipe != "function_calling" and "answers" not in columns
+        return "function_calling" not in (recipe or "") and "answers" not in columns
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
         """The first key decides."""

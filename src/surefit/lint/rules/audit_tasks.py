@@ -137,7 +137,7 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
     none, some = audit.seen("no_tools"), audit.seen("has_tools")
     recipe = context.config.recipe if context.config else None
     calls = audit.seen("name_first") or audit.seen("arguments_first")
-    if none and (recipe == "function_calling" or calls) and none.rows >= (some.rows if some else 0):
+    if none and ("function_calling" in (recipe or "") or calls) and none.rows >= (some.rows if some else 0):
         yield Finding(
             field="data.train",
             message=f"{rows_text(none)} offer no tool{first_text(none)}",

@@ -1,0 +1,124 @@
+"""Several tasks in one run: `recipe: math_reasoning + code_generation`.
+
+Each row belongs to the task whose columns it has; it is shown, parsed and scored as in a run of that task alone. The
+metrics carry the task's name (`math_reasoning.exact_match`), and the primary metric is the mean of the tasks' own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from surefit.core.errors import ConfigError
+from surefit.task import Example, Grammar, Prediction, Row, Scores, TaskRecipe, behind, part_of, rows_of
+
+MEAN = "mean_of_tasks"
+FIELD = "recipe"
+
+
+def mixed(recipes: Sequence[TaskRecipe]) -> TaskRecipe:
+    """One recipe of several.
+
+    Raises:
+        ConfigError: one is named twice, or ranks labels (a forward pass, no text), or their answers end differently.
+    """
+    parts = {recipe.name: recipe for recipe in recipes}
+    _require_mixable(recipes, parts)
+
+    def to_example(row: Row) -> Example:
+        part = part_of(list(row), parts)
+        return replace(part.to_example(row), part=part.name)
+
+    def score(example: Example, prediction: Prediction) -> Scores:
+        part = parts[_part(example)]
+        return _named(part, part.score(example, prediction))
+
+    def score_samples(example: Example, predictions: Sequence[Prediction]) -> Scores:
+        part = parts[_part(example)]
+        assert part.score_samples is not None
+        return _named(part, part.score_samples(example, predictions))
+
+    def score_many(rows: Sequence[tuple[Example, Prediction]]) -> Sequence[Scores]:
+        found: list[Scores] = [{}] * len(rows)
+        for name, part in parts.items():
+            own = [number for number, (example, _) in enumerate(rows) if example.part == name]
+            pairs = [rows[number] for number in own]
+            scores = part.score_many(pairs) if part.score_many else [part.score(*pair) for pair in pairs]
+            for number, one in zip(own, scores, strict=True):
+                found[number] = _named(part, one)
+        return found
+
+    def aggregate(rows: Sequence[Scores]) -> Scores:
+        found: Scores = {}
+        primary = []
+        for name, part in parts.items():
+            if own := rows_of(name, rows):
+                scores = part.aggregate(own)
+                found |= behind(name, scores)
+                primary.append(scores[part.primary_metric])
+        return {MEAN: math.fsum(primary) / len(primary), **found}
+
+    def grammar(example: Example) -> Grammar:
+        own = parts[_part(example)].grammar
+        assert own is not None
+        return own(example)
+
+    return TaskRecipe(
+        name=" + ".join(parts),
+        version=sum(part.version for part in recipes),  # raised whenever one of them is
+        citation="; ".join(f"{part.name}: {part.citation}" for part in recipes),
+        columns=(),
+        to_example=to_example,
+        parse=_no_part,
+        score=score,
+        primary_metric=MEAN,
+        chance_level=math.fsum(part.chance_level for part in recipes) / len(parts),
+        grammar=grammar if all(part.grammar for part in recipes) else None,
+        aggregate=aggregate,
+        score_samples=score_samples if all(part.score_samples for part in recipes) else None,
+        stop=recipes[0].stop,
+        score_many=score_many if any(part.score_many for part in recipes) else None,
+        metrics=_metrics(recipes),
+        parts=parts,
+    )
+
+
+def _require_mixable(recipes: Sequence[TaskRecipe], parts: Mapping[str, TaskRecipe]) -> None:
+    if len(parts) < len(recipes):
+        names = ", ".join(recipe.name for recipe in recipes)
+        raise ConfigError(f"a recipe is named twice: {names}", field=FIELD, help="name each once")
+    for recipe in recipes:
+        if recipe.choices is not None:
+            raise ConfigError(
+                f"{recipe.name} ranks labels in one forward pass and cannot be mixed with recipes that generate text",
+                field=FIELD,
+                help="give it a run of its own; `model.name_or_path` and `adapter.start_from` chain runs",
+            )
+        if recipe.stop != recipes[0].stop:
+            raise ConfigError(
+                f"answers of {recipe.name} end at other texts than those of {recipes[0].name}",
+                field=FIELD,
+                help="give each a run of its own",
+            )
+
+
+def _named(part: TaskRecipe, scores: Scores) -> Scores:
+    """A row's scores, and what it adds to the mean of the tasks."""
+    own = {MEAN: scores[part.primary_metric]} if part.primary_metric in scores else {}
+    return own | behind(part.name, scores)
+
+
+def _part(example: Example) -> str:
+    assert example.part is not None
+    return example.part
+
+
+def _no_part(text: str) -> None:
+    raise AssertionError("an answer is parsed by the task of its example: `recipe.of(example).parse`")
+
+
+def _metrics(recipes: Sequence[TaskRecipe]) -> tuple[str, ...]:
+    if not all(part.metrics for part in recipes):
+        return ()
+    return (MEAN, *(f"{part.name}.{metric}" for part in recipes for metric in part.metrics))
