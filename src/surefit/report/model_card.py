@@ -26,6 +26,7 @@ from surefit.report.artefacts import Artefacts, read_artefacts
 from surefit.report.curves import Training, training
 from surefit.report.scores import HELD_OUT, SetScores
 from surefit.report.shapes import Certificate, Evaluation
+from surefit.report.text import words
 from surefit.report.timeline import attempts
 from surefit.report.verdict import Verdict, effects, judge
 from surefit.task import TaskRecipe
@@ -116,7 +117,7 @@ def model_card(run: RunDir, about: About, certificate: Mapping[str, Any]) -> str
         keep_trailing_newline=True,
         finalize=_without_tags,
     )
-    environment.filters |= {"figure": _figure, "cell": _cell, "bytes_text": bytes_text, "words": _words, "name": _name}
+    environment.filters |= {"figure": _figure, "cell": _cell, "bytes_text": bytes_text, "words": words, "name": _name}
     environment.globals["BASELINE"] = BASELINE
     return clean(environment.get_template("model_card.md.j2").render(card=card))
 
@@ -266,7 +267,3 @@ def _cell(value: Any) -> str:
     """A value in a Markdown table."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return " ".join((f"{text[:12]}…" if len(text) == 64 and text.isalnum() else text).split()).replace("|", "\\|")
-
-
-def _words(metric: str) -> str:
-    return metric.replace("_", " ")

@@ -54,8 +54,8 @@ def _page_bytes(text: str) -> int:
 
 
 def words(name: str) -> str:
-    """A metric's name as one reads it: exact_match is exact match."""
-    return name.replace("_", " ")
+    """A metric's name as one reads it: exact_match is exact match, math_reasoning.answered math reasoning: answered."""
+    return name.replace("_", " ").replace(".", ": ", 1)
 
 
 def percent(value: float) -> str:

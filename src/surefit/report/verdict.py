@@ -163,6 +163,8 @@ def _what(found: Artefacts) -> str | None:
 def _data(found: Artefacts) -> str | None:
     rows = found.plan.steps.rows if found.plan else None
     parts = [found.value("data.train"), f"{rows:,} rows" if rows is not None else None]
+    mixed = [setting.key.removeprefix("data.mix.") for setting in found.settings or [] if "data.mix." in setting.key]
+    parts += [f"with {source}" for source in mixed]
     return ", ".join(part for part in parts if part) or None
 
 
