@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -39,6 +40,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MiB; `small_disk.room` makes it smaller."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def pytest_collection_finish() -> None:

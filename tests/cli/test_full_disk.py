@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_disk import room
 from tests.cli.conftest import Surefit
 
 from surefit.core.rundir import RunDir, read_json
 
 KIB = 1024
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-def room(place: Path, free: int) -> None:
-    """Let so many bytes be free there."""
-    used = shutil.disk_usage(place).used
-    subprocess.run(["mount", "-o", f"remount,size={used + free}", str(place)], check=True)
 
 
 def left_over(run: RunDir) -> list[str]:

@@ -13,6 +13,7 @@ import kill_nine
 import pytest
 import torch
 from safetensors import SafetensorError
+from small_disk import room
 
 from surefit.checkpoint import manager
 from surefit.checkpoint.manager import State, damage, latest_complete, list_steps, load, prune, save
@@ -177,19 +178,8 @@ def test_kill_9_while_saving_leaves_a_complete_checkpoint(tmp_path: Path) -> Non
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "a later save clears leftovers"
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    """A file system of 1 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
 def test_a_full_disk_is_an_error_of_the_machine_and_harms_nothing(small_disk: Path) -> None:
+    room(small_disk, 2**20)
     save(small_disk, 1, state(1))
     (small_disk / "hog").write_bytes(bytes(900_000))
     with pytest.raises(MachineError, match="No space left on device") as caught:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gguf_files import KINDS, write_gguf
 from safetensors.torch import load_file
+from small_disk import room
 
 from surefit import nano
 from surefit.config.schema import ModelSection
@@ -223,19 +224,9 @@ def test_a_cache_that_cannot_be_written(file, tmp_path, monkeypatch):
     assert model_facts(str(file)).parameters == 1_414_560
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
 def test_a_full_cache_is_said_before_and_in_the_middle(file, small_disk, monkeypatch):
     monkeypatch.setenv("SUREFIT_CACHE", str(small_disk))
+    room(small_disk, 3 * 2**20)
     with pytest.raises(MachineError, match=r"the converted model takes 69.4 MiB, and 3.0 MiB are free") as caught:
         model_path(str(file))
     assert "set SUREFIT_CACHE" in caught.value.help
