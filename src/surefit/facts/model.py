@@ -31,7 +31,8 @@ NANO = "surefit/nano"
 _FOLDER = "name the folder that holds config.json and *.safetensors"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CATALOGUE = Path(__file__).parent / "catalogue"
-_UNSLOTH_4BIT = re.compile(r"(-unsloth)?-bnb-4bit$")
+_UNSLOTH_4BIT = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
+_STORED = {"-bnb-4bit": "bitsandbytes", "-bnb-8bit": "bitsandbytes", "-gptq": "gptq", "-awq": "awq"}
 _NF4_OF_BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.pth")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -298,6 +299,15 @@ def _quantization(config: Mapping[str, Any]) -> str | None:
     return str(entry.get("quant_method") or "unknown") if isinstance(entry, Mapping) else None
 
 
+def stored_by_name(name: str) -> str | None:
+    """How the files of a model on the hub are quantised by what its name ends in, where nobody can look.
+
+    >>> stored_by_name("unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"), stored_by_name("org/model")
+    ('bitsandbytes', None)
+    """
+    return next((kind for ending, kind in _STORED.items() if name.lower().endswith(ending)), None)
+
+
 def original_of(name: str) -> str | None:
     """The model that a quantised copy was made from, where that is known: unsloth's, and local folders of such names.
 
@@ -358,16 +368,18 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 def known_model(name: str) -> dict[str, Any] | None:
     """The catalogue's entry of a hub id: by its own name, by one it had before, or of the copy that unsloth publishes.
+    The hub takes a name in any case, and unsloth writes its names in lower case into the adapters that it trains.
 
     >>> known_model("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit")["config"]["quantization_config"]["quant_method"]
     'bitsandbytes'
     """
-    entries = catalogue()
+    name = name.lower()
+    entries = {full.lower(): entry for full, entry in catalogue().items()}
     if name in entries:
         return entries[name]
     owner, _, own = name.partition("/")
     plain = _UNSLOTH_4BIT.sub("", own)
-    shortened = plain.removeprefix("Meta-") if plain.startswith("Meta-Llama-3.") else plain
+    shortened = plain.removeprefix("meta-") if plain.startswith("meta-llama-3.") else plain
     if owner == "meta-llama":
         return entries.get(f"{owner}/{shortened}") if plain == own else None
     if owner != "unsloth":

@@ -10,8 +10,6 @@ from surefit.foreign.python_calls import ARGUMENTS, PRETRAINED, TRAINERS, Call, 
 from surefit.foreign.python_script import Notes
 from surefit.foreign.python_source import Scope, Source
 
-STORED_NF4 = ("-bnb-4bit",)
-"""How the names of models on the hub end whose files are in bitsandbytes' NF4."""
 MERGES = ("merge_and_unload", "merge_adapter")
 TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 LOADED_IN = ("float32", "float16", "bfloat16")
@@ -93,7 +91,7 @@ Said = dict[str, tuple[Any, str, int]]
 def _quantization(source: Source, call: Call) -> Said | None:
     """How a load quantises the model; empty where it does not, None where that is not known."""
     name = call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
-    if isinstance(name, str) and name.endswith(STORED_NF4):
+    if isinstance(name, str) and name.lower().endswith("-bnb-4bit"):
         argument = "model_name" if "model_name" in call.known else call.kind
         return {"quantization": ("nf4", argument, call.line)}
     if "quantization_config" in call.given:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from surefit.facts.model import ModelFacts, original_of
+from surefit.facts.model import original_of, stored_by_name
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.adapter import FROZEN_STORAGE, STORED_QUANTIZED
@@ -97,11 +97,12 @@ def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Find
 
 
 @rule("MRG005", "adapter-of-quantised-files", severity="warning")
-def adapter_of_quantised_files(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
+def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """An adapter belongs to a base whose files are quantised.
 
     ## What it does
-    Looks, for an adapter_config.json, at `quantization_config` in the config.json of the base that it names.
+    Looks, for an adapter_config.json, at `quantization_config` in the config.json of the base that it names; where that
+    is nowhere to be read, at how the name ends (`-bnb-4bit`, `-GPTQ`, `-AWQ`).
 
     ## Why it is bad
     Served beside that base it is what was trained. Merged it can only be into another model: the files hold packed
@@ -120,13 +121,16 @@ def adapter_of_quantised_files(setup: Setup, model: ModelFacts) -> Iterator[Find
     A published distillation project trained on a 4-bit base and merged: ties against its baseline fell from 70 % to
     28 %.
     """
-    if setup.tool != "peft" or model.quantization not in STORED_QUANTIZED:
+    model, name = context.model, setup.base_model or "the base"
+    stored = model.quantization if model else stored_by_name(name)
+    if setup.tool != "peft" or stored not in STORED_QUANTIZED:
         return
-    again = f", or `surefit merge ADAPTER --base {original_of(model.name) or 'ORIGINAL'} --trained-on nf4`"
+    again = f", or `surefit merge ADAPTER --base {original_of(name) or 'ORIGINAL'} --trained-on nf4`"
+    nf4 = model.stored_nf4 if model else name.lower().endswith("-bnb-4bit")
     yield Finding(
         field="base_model",
-        message=f"{model.name} is stored quantised ({model.quantization}): the adapter cannot be merged into its files",
-        help=f"serve both side by side{again if model.stored_nf4 else ''}",
+        message=f"{name} is stored quantised ({stored}): the adapter cannot be merged into its files",
+        help=f"serve both side by side{again if nf4 else ''}",
     )
 
 
