@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,13 @@ def test_a_job_that_slurm_has_forgotten(surefit: Surefit, config: Path, programs
         (["--set", "data.train=gone.jsonl"], 1, "no such file"),
         (["--set", "adapter.start_from=nowhere"], 1, "ADP005"),
         (["--nodes", 0], 2, "Invalid value"),
+        (["--gpus-per-node", 0], 2, "--gpus-per-node 0 is for --stage merge"),
+        (["--stage", "merge", "--gpus-per-node", 2], 2, "a merge is one process"),
+        (["--stage", "merge", "--nodes", 2], 2, "a merge is one process"),
+        (["--stage", "evaluate", "--evaluate"], 2, "goes without --stage"),
+        (["--stage", "evaluate", "--set", "slurm.time=soon"], 2, "sbatch reads no time limit in 'soon'"),
+        (["--stage", "run", "-o", "run.yaml"], 2, "is a file; three scripts need a folder"),
+        (["--stage", "run", "--submit"], 3, "no sbatch on this machine"),
         (["--submit", "-o", "x"], 2, "--submit writes job.sbatch into the run directory"),
         (["--submit"], 3, "no sbatch on this machine"),
     ],
@@ -171,3 +179,110 @@ def test_our_check_has_no_objection_to_the_array(surefit: Surefit, config: Path)
     assert surefit("check", "array.sbatch", "--json").json["findings"] == []
     assert array(surefit, config, "-o", "more.sbatch", "--nodes", 2, "--gpus-per-node", 4).code == 0
     assert surefit("check", "more.sbatch", "--json").json["findings"] == []
+
+
+def stage(surefit: Surefit, config: Path, name: str, *more: object) -> Answer:
+    return surefit("slurm", config, "--stage", name, "--set", "hardware.gpu=h100", *more)
+
+
+def directives(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH --")]
+
+
+def test_a_merge_takes_one_gpu_or_none(surefit: Surefit, config: Path) -> None:
+    answer = stage(surefit, config, "merge", "--json")
+    assert answer.code == 0, answer.text
+    script = answer.json["script"]
+    assert {"job-name=one-merge", "nodes=1", "gpus-per-node=1"} <= set(directives(script))
+    assert f"    python \\\n    -m surefit merge {config} --set hardware.gpu=h100 &\n" in script
+    without = stage(surefit, config, "merge", "--gpus-per-node", 0, "--json").json["script"]
+    assert "gpus" not in " ".join(directives(without))
+    assert "--set hardware.gpu=cpu &\n" in without
+
+
+@pytest.mark.parametrize(("arguments", "processes"), [([], 1), (["--gpus-per-node", 4], 4)])
+def test_scoring_takes_one_gpu_or_as_many_as_are_asked_for(
+    surefit: Surefit, config: Path, arguments: list[object], processes: int
+) -> None:
+    with config.open("a", encoding="utf-8") as file:
+        file.write("hardware: {gpu: h100, nodes: 2, count: 2}\n")
+    answer = surefit("slurm", config, "--stage", "evaluate", *arguments, "--json")
+    assert answer.code == 0, answer.text
+    script = answer.json["script"]
+    assert {"job-name=one-evaluate", "nodes=1", f"gpus-per-node={processes}"} <= set(directives(script))
+    assert f"-m surefit evaluate {config} &\n" in script
+    assert ("torchrun" in script) is (processes > 1)
+
+
+@pytest.mark.usefixtures("programs")
+def test_all_stages_are_queued_one_after_the_other(surefit: Surefit, config: Path, programs: Path) -> None:
+    (programs / "sbatch").write_text(
+        f'#!/bin/sh\necho "$@" >>{programs}/asked\nwc -l <{programs}/asked\n', encoding="utf-8"
+    )
+    answer = stage(surefit, config, "run", "--nodes", 2, "--gpus-per-node", 2, "--submit", "--json")
+    assert answer.code == 0, answer.text
+    jobs = answer.json["jobs"]
+    assert [(job["stage"], job["job_id"], job["after"], job["processes"]) for job in jobs] == [
+        ("train", "1", None, 4), ("merge", "2", "1", 1), ("evaluate", "3", "2", 1),
+    ]  # fmt: skip
+    root = RUN.path.absolute()
+    assert (programs / "asked").read_text(encoding="utf-8").splitlines() == [
+        f"--parsable {root / 'job.sbatch'}",
+        f"--parsable --dependency=afterok:1 --kill-on-invalid-dep=yes {root / 'merge.sbatch'}",
+        f"--parsable --dependency=afterok:2 --kill-on-invalid-dep=yes {root / 'evaluate.sbatch'}",
+    ]
+    assert [read_json(RUN.stage_job(name))["job_id"] for name in ("train", "merge", "evaluate")] == ["1", "2", "3"]
+    (programs / "squeue").write_text("#!/bin/sh\nprintf '1|COMPLETED\\n2|RUNNING\\n3|PENDING\\n'\n", encoding="utf-8")
+    (shown,) = surefit("runs", "--json").json["runs"]
+    assert shown["merge_job"] == {"job_id": "2", "state": "RUNNING"}
+    assert shown["job_text"] == "1 COMPLETED; merge 2 RUNNING; evaluate 3 PENDING"
+    # A stage that is submitted by itself waits for the nearest one before it that is not over.
+    assert stage(surefit, config, "evaluate", "--json").json["after"] == "2"
+    assert stage(surefit, config, "merge", "--json").json["after"] is None
+    answer = stage(surefit, config, "evaluate", "--submit")
+    assert "job 2 comes before" in answer.stderr
+    last = (programs / "asked").read_text(encoding="utf-8").splitlines()[-1]
+    assert last.startswith("--parsable --dependency=afterok:2 ")
+    # Neither the run nor its checkpoints are cleared away beneath a stage that waits.
+    assert "its SLURM job is RUNNING" in surefit("runs", "prune", root).text
+
+
+@pytest.mark.usefixtures("programs")
+def test_what_is_queued_is_told_where_sbatch_refuses_the_rest(surefit: Surefit, config: Path, programs: Path) -> None:
+    (programs / "sbatch").write_text(
+        "#!/bin/sh\ncase \"$*\" in *merge*) echo 'sbatch: error: over the limit' >&2; exit 1;; esac\necho 8\n",
+        encoding="utf-8",
+    )
+    answer = stage(surefit, config, "run", "--submit")
+    assert answer.code == 3
+    assert "over the limit" in answer.text
+    assert "scancel 8" in answer.text
+    assert "--stage merge --submit" in answer.text
+    assert read_json(RUN.slurm)["job_id"] == "8"
+    assert not RUN.stage_job("merge").exists()
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_scripts_of_all_stages_may_be_written_and_submitted_by_hand(
+    surefit: Surefit, config: Path, programs: Path, tmp_path: Path
+) -> None:
+    answer = stage(surefit, config, "run", "-o", "my jobs")
+    assert answer.code == 0, answer.text
+    for name in ("train", "merge", "evaluate"):
+        assert surefit("check", f"my jobs/{name}.sbatch", "--json").json["findings"] == []
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("job=$(")]
+    (programs / "sbatch").write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\necho "$(wc -l <{tmp_path}/asked);cluster"\n', encoding="utf-8"
+    )
+    subprocess.run(["sh", "-e", "-c", "\n".join(lines)], check=True)
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    assert [line.split("--")[2] for line in asked[1:]] == ["dependency=afterok:1 ", "dependency=afterok:2 "]
+    assert asked[0].endswith("my jobs/train.sbatch")
+
+
+def test_all_scripts_are_printed_where_nothing_is_to_be_written(surefit: Surefit, config: Path) -> None:
+    answer = stage(surefit, config, "run")
+    assert answer.code == 0, answer.text
+    assert answer.stdout.count("#!/usr/bin/env bash\n") == 3
+    assert "nothing was written" in answer.stderr
+    assert not Path("runs").exists()

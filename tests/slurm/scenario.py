@@ -1,7 +1,8 @@
 """What must hold on a real SLURM: `tests/slurm/run` brings one up and runs this (`scenario.py [RESULT.json]`).
 
 A run that is told to stop saves, is requeued, resumes and ends with the weights of a run that nobody disturbed: as one
-process, and as two processes on two nodes. A run that fails and a run that is cancelled are not started again.
+process, and as two processes on two nodes. A run that fails and a run that is cancelled are not started again. Merging
+and scoring that were queued with it start when it has succeeded, not when it is requeued, and never where it failed.
 """
 
 from __future__ import annotations
@@ -45,10 +46,18 @@ class Cluster:
 
     def submit(self, name: str, nodes: int) -> str:
         """The number of the job that trains run `name`."""
+        arguments = ["--nodes", str(nodes), "--gpus-per-node", "1", "--interface", "lo"]
+        return str(self.surefit("slurm", self.config(name), *arguments, "--submit")["job_id"])
+
+    def submit_all(self, name: str) -> dict[str, str]:
+        """The number of the job of each stage of run `name`, all queued at once."""
+        answer = self.surefit("slurm", self.config(name), "--stage", "run", "--submit")
+        return {job["stage"]: str(job["job_id"]) for job in answer["jobs"]}
+
+    def config(self, name: str) -> str:
         config = self.folder / f"{name}.yaml"
         config.write_text(CONFIG.format(folder=self.folder, name=name, steps=STEPS), encoding="utf-8")
-        arguments = ["slurm", str(config), "--nodes", str(nodes), "--gpus-per-node", "1", "--interface", "lo"]
-        return str(self.surefit(*arguments, "--submit")["job_id"])
+        return str(config)
 
     def surefit(self, *arguments: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "surefit", *arguments, "--json"]
@@ -176,6 +185,36 @@ def failing(cluster: Cluster) -> dict[str, Any]:
     return cluster.outcome("failing", cluster.wait_for_end("failing", number))
 
 
+def chained(cluster: Cluster) -> dict[str, Any]:
+    """Train, merge and evaluate, queued at once; training is told to stop, and requeued, before it is done."""
+    jobs = cluster.submit_all("chained")
+    cluster.wait_for_steps("chained", jobs["train"])
+    _slurm("scancel", "--batch", "--signal=USR1", jobs["train"])
+    cluster.wait("chained", jobs["train"], "requeued", lambda: cluster.job(jobs["train"])["Restarts"] != "0")
+    between = {stage: cluster.job(number) for stage, number in jobs.items() if stage != "train"}
+    records = {stage: cluster.wait_for_end("chained", number) for stage, number in jobs.items()}
+    summary = cluster.folder / "chained" / "eval" / "summary.json"
+    return {
+        "between": {stage: [record["JobState"], record["Reason"]] for stage, record in between.items()},
+        "states": {stage: record["JobState"] for stage, record in records.items()},
+        "events": [[line["stage"], line["event"]] for line in cluster.lines("chained", "events.jsonl")],
+        "scored": sorted(json.loads(summary.read_text())["sets"]["eval"]["variants"]) if summary.exists() else None,
+        "log": cluster.log("chained"),
+    }
+
+
+def broken_chain(cluster: Cluster) -> dict[str, str]:
+    """The states of the three jobs where training fails: its rows are gone when it starts."""
+    blocker = _slurm(
+        "sbatch", "--parsable", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 60"
+    ).strip()
+    jobs = cluster.submit_all("broken")
+    config = cluster.folder / "broken.yaml"
+    config.write_text(config.read_text().replace("rows.jsonl", "gone.jsonl"), encoding="utf-8")
+    _slurm("scancel", blocker)
+    return {stage: cluster.wait_for_end("broken", number)["JobState"] for stage, number in jobs.items()}
+
+
 def main(result: str | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="surefit-slurm-runs-") as folder:
         cluster = Cluster(Path(folder))
@@ -184,6 +223,8 @@ def main(result: str | None = None) -> int:
             "scored": scored(cluster, "told-1"),
             "cancelled": cancelled(cluster),
             "failing": failing(cluster),
+            "chained": chained(cluster),
+            "broken": broken_chain(cluster),
             "two": requeued(cluster, nodes=2),
         }
     if result:
@@ -193,6 +234,12 @@ def main(result: str | None = None) -> int:
         same = told["weights"] == undisturbed["weights"] is not None
         print(f"{name}: {told['state']} after {told['restarts']} restart, {'the same' if same else 'OTHER'} weights")
     print(*(f"{name}: {found[name]['state']}, {found[name]['restarts']} restarts" for name in ("cancelled", "failing")))
+    print(
+        *(
+            f"{name}: {', '.join(states.values())}"
+            for name, states in (("chained", found["chained"]["states"]), ("broken", found["broken"]))
+        )
+    )
     return 0
 
 

@@ -77,3 +77,16 @@ def test_an_array_of_two_tasks_scores_every_checkpoint_once(found: dict[str, Any
     points = scored["summary"]["checkpoints"]
     assert sorted(f"step-{point['step']}" for point in points) == scored["checkpoints"]
     assert len(points) > 1
+
+
+def test_merging_and_scoring_wait_until_training_has_succeeded(found: dict[str, Any]) -> None:
+    chained = found["chained"]
+    assert chained["between"] == {stage: ["PENDING", "Dependency"] for stage in ("merge", "evaluate")}
+    assert set(chained["states"].values()) == {"COMPLETED"}, chained["log"]
+    ends = [event for event in chained["events"] if event[1] in ("interrupted", "finished", "failed")]
+    assert ends == [["train", "interrupted"], *([stage, "finished"] for stage in ("train", "merge", "evaluate"))]
+    assert chained["scored"] == ["adapter", "base", "merged"]
+
+
+def test_nothing_waits_for_ever_for_a_training_that_failed(found: dict[str, Any]) -> None:
+    assert found["broken"] == {"train": "FAILED", "merge": "CANCELLED", "evaluate": "CANCELLED"}

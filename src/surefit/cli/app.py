@@ -175,12 +175,16 @@ def train(
 def slurm(
     config: ConfigFile,
     overrides: Overrides = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Machines; default: hardware.nodes.")] = None,
+    stage: Annotated[
+        Literal["train", "merge", "evaluate", "run"],
+        typer.Option(help="What the job does; run is a job for each of them, one after the other."),
+    ] = "train",
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines; default: hardware.nodes, or 1.")] = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus-per-node", min=1, help="GPUs on each; default: hardware.count.")
+        int | None, typer.Option("--gpus-per-node", min=0, help="GPUs on each; default: hardware.count, or 1.")
     ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to sbatch.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the script here.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here; of a run, a folder.")] = None,
     interface: Annotated[str | None, typer.Option(help="The network interface to talk over, e.g. ib0.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Instead an array job that scores checkpoints.")] = False,
     array: Annotated[str | None, typer.Option(metavar="TASKS[%AT_ONCE]", help="With --evaluate: so many.")] = None,
@@ -189,14 +193,23 @@ def slurm(
     """Check the run and print the batch script of a job that saves, requeues itself and resumes until it is done."""
     if array and not evaluate:
         raise typer.BadParameter("--array goes with --evaluate")
+    if evaluate and stage != "train":
+        raise typer.BadParameter("--evaluate is an array job for the checkpoints, and goes without --stage")
+    if gpus == 0 and (evaluate or stage != "merge"):
+        raise typer.BadParameter("--gpus-per-node 0 is for --stage merge; elsewhere set hardware.gpu: cpu")
+    if stage == "merge" and ((nodes or 1) > 1 or (gpus or 1) > 1):
+        raise typer.BadParameter("a merge is one process: --stage merge takes one node, and one GPU or none")
     if submit and output:
         raise typer.BadParameter("--submit writes job.sbatch into the run directory; --output is without it")
-    finish(
-        as_json,
-        lambda out: getattr(_cli("slurm"), "evaluation_array" if evaluate else "slurm")(
-            out, config, overrides or (), _cli("slurm").Wishes(nodes, gpus, submit, output, interface, array)
-        ),
-    )
+
+    def work(out: Any) -> int:
+        verbs, changes = _cli("slurm"), overrides or ()
+        wishes = verbs.Wishes(nodes, gpus, submit, output, interface, array)
+        if evaluate:
+            return int(verbs.evaluation_array(out, config, changes, wishes))
+        return int(verbs.slurm(out, config, changes, stage, wishes))
+
+    finish(as_json, work)
 
 
 @app.command()

@@ -114,7 +114,7 @@ def runs(out: Output, directory: Path) -> int:
 
     listed = summarise_all(find_runs(directory))
     keys = ["run", "recipe", "model", "state_text", "steps_text", "score_text", "size_text", "changed_text"]
-    if any(row["job"] or row["eval_job"] for row in listed):
+    if any(row["job_text"] != "-" for row in listed):
         keys.insert(keys.index("state_text") + 1, "job_text")
     if listed:
         names = [key.removesuffix("_text") for key in keys]

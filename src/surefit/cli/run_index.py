@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.runs import _attempt, find_runs, summarise_all
+from surefit.cli.runs import JOBS, _attempt, find_runs, summarise_all
 from surefit.config.load import load_config
 from surefit.config.resolve import leaves
 from surefit.config.trackers import TRACKERS
@@ -275,7 +275,8 @@ def prune(out: Output, target: Path, delete: bool) -> int:
         raise ConfigError("there is no such directory", path=target, help="`surefit runs` lists the runs")
     runs = [RunDir(target)] if RunDir(target).resolved.exists() else find_runs(target)
     jobs = {
-        row["run"]: [(row["job"] or {}).get("state"), *(row["eval_job"] or {}).get("states", {})]
+        row["run"]: [(row[job] or {}).get("state") for job in JOBS.values()]
+        + [*(row["eval_job"] or {}).get("states", {})]
         for row in summarise_all(runs)
     }
     rows: list[dict[str, Any]] = []

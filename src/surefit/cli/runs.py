@@ -15,6 +15,8 @@ from surefit.evaluate.answers import base_of
 from surefit.launch.slurm import task_states
 from surefit.report.scores import tuned_of
 
+JOBS = {"train": "job", "merge": "merge_job", "evaluate": "evaluate_job"}
+"""The stages that may be jobs of SLURM's, and what a row calls each job."""
 DEPTH = 3
 """How far below the named directory a run is looked for."""
 
@@ -29,11 +31,11 @@ def find_runs(directory: Path) -> list[RunDir]:
 
 
 def summarise_all(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
-    """A row for each run; SLURM is asked once about the jobs of all of them: the one that trains, and the array that
+    """A row for each run; SLURM is asked once about the jobs of all of them: those of the stages, and the array that
     scores the checkpoints."""
     numbers = {
         record: number
-        for record in (record for run in runs for record in (run.slurm, run.eval_array))
+        for record in (record for run in runs for record in (*map(run.stage_job, JOBS), run.eval_array))
         if (number := _attempt(lambda record=record: str(read_json(record)["job_id"]), None))
     }
     states = task_states(numbers.values())
@@ -43,13 +45,18 @@ def summarise_all(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
 
     rows = []
     for run in runs:
-        training, scoring = asked(run.slurm), asked(run.eval_array)
+        stages, scoring = {stage: asked(run.stage_job(stage)) for stage in JOBS}, asked(run.eval_array)
+        told = [f"{stage} {_job_text(*job)}" for stage, job in stages.items() if job and stage != "train"]
+        told = [_job_text(*job) for job in (stages["train"],) if job] + told
         rows.append(
             summarise(run)
             | {
-                "job": {"job_id": training[0], "state": next(iter(training[1]), None)} if training else None,
+                field: {"job_id": job[0], "state": next(iter(job[1]), None)} if (job := stages[stage]) else None
+                for stage, field in JOBS.items()
+            }
+            | {
                 "eval_job": {"job_id": scoring[0], "states": scoring[1]} if scoring else None,
-                "job_text": "; ".join(_job_text(*job) for job in (training, scoring) if job) or "-",
+                "job_text": "; ".join([*told, *([_job_text(*scoring)] if scoring else [])]) or "-",
             }
         )
     return rows

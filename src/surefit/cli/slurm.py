@@ -1,11 +1,13 @@
 """The verb `slurm`: check, the arithmetic of the processes, the batch script; with --submit the job. Torch-free.
 
-Two jobs can be made of a run: the one that trains it, and an array of tasks that score its checkpoints.
+Of a run can be made: a job for each of its stages, one after the other or all at once, and an array of tasks that score
+its checkpoints.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +17,29 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli.training import findings_said
 from surefit.config.load import load_config
 from surefit.config.schema import Config
-from surefit.core.errors import EXIT_OK, ConfigError
+from surefit.core.errors import EXIT_OK, ConfigError, MachineError
 from surefit.core.rundir import RunDir, read_json, write_atomic, write_json
-from surefit.launch.slurm import ARRAY_LOG, ENDED, LOG, BatchJob, job_states, render, render_array, submit
+from surefit.launch.slurm import (
+    ARRAY_LOG,
+    ENDED,
+    LOG,
+    BatchJob,
+    dependency,
+    job_states,
+    render,
+    render_array,
+    render_evaluate,
+    render_merge,
+    submit,
+)
 from surefit.stages.checking import checked, require_no_errors
 from surefit.stages.prepare import gather
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
+
+RENDER = {"train": render, "merge": render_merge, "evaluate": render_evaluate}
+"""The stages that are jobs, in their order. What comes before them takes seconds, and the report too."""
 
 
 @dataclass(frozen=True)
@@ -45,28 +62,144 @@ class Wishes:
     array: str | None = None
 
 
-def slurm(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
-    """The job that trains: print the script, write it to a file, or submit it from the run directory."""
-    overrides = _with_machines(load_config(target, overrides).config, overrides, wishes.nodes, wishes.per_node)
-    job = _job(out, target, overrides, wishes)
-    script = render(job)
-    _say_what_to_know(out, job)
-    run = RunDir(job.run)
-    places = {
-        "nodes": job.nodes, "processes_per_node": job.per_node, "processes": job.processes,
-    }  # fmt: skip
-    return _deliver(out, script, wishes, run.job_script, run.slurm, job.run / LOG, places)
+@dataclass(frozen=True)
+class _Stage:
+    """A stage of the run as a job: its script, and where script, record and output of it lie."""
+
+    name: str
+    job: BatchJob
+    script: str
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """What the result says of its processes."""
+        return {
+            "nodes": self.job.nodes, "processes_per_node": self.job.per_node, "processes": self.job.processes,
+        }  # fmt: skip
+
+    @property
+    def own(self) -> Path:
+        """Where a script that is submitted lies."""
+        return RunDir(self.job.run).stage_script(self.name)
+
+    @property
+    def record(self) -> Path:
+        """What remembers its job."""
+        return RunDir(self.job.run).stage_job(self.name)
+
+
+def slurm(out: Output, target: Path, overrides: Sequence[str], stage: str, wishes: Wishes) -> int:
+    """The job of a stage: print the script, write it to a file, or submit it from the run directory.
+
+    Args:
+        stage: one of `RENDER`, or `run` for all of them, each after the one before it.
+    """
+    if stage == "run":
+        return _all_stages(out, target, overrides, wishes)
+    found = _stage(out, target, overrides, stage, wishes)
+    if stage == "train":
+        _say_what_to_know(out, found.job)
+    after = _awaited(found.job.run, stage)
+    if after:
+        out.note(f"job {after} comes before: this one starts when that has succeeded")
+    places = {"stage": stage, "after": after, **found.places}
+    return _deliver(out, found.script, wishes, found.own, found.record, found.job.run / LOG, places)
+
+
+def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
+    """A job for each stage; nodes and GPUs of the command line are those of training."""
+    jobs = [_stage(out, target, overrides, name, wishes if name == "train" else Wishes()) for name in RENDER]
+    _say_what_to_know(out, jobs[0].job)
+    folder = wishes.output
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ConfigError("is a file; three scripts need a folder", path=folder, help="name a folder, or a new one")
+    results: list[dict[str, Any]] = []
+    for each in jobs:
+        number, after = None, results[-1]["job_id"] if results else None
+        path = each.own if folder is None else folder / f"{each.name}.sbatch"
+        if wishes.submit or folder:
+            _write(each.job.run / LOG, path, each.script)
+        else:
+            out.say(each.script.rstrip("\n") + "\n")
+        places = {"stage": each.name, "after": after, **each.places}
+        if wishes.submit:
+            number = _submit_next(path, each.name, results)
+            _remember(out, each.record, number, each.job.run / LOG, places)
+        written = str(path) if wishes.submit or folder else None
+        results.append({"script": each.script, "path": written, "job_id": number, **places})
+    if folder:
+        out.say(f"Wrote {', '.join(result['path'] for result in results)}; submit them with:")
+        for line in _by_hand([Path(result["path"]) for result in results]):
+            out.say(line)
+    elif not wishes.submit:
+        out.note("nothing was written: -o FOLDER writes the three scripts, --submit queues them one after the other")
+    out.result({"jobs": results})
+    return EXIT_OK
+
+
+def _by_hand(paths: Sequence[Path]) -> list[str]:
+    """The lines of a shell that submit scripts one after the other.
+
+    >>> _by_hand([Path("train.sbatch"), Path("merge.sbatch")])
+    ['job=$(sbatch --parsable train.sbatch)', \
+'job=$(sbatch --parsable --dependency=afterok:${job%;*} --kill-on-invalid-dep=yes merge.sbatch)']
+    """
+    after = ["", *[" ".join(dependency("${job%;*}")) + " "] * (len(paths) - 1)]
+    return [f"job=$(sbatch --parsable {wait}{shlex.quote(str(path))})" for wait, path in zip(after, paths, strict=True)]
+
+
+def _submit_next(path: Path, stage: str, before: Sequence[Mapping[str, Any]]) -> str:
+    """Submit a stage after the last of those before it.
+
+    Raises:
+        MachineError: sbatch refuses; it says which jobs are in the queue already.
+    """
+    try:
+        return submit(path, before[-1]["job_id"] if before else None)
+    except MachineError as error:
+        if not before:
+            raise
+        queued = " ".join(result["job_id"] for result in before)
+        raise MachineError(
+            error.message,
+            path=error.path,
+            help=f"queued before it: {queued} (`scancel {queued}` takes that back); mend it, and add the rest with "
+            f"`surefit slurm CONFIG --stage {stage} --submit`, which waits for what is queued",
+        ) from error
+
+
+def _stage(out: Output, target: Path, overrides: Sequence[str], name: str, wishes: Wishes) -> _Stage:
+    """A stage as a job with the machines that it needs: training those of the config, the others one GPU."""
+    if name == "train":
+        overrides = _with_machines(load_config(target, overrides).config, overrides, wishes.nodes, wishes.per_node)
+        job = _job(out, target, overrides, wishes)
+    elif name == "merge" and wishes.per_node == 0:
+        job = _answering(_job(out, target, [*overrides, "hardware.gpu=cpu"], wishes), replace(wishes, per_node=1))
+    else:
+        job = _answering(_job(out, target, overrides, wishes), wishes)
+    return _Stage(name, job, RENDER[name](job))
+
+
+def _answering(job: BatchJob, wishes: Wishes) -> BatchJob:
+    """The same run on the machines that are wished for, by default one device; training's are not asked for."""
+    hardware = job.config.hardware.model_copy(update={"nodes": wishes.nodes or 1, "count": wishes.per_node or 1})
+    return replace(job, config=job.config.model_copy(update={"hardware": hardware}))
+
+
+def _awaited(run: Path, stage: str) -> str | None:
+    """The job of the nearest stage before this one that we submitted and that may still go on."""
+    before = list(RENDER)[: list(RENDER).index(stage)]
+    found = (_alive(RunDir(run).stage_job(name)) for name in reversed(before))
+    return next((number for number in found if number), None)
 
 
 def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
     """The array job that scores every checkpoint, after the job that trains where that one has not ended."""
-    training = _job(out, target, overrides, wishes)
-    hardware = training.config.hardware.model_copy(update={"nodes": wishes.nodes or 1, "count": wishes.per_node or 1})
-    job = replace(training, config=training.config.model_copy(update={"hardware": hardware}))
+    job = _answering(_job(out, target, overrides, wishes), wishes)
     run, section = RunDir(job.run), job.config.checkpoint
     there = len(list(run.checkpoints.glob("step-*")))
     kept = section.save_total_limit + (section.best_total_limit if section.keep_best else 0)
-    after = _training_job(run)
+    after = _alive(run.slurm)
     waits = after is not None or not there
     tasks, at_once = _tasks(wishes.array, max(there, kept) if waits else there)
     script = render_array(job, tasks, at_once, after)
@@ -98,9 +231,9 @@ def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:
     return int(found[1]), int(found[2]) if found[2] else None
 
 
-def _training_job(run: RunDir) -> str | None:
-    """The job that trains this run, if we submitted one and it may still go on."""
-    number = str(read_json(run.slurm).get("job_id", "")) if run.slurm.exists() else ""
+def _alive(record: Path) -> str | None:
+    """The job in this record, if there is one and it may still go on."""
+    number = str(read_json(record).get("job_id", "")) if record.exists() else ""
     state = job_states([number]).get(number)
     return number if state is not None and state not in ENDED else None
 
@@ -137,21 +270,34 @@ def _deliver(
     result: dict[str, Any] = {"script": script, "path": None, "job_id": None, **places}
     if wishes.submit or wishes.output:
         path = own if wishes.output is None else wishes.output
-        RunDir(log.parent).create()  # SLURM writes the output there, and makes no folder
-        write_atomic(path, script)
+        _write(log, path, script)
         result["path"] = str(path)
+        # A script of an array says itself what it waits for, those of the stages are told when they are submitted.
+        after = places.get("after") if "stage" in places else None
         if wishes.submit:
-            result["job_id"] = number = submit(path)
-            output = str(log.with_name(log.name.replace("%j", number).replace("%A", number)))
-            write_json(record, {"job_id": number, "submitted": time.time(), "output": output, **places})
-            out.say(f"Submitted job {number}; its output: {output}", "green")
+            result["job_id"] = number = submit(path, after)
+            _remember(out, record, number, log, places)
         else:
-            out.say(f"Wrote {path}; submit it with: sbatch {path}")
+            waits = "".join(f"{option} " for option in dependency(after)) if after else ""
+            out.say(f"Wrote {path}; submit it with: sbatch {waits}{path}")
     else:
         out.say(script.rstrip("\n"))
         out.note("nothing was written: -o FILE writes the script, --submit hands it to sbatch")
     out.result(result)
     return EXIT_OK
+
+
+def _write(log: Path, path: Path, script: str) -> None:
+    RunDir(log.parent).create()  # SLURM writes the output there, and makes no folder
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, script)
+
+
+def _remember(out: Output, record: Path, number: str, log: Path, places: Mapping[str, Any]) -> None:
+    output = str(log.with_name(log.name.replace("%j", number).replace("%A", number)))
+    write_json(record, {"job_id": number, "submitted": time.time(), "output": output, **places})
+    named = f" ({places['stage']})" if "stage" in places else ""
+    out.say(f"Submitted job {number}{named}; its output: {output}", "green")
 
 
 def _with_machines(config: Config, overrides: Sequence[str], nodes: int | None, per_node: int | None) -> list[str]:

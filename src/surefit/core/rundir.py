@@ -20,6 +20,7 @@ A run directory is all that anyone needs to understand a run a year later:
     report.html              the page that shows all of it
     export/FORMAT/           what `surefit export` made for others
     job.sbatch slurm.json    the batch script and the job that `surefit slurm --submit` made of it
+    STAGE.sbatch STAGE.slurm.json   the same of a stage after training
     eval/job.sbatch array.json   the same of the array that scores the checkpoints
 """
 
@@ -103,6 +104,14 @@ class RunDir:
             *files, self.checkpoints, self.rejected, self.adapter, self.model,
             self.merged, self.certificate, self.eval, self.report, self.exports,
         ]  # fmt: skip
+
+    def stage_script(self, stage: str) -> Path:
+        """The batch script of a stage."""
+        return self.job_script if stage == "train" else self.path / f"{stage}.sbatch"
+
+    def stage_job(self, stage: str) -> Path:
+        """The record of the job that runs a stage."""
+        return self.slurm if stage == "train" else self.path / f"{stage}.slurm.json"
 
     def create(self) -> None:
         """Make the directory, and prove that it can be written before anything costly starts."""

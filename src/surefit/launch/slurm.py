@@ -158,7 +158,44 @@ def render_array(job: BatchJob, tasks: int, at_once: int | None = None, after: s
         "output": _in_run(job, ARRAY_LOG),
     }
     head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; they share out the checkpoints.", more)
-    return _joined(job, [head, _environment(job), _meeting_point(job), _evaluate(job)])
+    return _joined(
+        job, [head, _environment(job), _meeting_point(job), _evaluate(job, ["--all-checkpoints"], _SHARED_OUT)]
+    )
+
+
+def render_merge(job: BatchJob) -> str:
+    """The script of the job that merges what was trained: one process, on one node.
+
+    Nothing of a merge can be gone on with: near the end of its time the job says so and does not requeue itself. Where
+    SLURM requeues it, after a lost node, it merges anew.
+
+    Raises:
+        ConfigError: as of `render_array`.
+    """
+    _require_time(job)
+    head = _head(job, f"{job.world}, which merges what was trained.", {"job-name": f"{job.run.name}-merge"})
+    command = _command(job, [], ["merge", str(job.config_file)])
+    merge = f"""
+# Half a merge is none: the job does not go back into the queue near the end of its time.
+told=0
+trap 'told=1; echo "job $SLURM_JOB_ID: its time is nearly over; if it does not suffice, raise slurm.time" >&2' USR1
+
+# Merge: all of it again, where SLURM starts this job again.
+{command} &
+{_WAIT}"""
+    return _joined(job, [head, _environment(job), merge])
+
+
+def render_evaluate(job: BatchJob) -> str:
+    """The script of the job that scores base, adapter and merged model; its processes share the rows.
+
+    Raises:
+        ConfigError: as of `render_array`.
+    """
+    _require_time(job)
+    head = _head(job, f"{job.world}; each answers a part of the rows.", {"job-name": f"{job.run.name}-evaluate"})
+    about = "Score: base, adapter and merged model. A gate that is not passed ends the job with exit code 1."
+    return _joined(job, [head, _environment(job), _meeting_point(job), _evaluate(job, [], about)])
 
 
 def _joined(job: BatchJob, parts: Sequence[str]) -> str:
@@ -224,6 +261,9 @@ def _environment(job: BatchJob) -> str:
     if job.interface:
         names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         lines += [f"export {name}={shlex.quote(job.interface)}" for name in names]
+    if job.on_gpus and job.processes > 1:
+        lines.append("# Where NCCL fails it says why only when it is asked; this is silent while all goes well.")
+        lines.append('export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"')
     return "\n".join(lines)
 
 
@@ -277,20 +317,26 @@ step=$!
 """
 
 
-def _evaluate(job: BatchJob) -> str:
-    command = _command(job, [], ["evaluate", str(job.config_file), "--all-checkpoints"])
-    scores = shlex.quote(str(job.run / "eval" / "eval"))
+def _evaluate(job: BatchJob, options: Sequence[str], about: str) -> str:
+    command = _command(job, [], ["evaluate", str(job.config_file), *options])
+    scores = shlex.quote(str(job.run / "eval"))
     return f"""
-# Near the end of its time the task goes back into the queue, and later goes on where it was: its answers are kept as
+# Near the end of its time the job goes back into the queue, and later goes on where it was: its answers are kept as
 # they come. Not where nothing has come since it began: so it would never get further.
-kept() {{ {{ ls -l {scores} || true; }} 2>&1 | cksum; }}
+kept() {{ {{ ls -lR {scores} || true; }} 2>&1 | cksum; }}
 before=$(kept) told=0
 trap 'told=1; [[ $(kept) == "$before" ]] || scontrol requeue "$SLURM_JOB_ID"' USR1
 
-# Score: the next checkpoint that nobody has scored or is scoring, until there is none. Whoever ends last writes the
-# summary of all.
+# {about}
 {command} &
-step=$! code=0
+{_WAIT}"""
+
+
+_SHARED_OUT = """Score: the next checkpoint that nobody has scored or is scoring, until there is none. Whoever ends last
+# writes the summary of all."""
+
+
+_WAIT = """step=$! code=0
 wait "$step" || code=$?
 if [[ $told == 1 ]]; then
     code=0
@@ -346,13 +392,22 @@ def _one_line(value: object) -> str:
     return text.rstrip()
 
 
-def submit(script: Path) -> str:
+def dependency(after: str) -> list[str]:
+    """The options of sbatch for a job that starts when another has succeeded."""
+    return [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+
+
+def submit(script: Path, after: str | None = None) -> str:
     """Hand a script to sbatch; returns the job's number.
+
+    Args:
+        after: the job that must have ended with exit code 0 first; where it ends otherwise, SLURM removes this one,
+            which would else wait for ever.
 
     Raises:
         MachineError: there is no sbatch, or it refuses.
     """
-    answer = _ask(["sbatch", "--parsable", str(script)])
+    answer = _ask(["sbatch", "--parsable", *(dependency(after) if after else ()), str(script)])
     if answer is None:
         raise MachineError(
             "there is no sbatch on this machine", help=f"go to a login node of the cluster: sbatch {script}"

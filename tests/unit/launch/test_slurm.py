@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.facts.job_script import read_job_script
 from surefit.foreign import read
-from surefit.launch.slurm import BatchJob, job_states, render, render_array, submit, task_states
+from surefit.launch.slurm import (
+    BatchJob,
+    job_states,
+    render,
+    render_array,
+    render_evaluate,
+    render_merge,
+    submit,
+    task_states,
+)
 from surefit.lint.engine import run_rules
 
 SNAPSHOT = Path(__file__).parent / "two_nodes_of_four.sbatch"
@@ -103,19 +113,21 @@ def test_it_starts_one_launcher_on_each_node(tmp_path: Path) -> None:
     assert read_back.options["signal"] == "B:USR1@120"
 
 
-def run_as_slurm_would(tmp_path: Path, events: str = "", **case: Any) -> tuple[subprocess.CompletedProcess[str], Path]:
+def run_as_slurm_would(
+    tmp_path: Path, events: str = "", make: Callable[[BatchJob], str] = render, begun: str = "true", **case: Any
+) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Run a rendered script with stand-ins for SLURM's programs and for the run: `srun` writes its arguments down."""
     programs = tmp_path / "bin"
     programs.mkdir()
     stand_ins = {
-        "srun": f'trap "echo told >>{tmp_path}/signals; {events}; exit 75" USR1\n'
+        "srun": f'{begun}\ntrap "echo told >>{tmp_path}/signals; {events}; exit 75" USR1\n'
         f'printf "%s\\n" "$@" >{tmp_path}/arguments\nfor _ in 1 2 3 4 5 6; do sleep 0.1; done\nexit 3\n',
         "scontrol": f'echo "$@" >>{tmp_path}/scontrol\necho node7\n',
     }
     for name, text in stand_ins.items():
         (programs / name).write_text(f"#!/usr/bin/env bash\n{text}", encoding="utf-8")
         (programs / name).chmod(0o755)
-    text = render(job(**case)).replace(str(ENVIRONMENT), str(tmp_path / "none"))
+    text = make(job(**case)).replace(str(ENVIRONMENT), str(tmp_path / "none"))
     (tmp_path / "job.sbatch").write_text(text, encoding="utf-8")
     given = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "31007", "SLURM_NNODES": "2"}
     given |= {"SLURM_CPUS_PER_TASK": "32", "SLURM_JOB_NODELIST": "node[7-8]"}
@@ -151,6 +163,36 @@ def test_it_goes_back_into_the_queue_only_with_its_work_saved(tmp_path: Path, sa
     assert (tmp_path / "signals").read_text() == "told\n"
     assert done.returncode == (0 if saved else 75), done.stderr
     assert ("requeue 31007" in scontrol.read_text()) is saved
+
+
+@pytest.mark.parametrize("make", [render_merge, render_evaluate], ids=["merge", "evaluate"])
+def test_a_stage_ends_with_the_exit_code_of_its_command(tmp_path: Path, make: Callable[[BatchJob], str]) -> None:
+    done, scontrol = run_as_slurm_would(tmp_path, make=make, nodes=1, per_node=1)
+    assert done.returncode == 3, done.stderr
+    assert not scontrol.exists()
+    words = (tmp_path / "arguments").read_text(encoding="utf-8").splitlines()
+    verb = make.__name__.removeprefix("render_")
+    assert words[-6:] == [verb, "/home/me/run.yaml", "--set", "hardware.nodes=2", "--set", "hardware.count=4"]
+    path = tmp_path / "stage.sbatch"
+    path.write_text(make(job(1, 1)), encoding="utf-8")
+    assert run_rules(context_of(read(path))[0]).findings == []
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "nothing answered"])
+def test_scoring_goes_back_into_the_queue_only_where_it_got_further(tmp_path: Path, answered: bool) -> None:
+    run = tmp_path / "a 'run'"
+    (run / "eval" / "eval").mkdir(parents=True)
+    row = f'echo row >"{run}/eval/eval/base.partial.jsonl"' if answered else "true"
+    done, scontrol = run_as_slurm_would(tmp_path, "true", render_evaluate, row, run=run)
+    told = scontrol.read_text(encoding="utf-8")
+    assert ("requeue 31007" in told) is answered, done.stderr
+    assert done.returncode == 3, "it went on until the scheduler ends it"
+
+
+def test_a_merge_near_the_end_of_its_time_says_so_and_goes_on(tmp_path: Path) -> None:
+    done, scontrol = run_as_slurm_would(tmp_path, "true", render_merge, nodes=1, per_node=1)
+    assert (done.returncode, scontrol.exists()) == (3, False)
+    assert "raise slurm.time" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -213,6 +255,14 @@ def test_every_time_limit_of_sbatch_is_taken(limit: str) -> None:
     assert f"#SBATCH --time={limit}\n" in render(job(slurm={"time": limit}))
     with pytest.raises(ConfigError, match="told to save"):
         render_array(job(slurm={"time": "1:00"}), 2)
+
+
+def test_nccl_says_why_it_fails_where_there_is_nccl() -> None:
+    wanted = 'export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"\n'
+    assert wanted in render(job())
+    assert wanted in render_evaluate(job(1, 4))
+    assert wanted not in render(job(1, 1))
+    assert wanted not in render(job(hardware={"gpu": "cpu"}))
 
 
 def test_a_global_batch_is_shared_by_the_data_ranks_only() -> None:
