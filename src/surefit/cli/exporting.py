@@ -304,7 +304,9 @@ def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list
     rows = pick("eval", held_out, None)
     known = [place for place, where in enumerate(rows.where) if where in before and not before[where]["truncated"]]
     chosen = rows.subset([known[i] for i in evenly(len(known), ASKED)])
-    respondent = Server(ServedModel(url, model, field="--url"), run.recipe)
+    respondent = Server(
+        ServedModel(url, model, field="--url", switches=config.evaluate.chat_template_kwargs), run.recipe
+    )
     way = GenerationSettings(Decoding(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
     with out.progress("asking") as on_progress:
         answers = respondent.answer(chosen, respondent.prompts(chosen), way, on_progress)

@@ -45,6 +45,24 @@ _HOLDS_A_SECRET = re.compile(
 PathText = Annotated[str, AfterValidator(_as_a_file_system_takes_it)]
 
 
+TEMPLATE_OWN = {
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token",
+    "pad_token", "unk_token", "raise_exception", "strftime_now", "namespace", "range", "true", "false", "none", "True",
+    "False", "None", "not", "and", "or", "if", "else", "in", "is",
+}  # fmt: skip
+"""What a chat template is given anyway, or what means something else in it."""
+
+
+def _can_be_set(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]{0,99}", name) or name in TEMPLATE_OWN:
+        raise ValueError(f"{name!r:.60} is no switch of a chat template")
+    return name
+
+
+Switch = Annotated[str, AfterValidator(_can_be_set)]
+SwitchValue = bool | Annotated[int, Field(ge=-(10**9), le=10**9)] | Annotated[str, Field(pattern=r"^[ -~]{0,200}$")]
+
+
 class ModelSection(Section):
     """The base model."""
 
@@ -58,6 +76,8 @@ class ModelSection(Section):
     """How the frozen weights under an adapter are stored: nf4 takes a quarter of bfloat16's memory, fp8 half."""
     chat_template: PathText | None = None
     """Write conversations with this Jinja file, or with `plain` where a base model has no template of its own."""
+    chat_template_kwargs: dict[Switch, SwitchValue] = Field(default_factory=dict)
+    """Switches of the chat template, such as {enable_thinking: false}: in training, in answers, in what is merged."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave it off unless you have read that code."""
 
@@ -284,6 +304,8 @@ class EvaluateSection(Section):
     """0 takes the most probable token; above it answers are drawn, with `train.seed`."""
     prefill_chunk: Annotated[int, Field(ge=1, le=2**30)] | None = None
     """Read prompts this many tokens at a time: less memory for very long ones, the same answers."""
+    chat_template_kwargs: dict[Switch, SwitchValue] = Field(default_factory=dict)
+    """Switches of the chat template for answers alone, in place of those in `model.chat_template_kwargs`."""
     server: str | None = None
     """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model; its key: SUREFIT_API_KEY."""
     in_training: bool = False
@@ -348,3 +370,9 @@ class Config(Section):
     """Findings of `surefit check` that are known and accepted."""
     output_dir: PathText
     """The run directory."""
+
+    @property
+    def answering(self) -> ModelSection:
+        """`model` with the switches of the chat template that it is asked with."""
+        switches = self.model.chat_template_kwargs | self.evaluate.chat_template_kwargs
+        return self.model.model_copy(update={"chat_template_kwargs": switches})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from surefit.config.schema import Config
@@ -22,6 +23,7 @@ class GenerationSettings:
         constrained: answers are held to the recipe's grammar.
         ranked: nothing is generated, the row's labels are ranked.
         prompt_limit: tokens that prompts with a document are cut to, if they are.
+        switches: of the chat template, where they are not its own.
     """
 
     decoding: Decoding
@@ -29,6 +31,7 @@ class GenerationSettings:
     constrained: bool = False
     ranked: bool = False
     prompt_limit: int | None = None
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, variant: str) -> str:
         """What a variant that is asked in this way is called in files and summaries."""
@@ -37,8 +40,9 @@ class GenerationSettings:
     @property
     def settings(self) -> dict[str, Any]:
         """All that answers depend on, as JSON: what differs in none of these can be compared."""
+        rendered = {"chat_template_kwargs": dict(sorted(self.switches.items()))} if self.switches else {}
         if self.ranked:
-            return {"strategy": "labels ranked"}
+            return {"strategy": "labels ranked"} | rendered
         decoding = self.decoding
         drawn, beams = decoding.temperature > 0, decoding.num_beams > 1
         found: dict[str, Any] = {"strategy": "sampled" if drawn else "beam search" if beams else "greedy"}
@@ -51,7 +55,7 @@ class GenerationSettings:
             found["prompt_limit"] = self.prompt_limit
         if decoding.stop:
             found["stop"] = list(decoding.stop)
-        return found | ({"constrained": True} if self.constrained else {})
+        return found | rendered | ({"constrained": True} if self.constrained else {})
 
     @property
     def costs(self) -> dict[str, Any]:
@@ -75,5 +79,5 @@ def ways(config: Config, recipe: TaskRecipe) -> list[GenerationSettings]:
     )
     constrained = {"none": (False,), "only": (True,), "both": (False, True)}[section.constrained]
     ranked = recipe.choices is not None
-    limit = prompt_limit(config)
-    return [GenerationSettings(decoding, section.samples, each, ranked, limit) for each in constrained]
+    limit, switches = prompt_limit(config), config.answering.chat_template_kwargs
+    return [GenerationSettings(decoding, section.samples, each, ranked, limit, switches) for each in constrained]

@@ -16,6 +16,7 @@ from surefit.evaluate.generation_settings import ways
 from surefit.evaluate.inference import LocalModel
 from surefit.evaluate.rows import judge, pick, predictions
 from surefit.evaluate.settings import require_settings
+from surefit.model.load import with_switches
 from surefit.model.prepare import reads_padding
 from surefit.task import TaskRecipe
 
@@ -37,6 +38,7 @@ def scorer(
         DataError: a row has no prompt.
     """
     require_settings(config.evaluate, recipe)
+    tokenizer = with_switches(tokenizer, config.evaluate.chat_template_kwargs)
     way = ways(config, recipe)[0]
     rows = pick("eval", held_out, config.evaluate.max_examples)
     cut = prompt_cutter(config, tokenizer)

@@ -22,7 +22,10 @@ from surefit.evaluate.summary import estimates
 from surefit.evaluate.variants import SERVED, identity, known_variants, place
 from surefit.task import Scores, TaskRecipe
 
-SETTINGS = ("strategy", "max_new_tokens", "num_beams", "temperature", "seed", "samples", "stop", "constrained")
+SETTINGS = (
+    "strategy", "max_new_tokens", "num_beams", "temperature", "seed", "samples", "stop", "constrained",
+    "chat_template_kwargs",
+)  # fmt: skip
 """What of `decoding` answers depend on."""
 EARLIER = "earlier"
 """The folder in eval/ for scores of another recipe, on other rows or with other settings. None is overwritten."""

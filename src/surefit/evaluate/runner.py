@@ -133,7 +133,7 @@ def respondents(
         from surefit.generate.server import ServedModel
 
         assert config.evaluate.server is not None  # `choose` has looked
-        yield SERVED, Server(ServedModel(config.evaluate.server), recipe)
+        yield SERVED, Server(ServedModel(config.evaluate.server, switches=config.evaluate.chat_template_kwargs), recipe)
 
 
 def _part_of(on_progress: OnProgress, before: int, total: int, label: str) -> OnProgress:

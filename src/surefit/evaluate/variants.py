@@ -123,7 +123,7 @@ def open_variants(
     What ships is opened with the tokenizer that ships with it. Let go of a model before asking for the next: this
     function does not hold it either.
     """
-    section = config.model
+    section = config.answering
     tokenizer = load_tokenizer(section)
     if "adapter" in chosen:
         model: Any = load_adapted(section, run.adapter, hardware)
@@ -156,7 +156,7 @@ class CheckpointModel:
     """
 
     def __init__(self, config: Config, hardware: HardwareLike) -> None:
-        self.tokenizer = load_tokenizer(config.model)
+        self.tokenizer = load_tokenizer(config.answering)
         base, adapter = load_to_answer(config.model, hardware), config.adapter
         model: PreTrainedModel | PeftModel = add_adapter(base, adapter) if adapter.kind == "lora" else base
         self.model = model.eval()

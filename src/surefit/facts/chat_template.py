@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from surefit.core.errors import ModelError
@@ -29,6 +31,20 @@ PLAIN = """\
 """
 """For a base model: roles in words, and its own token of the end of a text after every answer. It needs no token that
 the model has never seen, so nothing but the adapter has to be trained."""
+
+
+def with_defaults(template: str, switches: Mapping[str, bool | int | str]) -> str:
+    """The template with other values where nobody who renders it sets a switch: whoever serves the model that is saved
+    with it asks as it was trained, and can still ask otherwise.
+
+    >>> with_defaults("{{ enable_thinking }}", {"enable_thinking": False})
+    '{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif %}\\n{{ enable_thinking }}'
+    """
+    # Templates are rendered with trim_blocks, which takes the line break, and lstrip_blocks, which needs it.
+    return "".join(
+        f"{{%- if {name} is not defined %}}{{% set {name} = {json.dumps(value)} %}}{{% endif %}}\n"
+        for name, value in switches.items()
+    ) + template  # fmt: skip
 
 
 def template_text(wanted: str) -> str:

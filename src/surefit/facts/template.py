@@ -43,6 +43,7 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = False,
     special: Mapping[str, str] | None = None,
+    switches: Mapping[str, Any] | None = None,
 ) -> str:
     """The text that the template makes of a conversation.
 
@@ -52,6 +53,7 @@ def render(
         tools: JSON-schema functions.
         add_generation_prompt: end with what asks for an answer.
         special: `bos_token` and the others, by name.
+        switches: what else it reads, such as `enable_thinking`.
 
     Raises:
         TemplateRefused: with the template's own reason.
@@ -60,12 +62,30 @@ def render(
     _left.set(MAX_LOOPS)
     try:
         parts = _compiled(template).generate(
-            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **(special or {})
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **(special or {}),
+            **(switches or {}),
         )
         return "".join(_within_bounds(parts))
     except TemplateRefused:
         raise
     except Exception as error:  # a template is somebody's program: it can fail in any way
+        raise TemplateRefused(str(error)) from error
+
+
+def variables_of(template: str) -> frozenset[str]:
+    """What the template reads and does not set itself: messages, tools, and its switches.
+
+    Raises:
+        TemplateRefused: it is no valid template.
+    """
+    from jinja2 import TemplateError, meta
+
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(_readable(template))))
+    except TemplateError as error:
         raise TemplateRefused(str(error)) from error
 
 
@@ -80,7 +100,11 @@ def _within_bounds(parts: Iterator[str]) -> Iterator[str]:
 
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Template:
-    return _environment().from_string(_CLOSING.sub(r"\1endif\2", _OPENING.sub(r"\1if true\2", template)))
+    return _environment().from_string(_readable(template))
+
+
+def _readable(template: str) -> str:
+    return _CLOSING.sub(r"\1endif\2", _OPENING.sub(r"\1if true\2", template))
 
 
 @lru_cache(maxsize=1)

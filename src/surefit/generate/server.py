@@ -52,13 +52,23 @@ class _Kind:
 
     name: str
 
-    @property
-    def neutral(self) -> dict[str, Any]:
-        """What keeps the model's own `generation_config.json` out of scores and today's date out of Llama's prompts."""
+    def neutral(self, switches: Mapping[str, Any]) -> dict[str, Any]:
+        """What keeps the model's own `generation_config.json` out of scores and today's date out of Llama's prompts.
+
+        Raises:
+            ConfigError: this kind of server hands no switches to its chat template.
+        """
         if self.name not in ("vllm", "sglang"):
+            if switches:
+                raise ConfigError(
+                    "the server does not say that it is vLLM or SGLang, and only these hand "
+                    f"{', '.join(switches)} to the chat template",
+                    field="evaluate.chat_template_kwargs",
+                    help="serve the model with one of them, or take the switch away",
+                )
             return {}
-        dated = {"date_string": TEMPLATE_DATE}
-        return {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0, "chat_template_kwargs": dated}
+        given = {"date_string": TEMPLATE_DATE, **switches}
+        return {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0, "chat_template_kwargs": given}
 
     def constraint(self, grammar: Grammar) -> dict[str, Any]:
         """The parameters that hold an answer to a grammar.
@@ -94,6 +104,7 @@ class ServedModel:
         timeout: seconds until an answer must have begun to come; one that is longer in coming is asked for again.
         waits: seconds before each further try.
         field: where the user has named the URL, for what is wrong with it.
+        switches: of the chat template, where they are not those that the model was saved with.
 
     Raises:
         ConfigError: the URL is none, the key is wrong, or the server has no such model.
@@ -107,7 +118,9 @@ class ServedModel:
         timeout: float = 600.0,
         waits: Sequence[float] = WAITS,
         field: str = "evaluate.server",
+        switches: Mapping[str, Any] | None = None,
     ) -> None:
+        self.switches = switches or {}
         self.url, self.timeout, self.waits, self.field = _endpoint(url, field), timeout, tuple(waits), field
         # Redirects are not followed: the key would go wherever they point.
         self._opener = urllib.request.build_opener(_NoRedirect)
@@ -181,7 +194,7 @@ class ServedModel:
             request["seed"] = (decoding.seed * 1_000_003 + number) % 2**31  # every prompt draws on its own
         if decoding.stop:
             request["stop"] = list(decoding.stop)
-        request |= self.kind.neutral
+        request |= self.kind.neutral(self.switches)
         return request | (self.kind.constraint(grammar) if grammar else {})
 
     def _all(self, requests: Sequence[Mapping[str, Any]], at_once: int) -> Iterator[tuple[int, Generation]]:

@@ -7,6 +7,7 @@ transformers loads what it can: weights that a checkpoint lacks are drawn at ran
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, SureFitError
 from surefit.core.reading import reason_of
-from surefit.facts.chat_template import template_text
+from surefit.facts.chat_template import template_text, with_defaults
 from surefit.facts.gguf_source import gguf_source
 from surefit.facts.hardware import cpu_count
 from surefit.facts.model import NANO, PICKLES, read_config
@@ -96,7 +97,21 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     if section.chat_template is not None:
         tokenizer.chat_template = template_text(section.chat_template)
-    return tokenizer
+    return with_switches(tokenizer, section.chat_template_kwargs)
+
+
+def with_switches(
+    tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, bool | int | str]
+) -> PreTrainedTokenizerBase:
+    """The tokenizer, its chat template's switches set to other values than the template's own."""
+    template: Any = tokenizer.chat_template
+    if not switches or not template:
+        return tokenizer
+    own = copy.copy(tokenizer)
+    named = isinstance(template, dict)  # several templates by name
+    changed = {name: with_defaults(text, switches) for name, text in (template if named else {"": template}).items()}
+    own.chat_template = changed if named else changed[""]
+    return own
 
 
 def load_model(

@@ -27,6 +27,7 @@ def identity(config: Config, survey: Survey, total_steps: int) -> dict[str, Any]
         "model.revision": config.model.revision,
         "model.dtype": config.model.dtype,
         "model.quantization": config.model.quantization,
+        "model.chat_template_kwargs": config.model.chat_template_kwargs,
         "data.train: rows": len(survey.lengths),
         "data.train: content": survey.sha256,
         "total_steps": total_steps,
@@ -68,7 +69,7 @@ DRAWS_ALONG = (
 """Of these, which element of a step gets which random number depends on them."""
 
 
-ADDED = {"adapter.use_rslora": False, "adapter.use_dora": False}
+ADDED = {"adapter.use_rslora": False, "adapter.use_dora": False, "model.chat_template_kwargs": {}}
 """What runs did whose checkpoints are older than a key."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from surefit.core.rundir import read_json, write_json
 from surefit.data.formats import Examples
 from surefit.data.tokenize import tokenize_example
 from surefit.evaluate import inference, runner, variants
+from surefit.evaluate.rows import pick
 from surefit.evaluate.runner import score_variants
 from surefit.merge.merge import merge
 from surefit.model.load import load_model, load_tokenizer
@@ -371,3 +373,42 @@ def test_scores_with_other_settings_are_kept_when_new_ones_are_written(letters):
     assert kept.read_bytes() == before
     assert len(summary["set_aside"]) == 1
     assert scored(letters, variants=["merged"], max_new_tokens=11)["set_aside"] == []
+
+
+THINKING = Path(__file__).parents[1] / "model" / "thinking.jinja"
+OFF = {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("trained", [{}, OFF], ids=["trained on", "trained off"])
+@pytest.mark.parametrize("asked", [{}, OFF, {"enable_thinking": True}], ids=["as trained", "off", "on"])
+def test_every_variant_is_asked_with_the_switches_of_the_section(letters, trained, asked):
+    model = letters.config.model.model_copy(update={"chat_template": str(THINKING), "chat_template_kwargs": trained})
+    section = letters.config.evaluate.model_copy(update={"chat_template_kwargs": asked})
+    config = letters.config.model_copy(update={"model": model, "evaluate": section})
+    merge(config, letters.hardware, letters.run, [[1, 2, 3]])
+    rows = pick("eval", examples_of("A"), None)
+    given = {
+        name: answers.tokenizer.decode(answers.prompts(rows)[0])
+        for name, answers in runner.respondents(
+            config, RECIPE, letters.hardware, letters.run, ("base", "adapter", "merged")
+        )
+    }
+    off = (trained | asked) == OFF
+    prompt = "<|im_start|>user\nKA<|im_end|>\n<|im_start|>assistant\n" + "<think>\n\n</think>\n\n" * off
+    assert given == dict.fromkeys(("base", "adapter", "merged"), prompt)
+
+
+def test_scores_with_other_switches_are_kept_apart(letters):
+    def asked(**switches):
+        return scored(letters, variants=("base",), chat_template_kwargs=switches)
+
+    asked()
+    record = letters.run.eval / "eval" / "base.json"
+    assert "chat_template_kwargs" not in read_json(record)["decoding"]
+    asked(enable_thinking=False)
+    assert read_json(record)["decoding"]["chat_template_kwargs"] == OFF
+    (earlier,) = (letters.run.eval / "earlier").glob("*/eval/base.json")
+    assert "chat_template_kwargs" not in read_json(earlier)["decoding"]
+    # What was scored before the switch was thrown is not compared with what was scored after it.
+    summary = scored(letters, variants=("adapter",))
+    assert "base" not in summary["sets"]["eval"]["variants"]

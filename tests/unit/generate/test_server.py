@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from surefit.core.errors import ConfigError, MachineError
+from surefit.data.tokenize import TEMPLATE_DATE
 from surefit.generate.engine import Decoding, Generation
 from surefit.generate.server import ServedModel
 from surefit.task import Grammar
@@ -121,6 +122,16 @@ def test_what_is_asked_for(server):
     server.models = [{"id": "other", "owned_by": "someone"}]
     client(server).answer([QUESTION], GREEDY)
     assert server.seen[-1].keys() == {"model", "messages", "max_tokens", "temperature", "top_p"}
+
+
+def test_switches_of_the_chat_template_are_handed_on_or_refused(server):
+    off = {"enable_thinking": False}
+    ServedModel(server.url, switches=off, waits=(0.01,) * 5).answer([QUESTION], GREEDY)
+    assert server.seen[-1]["chat_template_kwargs"] == {"date_string": TEMPLATE_DATE, **off}
+    server.models = [{"id": "other", "owned_by": "llamacpp"}]
+    with pytest.raises(ConfigError, match="hand enable_thinking to the chat template") as caught:
+        ServedModel(server.url, switches=off, waits=(0.01,) * 5).answer([QUESTION], GREEDY)
+    assert caught.value.field == "evaluate.chat_template_kwargs"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.schema import Config
+from surefit.core.errors import did_you_mean
 from surefit.core.units import plural, shortened
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
+from surefit.facts.template import TemplateRefused, render, variables_of
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
@@ -240,3 +243,93 @@ def vocabulary_larger_than_embedding(
             message=f"the tokenizer goes beyond the {size:,} embeddings of {model.name}: {listed}",
             help="use a reserved token instead, or save the model with its embedding resized",
         )
+
+
+@rule("TPL007", "no-such-template-switch", severity="error")
+def no_such_template_switch(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+    """A switch is set that the chat template does not have.
+
+    ## What it does
+    Reads the chat template's source for the variables that it uses without setting them itself, and compares them with
+    `model.chat_template_kwargs` and `evaluate.chat_template_kwargs`.
+
+    ## Why it is bad
+    A template leaves out without a word what it does not know: the prompts are the same as without the setting, and the
+    model goes on thinking, or not, as before.
+
+    ## Example
+    `chat_template_kwargs: {enable_thinking: false}` on Qwen2.5, or on Qwen3-4B-Instruct-2507, which never thinks.
+
+    ## Fix
+    Write the name that the template reads, or take the setting away.
+
+    ## Evidence
+    modelscope/ms-swift#4276 (`enable_thinking` set where nothing reads it, and the model still thinks); a template gets
+    its variables from Jinja, for which an unknown one is no error.
+    """
+    template = tokenizer.chat_template
+    if not template:
+        return
+    try:
+        known = variables_of(template)
+    except TemplateRefused:  # whoever renders it says so
+        return
+    for section, switches in (("model", config.model), ("evaluate", config.evaluate)):
+        for name in switches.chat_template_kwargs:
+            if name not in known:
+                yield Finding(
+                    field=f"{section}.chat_template_kwargs",
+                    message=f"the chat template of {_model(context)} reads no {name!r}: it writes the same as without"
+                    f"{did_you_mean(name, sorted(known))}",
+                    help="write a name that the template reads, or take the switch away",
+                )
+
+
+@rule("TPL008", "asked-in-another-way-than-trained", severity="warning")
+def asked_in_another_way(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+    """Answers are asked for in another way than the model is trained to give them.
+
+    ## What it does
+    Renders what asks for an answer with the chat template, once with the switches of training
+    (`model.chat_template_kwargs`) and once with those of scoring (`evaluate.chat_template_kwargs` in their place).
+
+    ## Why it is bad
+    The tuned model has learnt what comes after one text, and is given another. Qwen3 writes an empty
+    `<think></think>` into the prompt where `enable_thinking` is false, and leaves it to the model where it is true: a
+    model that was trained with it in its answers writes it twice, one that was trained without begins to think.
+
+    ## Example
+    `evaluate: {chat_template_kwargs: {enable_thinking: false}}` for a run that trains without the switch.
+
+    ## Fix
+    Set the switch in `model.chat_template_kwargs`: training, scoring and the merged model then agree.
+
+    ## Evidence
+    hiyouga/LlamaFactory#9765 (trained without thinking, merged, and the merged model thinks), #9092.
+    """
+    template, own = tokenizer.chat_template, config.model.chat_template_kwargs
+    if not template or not config.evaluate.chat_template_kwargs:
+        return
+    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
+    special = {role: text for role, text in named.items() if text is not None}
+    question = [{"role": "user", "content": "?"}]
+    try:
+        trained, asked = (
+            render(template, question, add_generation_prompt=True, special=special, switches=switches)
+            for switches in (own, config.answering.chat_template_kwargs)
+        )
+    except TemplateRefused:
+        return
+    if trained != asked:
+        pairs = enumerate(zip(trained, asked, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), min(len(trained), len(asked)))
+        yield Finding(
+            field="evaluate.chat_template_kwargs",
+            message=f"training asks for an answer with {_end(trained, same)}, and scoring with {_end(asked, same)}",
+            help="set it in model.chat_template_kwargs, which is for both; or say in lint.ignore why they differ",
+        )
+
+
+def _end(text: str, same: int) -> str:
+    """Where two prompts part, with a little of what is before."""
+    return repr(shortened(text[max(0, same - 20) :], 80))
