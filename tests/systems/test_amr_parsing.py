@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
+from surefit.cli.app import app
+from surefit.config.load import load_config
+from surefit.core.units import GIB
 from surefit.recipes import get
 from surefit.task import Prediction
 
@@ -37,6 +45,67 @@ def test_out_of_memory_from_the_logits(check) -> None:
 def test_out_of_memory_before_the_first_token(check) -> None:
     assert "MEM001" in check(on_turing(dtype="float32"))
     assert "MEM001" not in check(on_turing())
+
+
+THEIRS = Path(__file__).parents[2] / "configs" / "amr-parsing-qwen2.5-7b-fp16.yaml"
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many rows as the team had."""
+    path = tmp_path_factory.mktemp("amr") / "train.jsonl"
+    rows = ({"sentence": f"Câu số {n}.", "graph": f"(c / câu :quant {n})"} for n in range(15_000))
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def plan_of_theirs(sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """plan_of_theirs(*changes) → the plan of the team's own config on their card, by arithmetic."""
+    monkeypatch.setenv("SUREFIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def planned(*changes: str) -> dict[str, Any]:
+        given = [part for change in (f"data.train={sentences}", *changes) for part in ("--set", change)]
+        result = CliRunner().invoke(app, ["plan", str(THEIRS), "--quick", "--json", *given])
+        answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
+        return answer
+
+    return planned
+
+
+def test_the_teams_own_config_is_what_they_wrote() -> None:
+    config = load_config(THEIRS).config
+    assert (config.model.dtype, config.model.quantization) == ("float16", "none")
+    assert (config.adapter.r, config.data.max_length, config.train.epochs) == (128, 512, 15)
+    assert (config.train.per_device_train_batch_size, config.train.global_batch_size) == (1, 16)
+    assert (config.train.gradient_checkpointing, config.hardware.gpu) == (True, "rtx6000-turing")
+
+
+def test_the_teams_own_config_fits_their_card(check, plan_of_theirs) -> None:
+    """They reckoned with about 20.0 GB of 24, and with 15 passes of 937 steps.
+
+    15,000 rows × 15 passes / 16 rows = 14,062.5 steps; theirs leave out the half step at the end of each pass. Their
+    table has 2.0 GB for the optimizer. AdamW's moments of 322,961,408 LoRA parameters take 2 × 4 bytes each, 2.41 GiB, and
+    their float32 copies, which float16 needs, 1.20 GiB more.
+    """
+    assert check(THEIRS.read_text(encoding="utf-8")) == set()
+    plan = plan_of_theirs()
+    assert plan["does_not_fit"] == []
+    assert plan["steps"]["total_steps"] == 14_063
+    assert plan["steps"]["gradient_accumulation_steps"] == 16
+    terms = {term["term"]: term["bytes"] / GIB for term in plan["memory"]}
+    assert terms["weights"] == pytest.approx(14.185, abs=0.001)
+    assert terms["optimizer"] == pytest.approx(2 * 4 * 322_961_408 / GIB)
+    assert terms["masters"] == pytest.approx(4 * 322_961_408 / GIB)
+    assert 19 * GIB < plan["memory_total_bytes"] < 22 * GIB
+
+
+def test_what_the_team_changed_was_needed_only_with_the_usual_loss(plan_of_theirs) -> None:
+    """512 tokens in place of 2,048: without the logits in memory the longer rows fit as well, one at a time."""
+    assert plan_of_theirs("data.max_length=2048")["does_not_fit"] == []
+    usual = "data.max_length=2048", "train.per_device_train_batch_size=8", "speed.chunked_loss=false"
+    assert plan_of_theirs(*usual)["does_not_fit"]
 
 
 def test_a_device_map_with_offloading_cannot_train(judge) -> None:
