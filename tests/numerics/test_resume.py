@@ -68,6 +68,42 @@ def test_resumed_equals_uninterrupted_bit_for_bit(base: Path, tmp_path: Path, ki
     assert_same(tmp_path / "straight", tmp_path / "stopped")
 
 
+def test_measurements_between_checkpoints_are_taken_up_again(base: Path, tmp_path: Path) -> None:
+    """Checkpoints at 4, 8 and 12, measurements at 3, 6, 9 and 12 as well; stopped at one, and while one is taken."""
+
+    def settings(out: str) -> Any:
+        return tiny_run.config(base, tmp_path / out, eval_every=3)
+
+    tiny_run.training(settings("straight")).fit()
+    measured = [line for line in result_of(tmp_path / "straight")[1] if "eval_loss" in line]
+    assert [line["step"] for line in measured] == [3, 4, 6, 8, 9, 12]
+    assert [line["step"] for line in measured if "between_checkpoints" in line] == [3, 6, 9]
+
+    def stop(progress: Any) -> None:
+        if progress.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        tiny_run.training(settings("stopped"), on_progress=stop).fit()
+    job = tiny_run.training(settings("stopped"))
+    inner, calls = job.held_out.batches.all, []
+
+    def while_measuring(*place: int) -> Any:
+        calls.append(job.counters.step)
+        for batch in inner(*place):
+            if job.counters.step == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    job.held_out.batches.all = while_measuring  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="after step 6"):
+        job.fit(resume=True)
+    assert calls == [3, 4, 6]
+    assert latest_complete(tmp_path / "stopped" / "checkpoints").step == 6
+    tiny_run.training(settings("stopped")).fit(resume=True)
+    assert_same(tmp_path / "straight", tmp_path / "stopped")
+
+
 def test_the_same_config_twice_gives_the_same_bits_and_another_seed_does_not(base: Path, tmp_path: Path) -> None:
     for out, seed in (("a", 0), ("b", 0), ("c", 1)):
         tiny_run.training(tiny_run.config(base, tmp_path / out, seed=seed)).fit()

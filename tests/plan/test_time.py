@@ -192,6 +192,24 @@ def test_a_card_whose_speed_is_not_known_is_named() -> None:
     assert "surefit calibrate" in str(caught.value.help)
 
 
+def test_measurements_between_checkpoints_take_time() -> None:
+    """20 steps with a checkpoint every 10: 2 measurements; every 3 as well: 3, 6, 9, 10, 12, 15, 18 and 20 are 8."""
+    step = StepTime(0.5, 0.45, 0.55, 10**9, 10**9, 100, 0.4, 200.0, 400.0, "arithmetic", "a test")
+    hardware, model, parts = hardware_facts("a10"), model_facts("surefit/nano"), []
+    for every in (None, 3):
+        tree = {
+            "model": {"name_or_path": "surefit/nano"}, "data": {"train": "unused", "eval": 0.1}, "output_dir": "unused",
+            "train": {"max_steps": 20, "epochs": 100, "eval_every": every}, "checkpoint": {"every": 10},
+        }  # fmt: skip
+        made = resolve(Loaded(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100)
+        run = Planner(model).run(made, step, 100)
+        assert run is not None
+        parts.append(run.parts)
+    assert parts[0]["evaluations"] > 0
+    assert parts[1]["evaluations"] == pytest.approx(parts[0]["evaluations"] * 8 / 2)
+    assert parts[1]["saves"] == parts[0]["saves"]
+
+
 def test_a_run_adds_up_and_costs() -> None:
     step = StepTime(0.5, 0.45, 0.55, 10**9, 10**9, 100, 0.4, 200.0, 400.0, "arithmetic", "a test")
     run = run_time(

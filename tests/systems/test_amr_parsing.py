@@ -86,8 +86,8 @@ def test_the_teams_own_config_fits_their_card(check, plan_of_theirs) -> None:
     """They reckoned with about 20.0 GB of 24, and with 15 passes of 937 steps.
 
     15,000 rows × 15 passes / 16 rows = 14,062.5 steps; theirs leave out the half step at the end of each pass. Their
-    table has 2.0 GB for the optimizer. AdamW's moments of 322,961,408 LoRA parameters take 2 × 4 bytes each, 2.41 GiB, and
-    their float32 copies, which float16 needs, 1.20 GiB more.
+    table has 2.0 GB for the optimizer. AdamW's moments of 322,961,408 LoRA parameters take 2 × 4 bytes each,
+    2.41 GiB, and their float32 copies, which float16 needs, 1.20 GiB more.
     """
     assert check(THEIRS.read_text(encoding="utf-8")) == set()
     plan = plan_of_theirs()

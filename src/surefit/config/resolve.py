@@ -317,6 +317,26 @@ def _decide_checkpointing(model: ModelLike, hardware: HardwareLike) -> tuple[boo
     return True, "what activations take is not known, and running out of memory costs more than a third of the speed"
 
 
+def rounds(steps: int, *every: int | None) -> int:
+    """After how many steps of a run at least one of these comes round: at multiples of each, and after the last step.
+
+    >>> rounds(86, 50), rounds(86, 50, 20)  # 50 and 86; 20, 40, 50, 60, 80 and 86
+    (2, 6)
+    """
+    return rounds_before(steps, *every) + 1 if steps else 0
+
+
+def rounds_before(step: int, *every: int | None) -> int:
+    """The same of the steps before `step`, whose end is not that of the run.
+
+    >>> rounds_before(50, 50, 20), rounds_before(51, 50, 20)  # 20 and 40; and 50
+    (2, 3)
+    """
+    first, *others = [each for each in every if each]
+    done = max(0, step - 1)
+    return done // first + sum(done // other - done // math.lcm(first, other) for other in others[:1])
+
+
 def _decide_save_every(steps: int | None) -> tuple[int, str]:
     if steps is None:
         return 200, "the number of steps is not known yet"

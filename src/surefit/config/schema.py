@@ -165,6 +165,8 @@ class TrainSection(Section):
     """Gradients are scaled down to this norm."""
     neftune_noise_alpha: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Noise on the input embeddings (NEFTune, Jain et al. 2023); 5 is usual."""
+    eval_every: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """Measure the held-out loss every so many optimizer steps too; it is measured at every checkpoint anyway."""
     early_stopping_patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Stop after this many measurements in a row without a better `checkpoint.keep_best` (or held-out loss)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

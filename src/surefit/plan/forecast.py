@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import Resolved, rounds
 from surefit.config.world import processes
 from surefit.facts.activations import TILE, covered
 from surefit.facts.budget import micro_batch_shape
@@ -136,7 +136,7 @@ class Planner:
         config, length = resolved.config, self.typical(resolved)
         every = config.checkpoint.every
         assert isinstance(every, int)
-        saves = math.ceil(resolved.total_steps / every)
+        saves = rounds(resolved.total_steps, every)
         share = config.data.eval if isinstance(config.data.eval, float) else 0.0
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
         return run_time(
@@ -144,7 +144,7 @@ class Planner:
             resolved.total_steps,
             tokens_per_step=config.train.global_batch_size * length,
             weight_bytes=self.model.weight_bytes or 0,
-            evaluations=saves,
+            evaluations=rounds(resolved.total_steps, every, config.train.eval_every),
             evaluation_tokens=share * (rows or 0) * length,
             saves=saves,
             save_bytes=sum(checkpoints) // copies_at_once(resolved),

@@ -19,12 +19,15 @@ from surefit.train.batches import Batches
 from surefit.train.signals import StopRequest
 from surefit.train.step import mean_loss
 
+BETWEEN = "between_checkpoints"
+"""What a line of the log has if the run has no checkpoint there."""
 Score = Callable[[Any], Mapping[str, float]]
 """The task's scores of the model, by generation: metric → value. May leave the model in evaluation mode."""
 
 
 class HeldOut:
-    """The held-out loss of a run, measured where its checkpoints are, and the task's scores where they are asked for.
+    """The held-out loss of a run, measured where its checkpoints are and, if asked for, between them; and the task's
+    scores at checkpoints, where they are asked for.
 
     Args:
         model: left in the mode it was in.
@@ -37,6 +40,7 @@ class HeldOut:
 
     Attributes:
         lines: every measurement of the run, as the log has it; what came before a resume, too.
+        at_checkpoints: those of them that may choose the best checkpoint.
         metric: what decides which checkpoint is the best and whether the run still improves.
 
     Raises:
@@ -58,6 +62,7 @@ class HeldOut:
         self.chunked, self.patience = config.speed.chunked_loss, config.train.early_stopping_patience
         self.metric = config.checkpoint.keep_best or "eval_loss"
         self.lines: list[dict[str, Any]] = []
+        self.at_checkpoints: list[dict[str, Any]] = []
         if self.metric not in best.LOSSES and score is None:
             raise ConfigError(
                 f"{self.metric} is not measured in training",
@@ -82,10 +87,22 @@ class HeldOut:
 
     def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Go on from the lines of the log that a resumed run keeps."""
-        self.lines += [dict(line) for line in lines if "eval_loss" in line]
+        for line in lines:
+            if "eval_loss" in line:
+                self._note(dict(line))
 
-    def measure(self, step: int, stop: StopRequest) -> None:
-        """Log the held-out loss, unless a stop is asked for: then the resumed run does."""
+    def _note(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if BETWEEN not in line:
+            self.at_checkpoints.append(line)
+
+    def measure(self, step: int, stop: StopRequest, at_checkpoint: bool = True) -> None:
+        """Log the held-out loss, unless a stop is asked for: then the resumed run does.
+
+        Args:
+            at_checkpoint: the run has a checkpoint here whether it is interrupted or not; elsewhere the loss alone is
+                measured, and says nothing about which checkpoint is the best.
+        """
         with self.memory.during("eval"):
             measured = mean_loss(
                 self.model, self.batches.all(self.engine.data_rank, self.engine.data_size), stop.agreed,
@@ -93,10 +110,10 @@ class HeldOut:
             )  # fmt: skip
             if measured is None:
                 return
-            scores = self._scores()
+            scores = self._scores() if at_checkpoint else {BETWEEN: True}
         loss, tokens = measured
         line = {"step": step, "eval_loss": loss, "eval_tokens": tokens, "eval_perplexity": perplexity(loss)}
-        self.lines.append(self.log.append(dict(scores) | line))
+        self._note(self.log.append(dict(scores) | line))
 
     def _scores(self) -> Mapping[str, float]:
         was_training = self.model.training

@@ -13,7 +13,8 @@ from surefit.train.sampler import Survey
 
 PARTS = "processes that share the rows"
 FREE_ON_RESUME = (
-    "per_device_train_batch_size", "gradient_checkpointing", "early_stopping_patience", "epochs", "max_steps",
+    "per_device_train_batch_size", "gradient_checkpointing", "early_stopping_patience", "eval_every", "epochs",
+    "max_steps",
 )  # fmt: skip
 """Settings of `train` that do not change what a step learns; the last two do so by `total_steps`, which is compared."""
 

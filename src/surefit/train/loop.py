@@ -98,10 +98,10 @@ class Training:
         self.batches = Batches(rows, self.survey.lengths, config, pad)
         held_out = Batches(data.eval_rows, lengths_of(data.eval_rows), config, pad)
         self.held_out = HeldOut(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
-        lines = self.held_out.lines
+        lines, every = self.held_out.at_checkpoints, config.checkpoint.every
         self.saving = Saving(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
-        assert isinstance(config.checkpoint.every, int)
-        self.pace, self.meter = Pace(config.checkpoint.every), meter_of(model, config, facts, hardware, self.world.size)
+        assert isinstance(every, int)
+        self.pace, self.meter = Pace(every, train.eval_every), meter_of(model, config, facts, hardware, self.world.size)
         self.counters = Counters()
         self.loss, self.told_to_end = math.nan, False
         self.notes: list[str] = []
@@ -134,8 +134,8 @@ class Training:
                 self.audit()
             if not resume:
                 self.dry_pass()
-            if resumed_from is not None and self._is_due() and not self.held_out.is_measured(resumed_from):
-                self.held_out.measure(self.counters.step, stop)
+            if resumed_from is not None and not self.held_out.is_measured(resumed_from):
+                self._measure_if_due(stop)
             self._run(stop)
             by_first(self.world, lambda: require_an_update(self.run, self.counters))
             best_step = resuming.restore_the_best(self)
@@ -195,14 +195,25 @@ class Training:
         while self.counters.step < self.total_steps and not self._stops_early():
             self.memory.enter("first step" if self.counters.step == first else "step")
             self._step(reporting)
-            asked = stop.agreed()
-            if self._is_due():
+            saved = stop.agreed() or self._is_due()
+            if saved:
                 self._save()
-                with self._explained(f"while measuring the held-out loss after step {self.counters.step}"):
-                    self.held_out.measure(self.counters.step, stop)
-            elif asked:
-                self._save()
-            self._leave_if_asked(stop)
+            if self._measure_if_due(stop) and not saved:
+                saved = stop.agreed() or self.held_out.stopped_improving
+                if saved:
+                    self._save()
+            if saved:  # a signal that comes from here on is heard after the next step, which is then saved
+                self._leave_if_asked(stop)
+
+    def _measure_if_due(self, stop: StopRequest) -> bool:
+        """Measure the held-out loss where it is due after this step; returns whether it is."""
+        step, between = self.counters.step, self.config.train.eval_every
+        at_checkpoint = self._is_due()
+        if not (at_checkpoint or (between and step > 0 and step % between == 0)):
+            return False
+        with self._explained(f"while measuring the held-out loss after step {step}"):
+            self.held_out.measure(step, stop, at_checkpoint)
+        return True
 
     def _is_due(self) -> bool:
         every, step = self.config.checkpoint.every, self.counters.step

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from surefit.checkpoint.disk_guard import free_bytes
-from surefit.config.resolve import HardwareLike
+from surefit.config.resolve import HardwareLike, rounds, rounds_before
 from surefit.config.schema import Config
 from surefit.facts.flops import Work, peak_flops, windows_of, work_of
 from surefit.facts.model import ModelFacts
@@ -57,19 +57,19 @@ class Pace:
     only as long as there is no other.
 
     Args:
-        every: optimizer steps between two pauses; there is one after the last step, too.
+        every: optimizer steps between two pauses, of one or two kinds; there is one after the last step, too.
         pause: seconds that one is expected to take, until one was measured.
     """
 
-    def __init__(self, every: int, pause: float = 0.0) -> None:
-        self.every, self.pause = every, pause
+    def __init__(self, *every: int | None, pause: float = 0.0) -> None:
+        self.every, self.pause = [each for each in every if each], pause
         self.first: float | None = None
         self.seconds, self.steps, self.paused, self.pauses = 0.0, 0, 0.0, 0
         self._ended: float | None = None
 
     def step(self, step: int, seconds: float, now: float) -> None:
         """Note that step number `step` took so long and ended at `now`, on any one clock."""
-        if self._ended is not None and (step - 1) % self.every == 0:
+        if self._ended is not None and any((step - 1) % each == 0 for each in self.every):
             self.paused += max(0.0, now - seconds - self._ended)
             self.pauses += 1
         self._ended = now
@@ -83,7 +83,7 @@ class Pace:
         """Seconds from step number `step` to the end of the run."""
         each = self.seconds / self.steps if self.steps else self.first or 0.0
         pause = self.paused / self.pauses if self.pauses else self.pause
-        pauses = -(-total_steps // self.every) - (step - 1) // self.every
+        pauses = rounds(total_steps, *self.every) - rounds_before(step, *self.every)
         return each * (total_steps - step) + pause * pauses
 
 

@@ -18,7 +18,7 @@ WORK = Work(token=10, supervised=5, pair=1, windows=(None,))
 
 def test_pace_of_steps_and_pauses() -> None:
     """Steps of 2 s, a pause of 10 s after every fourth, 12 steps: what is left is right from the second step on."""
-    pace, now = Pace(every=4, pause=7.0), 100.0
+    pace, now = Pace(4, pause=7.0), 100.0
     left = {}
     for step in range(1, 13):
         seconds = 30.0 if step == 1 else 2.0
@@ -34,14 +34,23 @@ def test_pace_of_steps_and_pauses() -> None:
     assert left[12] == pytest.approx(10)
 
 
+def test_measurements_between_checkpoints_are_pauses_too() -> None:
+    """Every 4 and every 6 of 13 steps: after 4, 6, 8 and 12, and after the last."""
+    pace = Pace(4, 6, pause=7.0)
+    pace.step(1, 2.0, 0.0)
+    assert pace.left(1, 13) == 12 * 2 + 5 * 7
+    assert pace.left(7, 13) == 6 * 2 + 3 * 7
+    assert Pace(4, None, pause=7.0).left(7, 13) == 3 * 7
+
+
 def test_a_last_step_that_is_no_multiple_has_its_pause_too() -> None:
-    pace = Pace(every=4, pause=7.0)
+    pace = Pace(4, pause=7.0)
     pace.step(9, 2.0, 0.0)
     assert pace.left(9, 10) == 2 + 7
 
 
 def test_what_came_before_a_resume_does_not_count() -> None:
-    pace = Pace(every=4)
+    pace = Pace(4)
     for step in (100, 101, 102):
         pace.step(step, 3.0, 3.0 * step)
     assert pace.left(102, 104) == pytest.approx(6)

@@ -174,6 +174,28 @@ def test_with_too_little_room_old_checkpoints_go_but_neither_the_last_nor_the_be
     assert min(values, key=lambda step: values[step]) in last
 
 
+def test_only_what_is_measured_at_a_checkpoint_chooses_the_best(base: Path, tmp_path: Path) -> None:
+    settings = tiny_run.config(base, tmp_path, every=4, eval_every=1, checkpoint=BEST)
+    training = run(settings)
+    result = training.fit()
+    assert [line["step"] for line in training.held_out.lines] == list(range(1, 13))
+    values = {line["step"]: line["eval_loss"] for line in training.held_out.at_checkpoints}
+    assert sorted(values) == [4, 8, 12]
+    assert read_json(tmp_path / "checkpoints" / "best.json")["scores"] == {str(n): v for n, v in values.items()}
+    assert result.best_step == min(values, key=lambda step: values[step])
+
+
+def test_measurements_between_checkpoints_count_for_patience(base: Path, tmp_path: Path) -> None:
+    settings = tiny_run.config(base, tmp_path, every=12, eval_every=1, early_stopping_patience=2, learning_rate=1e-9)
+    result = run(settings).fit()
+    assert result.stopped_early
+    last = result.counters.step
+    assert last < 12
+    assert [step for step, _ in list_steps(tmp_path / "checkpoints")] == [last], "as after any last step"
+    again = run(settings).fit(resume=True)
+    assert (again.counters.step, again.stopped_early) == (last, True)
+
+
 def test_a_run_without_room_for_one_checkpoint_does_not_start(base: Path, tmp_path: Path) -> None:
     training = run(tiny_run.config(base, tmp_path))
     training.saving.guard.free = lambda directory: 1000

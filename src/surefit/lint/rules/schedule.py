@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.resolve import Resolved, warmup_steps
+from surefit.config.resolve import Resolved, rounds, warmup_steps
 from surefit.config.schema import Config
 from surefit.core.units import count_text
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rules.evaluation import ALWAYS_MEASURED
 
 TINY = 20_000_000
 LORA_RANGE = (1e-5, 5e-3)
@@ -311,7 +312,8 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
     """Early stopping is asked for, and the run is measured too seldom for it to stop anything.
 
     ## What it does
-    Counts the measurements of the run, one per `checkpoint.every` steps and one at the end. The first sets the best
+    Counts the measurements of the run, one per `checkpoint.every` steps, of the held-out loss also one per
+    `train.eval_every` steps, and one at the end. The first sets the best
     value; `early_stopping_patience` more without a better one have to follow before the last.
 
     ## Why it is bad
@@ -321,7 +323,7 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
     `early_stopping_patience: 3` with `every: auto`: a quarter of the run, so four measurements.
 
     ## Fix
-    Lower `checkpoint.every`, or the patience.
+    Lower `checkpoint.every`, or the patience; of the held-out loss, set `train.eval_every`.
 
     ## Evidence
     The arithmetic. A published report on summarising legal documents evaluated every 200 steps of a run of 86 steps,
@@ -334,14 +336,16 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
     )
     if setup.tool != "surefit" or patience is None or total is None or not isinstance(every, int):
         return
-    measured = -(-total // every)
+    loss = config.checkpoint.keep_best in (None, *ALWAYS_MEASURED)
+    between = config.train.eval_every if loss else None
+    measured = rounds(total, every, between)
     if patience + 1 >= measured:
-        enough = max(1, (total - 1) // (patience + 1))
+        enough, field = max(1, (total - 1) // (patience + 1)), "train.eval_every" if loss else "checkpoint.every"
         yield Finding(
             field="train.early_stopping_patience",
             message=f"a patience of {patience} needs {patience + 1} measurements before the last, and the run has "
-            f"{measured}, one every {every:,} of {total:,} steps",
-            help=f"write checkpoint.every: {enough} or less" if total > patience + 1 else "take it out",
+            f"{measured}, one every {min(every, between or every):,} of {total:,} steps",
+            help=f"write {field}: {enough} or less" if total > patience + 1 else "take it out",
         )
 
 
