@@ -53,3 +53,43 @@ def test_what_cannot_be_done_is_found_before_anything_starts(
     assert answer.code == 1
     assert code in answer.text
     assert not Path("runs").exists()
+
+
+def test_the_run_directory_has_what_the_commands_said(
+    surefit: Surefit, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hf_" + "x" * 34
+    monkeypatch.setattr(
+        "sys.argv", ["surefit", "run", str(config), f"--set=telemetry.mlflow_uri=https://{secret}@host"]
+    )
+    steps = "--set", "train.max_steps=2"
+    first = surefit("train", config, *steps)
+    assert first.code == 0, first.text
+    log = RunDir(Path("runs/one")).log
+    said = log.read_text(encoding="utf-8")
+    assert secret not in said
+    assert "\x1b" not in said
+    for line in [*first.stderr.splitlines(), *first.stdout.splitlines()]:
+        assert line in said, "all that the terminal had"
+    assert surefit("train", config, *steps).code == 2  # nothing was taken over: the directory is another run's
+    assert log.read_text(encoding="utf-8") == said
+    assert surefit("train", config, *steps, "--resume", "--json").code == 0
+    assert surefit("report", "runs/one").code == 0
+    more = log.read_text(encoding="utf-8")
+    assert more.startswith(said)
+    assert [line[26:33] for line in more.splitlines() if "surefit 0" in line] == ["surefit"] * 3
+    assert "report.html" in more
+    assert surefit("train", config, *steps, "--overwrite").code == 0
+    assert log.read_text(encoding="utf-8").count("Trained 2 steps") == 1
+
+
+def test_an_error_is_in_the_log_too(surefit: Surefit, config: Path) -> None:
+    answer = surefit("train", config, "--set", "train.max_steps=2", "--set", "data.max_length=8")
+    assert answer.code != 0
+    assert surefit("train", config, "--set", "train.max_steps=2").code == 0
+    run = RunDir(Path("runs/one"))
+    (run.adapter / "adapter_model.safetensors").write_bytes(b"damaged")
+    merged = surefit("merge", "runs/one")
+    assert merged.code != 0
+    error = next(line for line in merged.stderr.splitlines() if line.startswith("error"))
+    assert error.removeprefix("error ") in run.log.read_text(encoding="utf-8")

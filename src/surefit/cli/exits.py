@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -11,9 +12,11 @@ from typing import Any
 
 import typer
 
+from surefit import __version__
 from surefit.core import env
 from surefit.core.errors import EXIT_BUG, Interrupted, LostProcess, ShortOfMemory, SureFitError
 from surefit.core.progress import heard_by
+from surefit.core.units import printable
 
 
 def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
@@ -21,6 +24,7 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
     from surefit.cli.render import Output
 
     out = Output(as_json, with_result, rank=env.process_place()[0])
+    out.log.say(printable(env.redact(f"surefit {__version__}: {shlex.join(sys.argv[1:])}")))
     try:
         _say_what_was_set(out, env.load_dotenv())
         with heard_by(out.note):

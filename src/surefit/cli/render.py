@@ -7,11 +7,13 @@ nothing else; without a terminal there are no bars and no colours, only lines.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import string
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +25,7 @@ from rich.text import Text
 from surefit.core.env import redact
 from surefit.core.errors import SureFitError
 from surefit.core.progress import OnProgress
+from surefit.core.run_log import RunLog
 from surefit.core.units import duration_text, printable
 from surefit.stages.watcher import PlainProgress, Watcher
 from surefit.train.progress import OnStep
@@ -40,9 +43,13 @@ class Output(Watcher):
         as_json: only JSON on stdout.
         with_result: print the JSON object; a verb that runs other verbs prints its own only.
         rank: of this process; all but the first say nothing but their errors.
+        log: gets a copy of what the first process says, for the run directory.
     """
 
-    def __init__(self, as_json: bool = False, with_result: bool = True, rank: int = 0) -> None:
+    def __init__(
+        self, as_json: bool = False, with_result: bool = True, rank: int = 0, log: RunLog | None = None
+    ) -> None:
+        self.log = log or RunLog()
         self.as_json, self.rank = as_json and rank == 0, rank
         self.with_result = with_result
         self.out = Console(highlight=False, soft_wrap=True, quiet=rank > 0)
@@ -50,10 +57,15 @@ class Output(Watcher):
 
     def without_result(self) -> Output:
         """The same, for the parts of a larger verb."""
-        return Output(self.as_json, with_result=False, rank=self.rank)
+        return Output(self.as_json, with_result=False, rank=self.rank, log=self.log)
+
+    def log_to(self, path: Path) -> None:
+        if not self.rank:
+            self.log.open(path)
 
     def say(self, text: str, style: str | None = None) -> None:
         """One line of result for a person."""
+        self.log.say(_shown(text))
         if not self.as_json:
             self.out.print(Text(_shown(text), style=style or ""))
 
@@ -97,6 +109,7 @@ class Output(Watcher):
 
     def note(self, text: str) -> None:
         """One line beside the result: what is being done, what to look at."""
+        self.log.say(_shown(text))
         self.err.print(Text(_shown(text), style="dim"))
 
     def note_of_rank(self, text: str) -> None:
@@ -106,12 +119,11 @@ class Output(Watcher):
 
     def heading(self, text: str) -> None:
         """The start of a stage."""
+        self.log.say(_shown(text))
         self.err.print(Text(_shown(text), style="bold"))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table; the columns after the first are right-aligned when they hold numbers."""
-        if self.as_json:
-            return
         rows = [[_shown(cell) for cell in row] for row in rows]
         table = Table(box=None, pad_edge=False)
         for index, column in enumerate(columns):
@@ -120,6 +132,12 @@ class Output(Watcher):
         for row in rows:
             table.add_row(*[escape(cell) for cell in row])
         # A pipe has no width of its own: do not fold lines that scripts and logs will read.
+        plain = Console(width=200, highlight=False, file=io.StringIO(), color_system=None)
+        with plain.capture() as copy:
+            plain.print(table)
+        self.log.say("\n".join([_shown(title), *(line.rstrip() for line in copy.get().splitlines())]).strip())
+        if self.as_json:
+            return
         console = self.out if self.out.is_terminal else Console(width=200, highlight=False)
         if title:  # a title of the table's own would be folded to the table's width
             console.print(Text(_shown(title), style="bold"))
@@ -139,8 +157,6 @@ class Output(Watcher):
 
     def findings(self, findings: Sequence[dict[str, Any]]) -> None:
         """Findings the way compilers print them: place, code, problem; then the help."""
-        if self.as_json:
-            return
         for finding in findings:
             place = ":".join(str(finding[key]) for key in ("path", "line") if finding[key])
             head = Text()
@@ -148,9 +164,13 @@ class Output(Watcher):
             head.append(f"{finding['severity']}[{finding['code']}]", style=SEVERITY_STYLE[finding["severity"]])
             head.append(f" {_shown(finding['field'])}: " if finding["field"] else " ")
             head.append(_shown(finding["message"]))
+            help_text = f"  help: {_shown(finding['help'])}" if finding["help"] else ""
+            self.log.say(f"{head.plain}\n{help_text}")
+            if self.as_json:
+                continue
             self.out.print(head)
-            if finding["help"]:
-                self.out.print(Text(f"  help: {_shown(finding['help'])}", style="dim"))
+            if help_text:
+                self.out.print(Text(help_text, style="dim"))
 
     def document(self, text: str) -> None:
         """All of stdout, in a format that another program reads."""
@@ -160,6 +180,7 @@ class Output(Watcher):
 
     def error(self, error: SureFitError) -> None:
         """A user's error: problem, place, help; never a traceback."""
+        self.log.say(_shown(f"error: {error}"))
         if self.as_json and self.with_result:
             self.result(error.as_dict())
             return
@@ -194,8 +215,14 @@ class Output(Watcher):
             with_eta: by the pace so far; otherwise it stands in the text.
         """
         if self.err.is_terminal and not self.as_json:
-            with self._bar(label, with_eta) as callback:
-                yield callback
+            logged = PlainProgress(label, lambda text: self.log.say(_shown(text)), with_eta)
+            with self._bar(label, with_eta) as drawn:
+
+                def both(done: int, total: int, text: str) -> None:
+                    drawn(done, total, text)
+                    logged(done, total, text)
+
+                yield both
         else:
             yield PlainProgress(label, self.note, with_eta)
 

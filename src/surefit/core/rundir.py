@@ -10,6 +10,7 @@ A run directory is all that anyone needs to understand a run a year later:
     dry_pass.json            what the worst batch and a checkpoint took, before the first step
     events.jsonl             when each stage started, finished, failed or was interrupted
     metrics.jsonl            one line per optimizer step
+    log.txt                  what the commands said, with times (core/run_log.py)
     telemetry.json           under which id each tracker knows the run; what they write themselves: config/trackers.py
     checkpoints/step-N/      complete checkpoints only; best.json scores them
     rejected/step-N.safetensors   the batch that stopped a run, for replay
@@ -80,6 +81,7 @@ class RunDir:
     batch_audit = _At("batch_audit.json")
     dry_pass = _At("dry_pass.json")
     metrics = _At("metrics.jsonl")
+    log = _At("log.txt")
     telemetry = _At("telemetry.json")
     checkpoints = _At("checkpoints")
     rejected = _At("rejected")
@@ -99,7 +101,7 @@ class RunDir:
     def artefacts(self) -> list[Path]:
         """Everything that the stages write; besides, trackers leave what config/trackers.py says. No more is ours."""
         files = [self.resolved, self.check, self.plan, self.passport, self.events, self.environment]
-        files += [self.batch_audit, self.dry_pass, self.metrics, self.telemetry]
+        files += [self.batch_audit, self.dry_pass, self.metrics, self.log, self.telemetry]
         return [
             *files, self.checkpoints, self.rejected, self.adapter, self.model,
             self.merged, self.certificate, self.eval, self.report, self.exports,

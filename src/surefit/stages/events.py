@@ -36,6 +36,7 @@ def at_work(watcher: Watcher, run: RunDir, stage: str, first: bool) -> Iterator[
         yield
         return
     with run.locked(stage, watcher.note), noted(run, stage):
+        watcher.log_to(run.log)
         yield
 
 

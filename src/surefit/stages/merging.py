@@ -78,6 +78,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
         noted(run.run, "merge"),
         watcher.progress("merging") as on_progress,
     ):
+        watcher.log_to(run.run.log)
         tokenizer = load_tokenizer(config.model)
         _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
         dataset = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)

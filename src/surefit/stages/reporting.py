@@ -18,6 +18,7 @@ def report(directory: RunDir, watcher: Watcher) -> Path:
     from surefit.report.build import build_report
 
     with concluded(directory, "report", watcher), noted(directory, "report"):
+        watcher.log_to(directory.log)
         return build_report(directory)
 
 

@@ -74,6 +74,7 @@ def train(
             # A model that is not there is told before the plan, and leaves no run behind.
             load_tokenizer(run.resolved.config.model)
             _open_run(run, report, resume, overwrite)
+            watcher.log_to(run.run.log)
             planned = planned or planned_run(run)
             write_json(run.run.plan, planned)
             with noted(run.run, "train"):

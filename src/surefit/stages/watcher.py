@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from surefit.core.progress import OnProgress, silent
 from surefit.core.units import duration_text
@@ -19,6 +20,9 @@ class Watcher:
 
     def note(self, text: str) -> None:
         """One line beside the result: what is being done, what to look at."""
+
+    def log_to(self, path: Path) -> None:
+        """Where a copy of everything that is said belongs: a run is at work here."""
 
     @contextlib.contextmanager
     def progress(self, label: str) -> Iterator[OnProgress]:
