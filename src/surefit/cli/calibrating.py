@@ -40,6 +40,10 @@ def _say(out: Output, profile: Profile) -> None:
         [f"products in {dtype}", f"{max(speed for _, speed in curve) / 1e9:,.0f} GFLOP/s at best"]
         for dtype, curve in profile.matmul.items()
     ]
+    rows += [
+        [f"attention, {name}", f"{max(speed for _, speed in curve) / 1e9:,.0f} GFLOP/s at best"]
+        for name, curve in profile.attention.items()
+    ]
     rows.append(["copies", f"{profile.copy[-1][1] / 1e9:.3g} GB/s"])
     rows.append(["a kernel, besides its work", f"{profile.launch * 1e6:.3g} µs"])
     for what, size in (("CUDA context", profile.context_bytes), ("cuBLAS workspace", profile.workspace_bytes)):

@@ -76,6 +76,7 @@ class Row:
         multiple: of what a head's width must be one.
         alike: values must be as wide as keys.
         untrained: widths above the first up to the second have no backward pass; with dropout none above the first.
+        share: of the rate of matrix products that its forward pass reaches, with heads of 128; see `share_of_products`.
     """
 
     kernel: Kernel
@@ -85,6 +86,7 @@ class Row:
     masked: bool
     grouped: bool
     uneven: bool
+    share: float
     widest: int | None = None
     multiple: int = 1
     alike: bool = False
@@ -112,30 +114,41 @@ class Row:
 
 def _cudnn(oldest: Capability, newest: Capability) -> Row:
     """`check_prefer_cudnn_attention`, `can_use_cudnn_attention`; head widths above 128 came with cuDNN 9.22."""
-    return Row("cudnn", oldest, newest, BOTH_HALVES, masked=True, grouped=True, uneven=True, widest=128, multiple=8)
+    return Row(
+        "cudnn", oldest, newest, BOTH_HALVES, masked=True, grouped=True, uneven=True, share=0.9, widest=128, multiple=8
+    )
 
 
-def _flash(oldest: Capability, newest: Capability, untrained: tuple[int, int] | None = None) -> Row:
+def _flash(oldest: Capability, newest: Capability, share: float, untrained: tuple[int, int] | None = None) -> Row:
     """`can_use_flash_attention`; attention.cpp pads widths to a multiple of 8 for it."""
     return Row(
-        "flash", oldest, newest, BOTH_HALVES, masked=False, grouped=True, uneven=False, widest=256, alike=True,
-        untrained=untrained,
+        "flash", oldest, newest, BOTH_HALVES, masked=False, grouped=True, uneven=False, share=share, widest=256,
+        alike=True, untrained=untrained,
     )  # fmt: skip
 
 
 def _efficient(oldest: Capability, newest: Capability, dtypes: tuple[str, ...], multiple: int) -> Row:
     """`can_use_mem_efficient_attention`; the multiple is `minimum_gemm_alignment`."""
-    return Row("efficient", oldest, newest, dtypes, masked=True, grouped=False, uneven=True, multiple=multiple)
+    return Row(
+        "efficient", oldest, newest, dtypes, masked=True, grouped=False, uneven=True, share=0.35, multiple=multiple
+    )
 
 
 NO_BACKWARD = (192, 224)
 """`check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`"""
+AMPERE, HOPPER = 0.7, 0.45
+"""What FlashAttention 2 reaches of the rate of products. Its authors give 50 to 73 % of the peak on an A100
+(arXiv:2307.08691) and 35 % on an H100, whose own instructions it does not use (arXiv:2407.08608); products reach 70 to
+90 %. The efficient kernel is taken to be half as fast as on an A100, cuDNN's to be twice as fast as on an H100. All of
+this is assumed until `surefit calibrate` has measured the card."""
+BACKWARD_SHARE, NARROW, NARROW_SHARE = 0.8, 64, 0.75
+"""Of these rates: the backward pass's, and that of heads of up to 64; assumed as well."""
 KERNELS: tuple[Row, ...] = (
     _cudnn((9, 0), (10, 9)),
-    _flash((8, 0), (8, 5)),
-    _flash((8, 6), (8, 9), NO_BACKWARD),
-    _flash((9, 0), (11, 9)),
-    _flash((12, 0), NEWEST, NO_BACKWARD),
+    _flash((8, 0), (8, 5), AMPERE),
+    _flash((8, 6), (8, 9), AMPERE, NO_BACKWARD),
+    _flash((9, 0), (11, 9), HOPPER),
+    _flash((12, 0), NEWEST, AMPERE, NO_BACKWARD),
     _efficient((8, 0), NEWEST, BOTH_HALVES, 8),
     _efficient((8, 0), NEWEST, ("float32",), 4),
     _efficient((7, 0), (7, 9), HALF, 8),  # `use_tensor_cores`: 16 bits alone, and no bfloat16 before Ampere
@@ -166,6 +179,23 @@ def repeats_heads(call: Call) -> bool:
     (True, False)
     """
     return kernel_of(call._replace(grouped=True)) == "math" != kernel_of(call._replace(grouped=False))
+
+
+def share_of_products(kernel: str, capability: Capability, *, backward: bool = False, width: int = 128) -> float:
+    """The rate of an attention kernel where none was measured, as a share of that of matrix products of its type; 1 for
+    a kernel that the table lacks.
+
+    An H200 with products at 690 TFLOP/s: 0.45 × 690 = 310 forward and 0.8 × 310 = 248 backward with heads of 128; with
+    heads of 64 three quarters of both, 233 and 186.
+
+    >>> round(690 * share_of_products("flash", (9, 0), backward=True, width=64))
+    186
+    """
+    rows = (row.share for row in KERNELS if row.kernel == kernel and row.oldest <= capability <= row.newest)
+    share = next(rows, None)
+    if share is None:
+        return 1.0
+    return share * (BACKWARD_SHARE if backward else 1.0) * (NARROW_SHARE if width <= NARROW else 1.0)
 
 
 def describe(capability: Capability) -> str:

@@ -1,4 +1,4 @@
-"""Measuring a device in under two minutes: matrix products, copies, the cost of a launch, what CUDA itself takes.
+"""Measuring a device in under two minutes: products, attention, copies, the cost of a launch, what CUDA itself takes.
 
 Written for CUDA and for CPUs alike, and so far run on CPUs only: no figure of a GPU has been measured with it yet.
 """
@@ -10,14 +10,18 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from shutil import which
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from surefit.core.units import MIB
 from surefit.facts.hardware import detect_gpus
-from surefit.plan.operations import Tally
-from surefit.plan.profile import Profile, cpu_name
+from surefit.facts.sdpa import KERNELS
+from surefit.plan.operations import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Tally
+from surefit.plan.profile import HEADS_WIDE, Profile, attention_key, cpu_name
 from surefit.plan.trace import Recorder
 
 Progress = Callable[[str], None]
@@ -34,6 +38,11 @@ MEASURE_SECONDS = 0.5
 TRIALS = 5
 SLOWEST_SECONDS = 1.5
 """Wider layers are left out once one product takes this long."""
+LENGTHS = {"cpu": (128, 512), "cuda": (512, 2048, 8192)}
+HEADS = {"cpu": 2, "cuda": 16}
+"""Attention: TOKENS in examples of these lengths."""
+BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cpu": "FLASH_ATTENTION"}
+"""What torch calls the kernels whose rates training needs."""
 TINY_LAYERS, TINY_WIDTH = 40, 8
 
 
@@ -54,6 +63,10 @@ def calibrate(progress: Progress = lambda text: None, measure_seconds: float | N
     for dtype in DTYPES[kind]:
         progress(f"matrix products in {dtype}")
         matmul[dtype] = _products(kind, getattr(torch, dtype), each)
+    attention = {}
+    for kernel, dtype in _attention_kernels(kind):
+        progress(f"attention: {kernel} in {dtype}")
+        attention.update(_attention(kind, kernel, dtype, each))
     progress("copies")
     copy = [_copy(kind, mib * MIB, each) for mib in COPIES[kind]]
     progress("launches")
@@ -71,6 +84,7 @@ def calibrate(progress: Progress = lambda text: None, measure_seconds: float | N
         context_bytes=context,
         workspace_bytes=workspace,
         seconds=time.perf_counter() - start,
+        attention=attention,
     )
 
 
@@ -86,6 +100,36 @@ def _products(kind: str, dtype: torch.dtype, measure_seconds: float) -> list[tup
         if seconds > SLOWEST_SECONDS:
             break
     return curve
+
+
+def _attention_kernels(kind: str) -> list[tuple[str, str]]:
+    """(kernel, type) that run on this device and are not switched off."""
+    if kind == "cpu":
+        return [("cpu", dtype) for dtype in DTYPES["cpu"]]
+    capability = torch.cuda.get_device_capability()
+    rows = [row for row in KERNELS if row.kernel in BACKENDS and row.oldest <= capability <= row.newest]
+    return [(row.kernel, dtype) for row in rows for dtype in row.dtypes]
+
+
+def _attention(kind: str, kernel: str, dtype: str, measure_seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """(FLOP, FLOP/s) over the examples' lengths, forward and backward, causal and without a mask. The FLOP are those
+    that `plan.operations` counts: of TOKENS in rows of a length, 2 × products × TOKENS × length × heads × width / 2."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for width, length in itertools.product(HEADS_WIDE, LENGTHS[kind]):
+        shape = (TOKENS[kind] // length, HEADS[kind], length, width)
+        query, key, value = (
+            torch.randn(shape, device=kind).to(getattr(torch, dtype)).requires_grad_() for _ in range(3)
+        )
+        flops = float(TOKENS[kind] * length * HEADS[kind] * width)
+        with sdpa_kernel(getattr(SDPBackend, BACKENDS[kernel])):
+            run = partial(scaled_dot_product_attention, query, key, value, is_causal=True)
+            out = run()
+            back = partial(torch.autograd.grad, out, (query, key, value), torch.randn_like(out), retain_graph=True)
+            for work, products in ((torch.no_grad()(run), FORWARD_PRODUCTS), (back, BACKWARD_PRODUCTS)):
+                name = attention_key(kernel, work is back, width, dtype)
+                seconds = _seconds(work, kind, measure_seconds)
+                curves.setdefault(name, []).append((products * flops, products * flops / seconds))
+    return curves
 
 
 def _copy(kind: str, size: int, measure_seconds: float) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +28,34 @@ BLOCKS = 320
 TENSORS = (110, 64, 48, 36, 30)
 """How PyTorch cuts an operator on lists of tensors into launches: elements per block, blocks per launch, tensors per
 launch by the number of lists (aten/native/cuda/MultiTensorApply.cuh)."""
+ROWS = {"index": "self", "_unsafe_index": "self", "gather": "self", "index_select": "self", "embedding": "weight"}
+"""Operators that read of this argument what they give, and no more."""
+PLACES = {
+    "index_put", "_index_put_impl", "_unsafe_index_put", "index_copy", "index_add", "scatter", "scatter_add",
+    "scatter_reduce",
+}  # fmt: skip
+"""Operators that change single numbers of `self`; without an underscore at their end, of a copy of it."""
+ADDED = {"index_add", "scatter_add", "scatter_reduce"}
+"""Those of them that read what they change; `index_put` does if it is told to accumulate."""
+UNREAD = {
+    "copy_", "fill_", "zero_", "uniform_", "normal_", "_foreach_copy_", "_foreach_zero_",
+    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+    "new_zeros", "new_ones", "new_full", "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward",
+    "nll_loss2d_backward",
+}  # fmt: skip
+"""Operators that do not read `self`: they overwrite it, ask for its shape, or for a number of each row."""
+GRADIENTS = {"grads", "g"}
+"""What an optimizer's operator says that it changes, and does not."""
 NAMESPACES = {"aten", "torch_attn", "bitsandbytes"}
 """Whose operators launch kernels: PyTorch's, those of its attention for packed examples, and bitsandbytes'."""
+ATTENTION = {
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_efficient_attention": "efficient",
+    "_scaled_dot_product_cudnn_attention": "cudnn",
+    "_varlen_attn": "flash",
+    "_scaled_dot_product_flash_attention_for_cpu": "cpu",
+}
+"""Forward operator → the kernel that it is."""
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
 """Matrix products of attention; the backward pass computes the scores once more."""
 
@@ -41,8 +67,9 @@ class Operation(NamedTuple):
         name: of the operator.
         dtype: its first tensor's, without "torch.".
         flops: floating-point operations of matrix products; 0 for all other operators.
-        bytes: read and written, each argument once.
+        bytes: read and written, each argument once, and of those that are addressed by indices what is touched.
         kernels: launches.
+        attention: of attention its kernel, its direction and the width of a head, such as "flash backward 64".
     """
 
     name: str
@@ -50,6 +77,7 @@ class Operation(NamedTuple):
     flops: int
     bytes: int
     kernels: int
+    attention: str = ""
 
 
 Operations = Counter[Operation]
@@ -80,18 +108,71 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     name = packet.__name__
     if func.namespace not in NAMESPACES or name in NO_KERNEL or func.is_view:
         return None
-    read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    if not read and not written:
+    first = next((leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)), None)
+    if first is None:
         return None
-    first = (read or written)[0]
-    moved = sum(map(stored_bytes, read)) + sum(map(stored_bytes, written))
-    if name.startswith("optimizer_update"):  # in place: all but the gradient is written as well
-        moved += sum(map(stored_bytes, read[1:]))
-    if name == "gemm_4bit":  # the weights in 16 bits, written and read
-        moved += 2 * math.prod(args[2]) * first.element_size()
+    given = dict(zip(_arguments(func), args, strict=False)) | kwargs
     dtype = str(first.dtype).removeprefix("torch.")
-    return Operation(name, dtype, _flops(func, args, kwargs, out), moved, _launches(args))
+    flops = _flops(name, func, given, args, kwargs, out)
+    return Operation(name, dtype, flops, _moved(name, func, given, out), _launches(args), _attention(name, given))
+
+
+@cache
+def _arguments(func: Any) -> tuple[str, ...]:
+    return tuple(argument.name for argument in func._schema.arguments)
+
+
+@cache
+def _changed(func: Any) -> frozenset[str]:
+    """The arguments that an operator writes to."""
+    written = (each.name for each in func._schema.arguments if each.alias_info is not None and each.alias_info.is_write)
+    return frozenset(written) - GRADIENTS
+
+
+def _moved(name: str, func: Any, given: dict[str, Any], out: Any) -> int:
+    """Bytes read and written.
+
+    The 410 logits that a chunk of the loss is about, of 128,256 in float32 each: `index` reads and writes 410 numbers
+    and reads two indices of 8 bytes for each, so 410 × (4 + 4 + 16) = 9,840 bytes, and not the 210 MB beside them.
+    """
+    sizes = {argument: _bytes(value) for argument, value in given.items()}
+    changed = _changed(func)
+    plain = name.removesuffix("_")
+    if plain in PLACES:
+        touched = _addressed(given) * int(given["self"].element_size())
+        passes = 2 if plain in ADDED or given.get("accumulate") else 1
+        copied = 0 if changed else 2 * sizes["self"]
+        return sum(sizes.values()) - sizes["self"] + passes * touched + copied
+    written = sum(sizes.get(argument, 0) for argument in changed) if changed else _bytes(out)
+    unread = "self" if name in UNREAD else ROWS.get(name)
+    read = sum(sizes.values()) - (sizes[unread] if unread else 0)
+    moved = read + written + (written if name in ROWS else 0)
+    if name == "gemm_4bit":  # the weights in 16 bits, written and read
+        moved += 2 * math.prod(given["shapeB"]) * int(given["A"].element_size())
+    return moved
+
+
+def _addressed(given: dict[str, Any]) -> int:
+    """How many numbers of `self` the indices name."""
+    target = given["self"]
+    if "indices" in given:
+        indices = given["indices"]
+        shapes = (index.shape for index in indices if index is not None)
+        rows: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        whole = [*(index is None for index in indices), *([True] * (target.dim() - len(indices)))]
+        return math.prod(rows) * math.prod(int(size) for size, all_ in zip(target.shape, whole, strict=True) if all_)
+    if "source" in given:
+        return int(given["source"].numel())
+    return int(given["index"].numel())
+
+
+def _bytes(value: Any) -> int:
+    """Of all tensors in an argument."""
+    if isinstance(value, torch.Tensor):
+        return stored_bytes(value)
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes, value))
+    return 0
 
 
 def extended(few: Operations, more: Operations, steps: int) -> Operations:
@@ -112,12 +193,11 @@ def stored_bytes(tensor: torch.Tensor) -> int:
     return math.prod(held) * tensor.element_size()
 
 
-def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    name = func._overloadpacket.__name__
-    if "attention" in name:
-        return _attention_flops(func, args, kwargs)
+def _flops(name: str, func: Any, given: dict[str, Any], args: Any, kwargs: Any, out: Any) -> int:
     if name.startswith("_varlen_attn"):
-        return _packed_attention_flops(func, args, kwargs)
+        return _packed_attention_flops(given)
+    if "attention" in name:
+        return _attention_flops(given)
     if name == "gemm_4bit":
         return 2 * int(args[0].numel()) * int(args[2][0])
     if name == "addmm_":
@@ -126,9 +206,16 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
     return int(count(*args, **kwargs, out_val=out)) if count else 0
 
 
-def _attention_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _attention(name: str, given: dict[str, Any]) -> str:
+    kernel = ATTENTION.get(name.removesuffix("_backward"))
+    if kernel is None:
+        return ""
+    direction = "backward" if name.endswith("_backward") else "forward"
+    return f"{kernel} {direction} {given['query'].shape[-1]}"
+
+
+def _attention_flops(given: dict[str, Any]) -> int:
     """The kernels compute only the lower triangle of a causal score matrix; a mask does not spare them anything."""
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     query, key = given["query"], given["key"]
     batch, heads, queries, width = query.shape
     products = BACKWARD_PRODUCTS if "grad_out" in given or "grad_out_" in given else FORWARD_PRODUCTS
@@ -136,9 +223,8 @@ def _attention_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return int(full // 2 if given.get("is_causal") else full)
 
 
-def _packed_attention_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _packed_attention_flops(given: dict[str, Any]) -> int:
     """As many pairs of positions as documents of even length have, none longer than the longest."""
-    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
     tokens, heads, width = given["query"].shape
     documents = given["cu_seq_q"].numel() - 1
     window = given.get("window_size") or [-1, 0]

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,14 +16,18 @@ from surefit.core.reading import read_json_file
 from surefit.core.rundir import write_atomic
 from surefit.facts.gpus import Gpu, find_gpu
 from surefit.facts.hardware import HardwareFacts, processor_name
+from surefit.facts.sdpa import Capability, share_of_products
 
 Curve = Sequence[tuple[float, float]]
 """(size, speed) from small to large: FLOP and FLOP/s of a product, or bytes and bytes/s of a copy."""
+HEADS_WIDE = (64, 128)
+"""Widths of a head that attention is measured with."""
 
-EFFICIENCY = 0.588
+EFFICIENCY = 0.50
+"""What training reaches of a data sheet's rates: least squares over 36 published runs of Llama-3.2-3B on an L40S
+(`benchmarks/time_published.py`)."""
 LAUNCH_SECONDS = 7.9e-6
-"""What training reaches of a data sheet's rates, and what a kernel costs besides: least squares over 36 published runs
-of Llama-3.2-3B on an L40S (`benchmarks/time_published.py`)."""
+"""What a launch takes the processor, assumed: those runs never wait for one, and only say that it is 36 µs at most."""
 SHEET_MARGIN = 0.20
 """Nine in ten of those runs are within this, each predicted from the others. Other GPUs were not measured."""
 CALIBRATED_MARGIN = 0.15
@@ -41,6 +45,9 @@ class Rates:
         peak: the most FLOP/s by type, the base of MFU: the data sheet's where there is one.
         margin: how far a prediction with them may be off, as a share of it.
         source: where they come from, in words.
+        attention: FLOP/s over FLOP of attention's kernels that were measured, by `attention_key`.
+        capability: of a GPU, from which the others' rates are estimated; None: that of products.
+        overlaps: whether kernels run while the next are launched, as on a GPU.
     """
 
     matmul: Mapping[str, Curve]
@@ -49,6 +56,26 @@ class Rates:
     peak: Mapping[str, float]
     margin: float
     source: str
+    attention: Mapping[str, Curve] = field(default_factory=dict)
+    capability: Capability | None = None
+    overlaps: bool = True
+
+    def product_speed(self, dtype: str, flops: float) -> float:
+        """FLOP/s of a product; of a type that has no rate of its own that of float32."""
+        return speed_at(self.matmul.get(dtype) or self.matmul["float32"], flops)
+
+    def attention_speed(self, kernel: str, backward: bool, width: int, dtype: str, flops: float) -> float:
+        """FLOP/s of an attention kernel, measured with heads about as wide, or else a share of the products'."""
+        found = {
+            each: curve
+            for each in HEADS_WIDE
+            if (curve := self.attention.get(attention_key(kernel, backward, each, dtype)))
+        }
+        if found:
+            return speed_at(found[min(found, key=lambda each: abs(each - width))], flops)
+        share = share_of_products(kernel, self.capability, backward=backward, width=width) if self.capability else 1.0
+        fastest = max(speed for _, speed in self.matmul.get(dtype) or self.matmul["float32"])
+        return share * fastest
 
 
 @dataclass(frozen=True)
@@ -59,7 +86,7 @@ class Profile:
         device: the GPU's name, or the processor's with the number of threads.
         kind: "cuda" or "cpu".
         threads: PyTorch used on a CPU; None for a GPU.
-        matmul, copy, launch: as in `Rates`.
+        matmul, copy, launch, attention: as in `Rates`; profiles of before attention was measured have none.
         memory_bytes: as PyTorch reports it; None for a CPU.
         context_bytes, workspace_bytes: what the CUDA context and cuBLAS take; None for a CPU or where unknown.
         seconds: the measurement took.
@@ -77,6 +104,7 @@ class Profile:
     context_bytes: int | None
     workspace_bytes: int | None
     seconds: float
+    attention: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -86,6 +114,11 @@ class Profile:
     def stored_at(self) -> Path:
         """Where SureFit keeps it, and looks for it."""
         return profile_folder() / f"{re.sub(r'[^a-z0-9]+', '-', self.device.lower()).strip('-')}.json"
+
+
+def attention_key(kernel: str, backward: bool, width: int, dtype: str) -> str:
+    """How a profile names an attention kernel with heads of a width, such as "flash backward 64 bfloat16"."""
+    return f"{kernel} {'backward' if backward else 'forward'} {width} {dtype}"
 
 
 def profile_folder() -> Path:
@@ -106,10 +139,12 @@ def load_profile(path: Path) -> Profile:
     """
     try:
         content = read_json_file(path)
-        content["matmul"] = {dtype: [(x, y) for x, y in curve] for dtype, curve in content["matmul"].items()}
+        for name in ("matmul", *({"attention"} & content.keys())):
+            content[name] = {key: [(x, y) for x, y in curve] for key, curve in content[name].items()}
         content["copy"] = [(x, y) for x, y in content["copy"]]
         profile = Profile(**content)
-        speeds = [y for curve in (*profile.matmul.values(), profile.copy) for _, y in curve]
+        curves = (*profile.matmul.values(), *profile.attention.values(), profile.copy)
+        speeds = [y for curve in curves for _, y in curve]
         if not profile.matmul or not profile.copy or not all(0 < y < math.inf for y in speeds) or profile.launch < 0:
             raise ValueError("it holds no speeds")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -163,6 +198,7 @@ def rates_of(device: Gpu | Profile) -> Rates:
         peak,
         SHEET_MARGIN,
         f"data sheet: {device.rates_source}",
+        capability=device.compute_capability,
     )
 
 
@@ -172,7 +208,18 @@ def _measured(profile: Profile) -> Rates:
     peak = {dtype: (sheet and sheet.flops(dtype)) or speed for dtype, speed in fastest.items()}
     versions = f"torch {profile.torch}" + (f", driver {profile.driver}" if profile.driver else "")
     source = f"measured on {profile.device} with {versions}"
-    return Rates(profile.matmul, profile.copy, profile.launch, peak, CALIBRATED_MARGIN, source)
+    capability = (sheet and sheet.compute_capability) or (8, 0)
+    return Rates(
+        profile.matmul,
+        profile.copy,
+        profile.launch,
+        peak,
+        CALIBRATED_MARGIN,
+        source,
+        profile.attention,
+        capability if profile.kind == "cuda" else None,
+        profile.kind == "cuda",
+    )
 
 
 def speed_at(curve: Curve, size: float) -> float:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from surefit.plan.operations import Operations
     from surefit.plan.profile import Rates
     from surefit.plan.setting import Setting
-    from surefit.plan.time import StepTime
+    from surefit.plan.time import Spent, StepTime
 
 FEW, MANY = 2, 16
 """Rows of the two padded micro batches through which the time of others is interpolated: one row alone needs no mask.
@@ -63,7 +63,7 @@ class Pace:
     ) -> StepTime:
         import_libraries()
         from surefit.plan.setting import setting_of
-        from surefit.plan.time import StepTime, roofline
+        from surefit.plan.time import Spent, StepTime, roofline
 
         setting = setting_of(resolved, self.model, hardware, length=length, supervised=supervised)
         # Many GPUs run the same operators, so they share what was simulated.
@@ -75,7 +75,9 @@ class Pace:
             setting, extra = replace(setting, tiled_mlp=False), TILED
         if near and setting.checkpointing == "offload":
             setting = replace(setting, checkpointing=True)
-        seconds = extra * parts * self._near(setting, rates, near) - max(0.0, parts - 1) * self._update(setting, rates)
+        micro, update = self._near(setting, rates, near), self._update(setting, rates)
+        whole = Spent(overlaps=rates.overlaps).plus(micro, extra * parts).plus(update, -max(0.0, parts - 1))
+        seconds = whole.seconds
         peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
         few = _few(setting)
         like = replace(setting, rows=few) if near and setting.rows > few else setting
@@ -91,30 +93,33 @@ class Pace:
             mfu=times * self._needed(resolved, like) / (seconds * peak),
             tokens_per_second=parts * setting.tokens / seconds,
             evaluation_tokens_per_second=like.tokens / roofline(evaluation, rates)[0],
-            limit=roofline(counted, rates)[1],
+            limit=whole.limit,
             source=rates.source,
         )
 
-    def _near(self, setting: Setting, rates: Rates, near: bool) -> float:
-        """Seconds of a step of one micro batch, interpolated or not."""
+    def _near(self, setting: Setting, rates: Rates, near: bool) -> Spent:
+        """What a step of one micro batch takes, interpolated or not."""
         least = _few(setting)
         if not near or setting.rows <= least:
             return self._micro(setting, rates)
         few, many = (self._micro(replace(setting, rows=rows), rates) for rows in (least, MANY))
-        return few + (many - few) * (setting.rows - least) / (MANY - least)
+        further = (setting.rows - least) / (MANY - least)
+        return few.plus(many, further).plus(few, -further)
 
-    def _micro(self, setting: Setting, rates: Rates) -> float:
-        """Seconds of a step of one micro batch, its update included."""
-        from surefit.plan.time import roofline
+    def _micro(self, setting: Setting, rates: Rates) -> Spent:
+        """What a step of one micro batch takes, its update included."""
+        from surefit.plan.time import spent
 
-        return roofline(self._operations(setting)[0], rates)[0]
+        return spent(self._operations(setting)[0], rates)
 
-    def _update(self, setting: Setting, rates: Rates) -> float:
+    def _update(self, setting: Setting, rates: Rates) -> Spent:
+        from surefit.plan.time import Spent
+
         if setting.adapter.kind == "lora":
-            return 0.0
+            return Spent(overlaps=rates.overlaps)
         short = replace(setting, rows=1, length=UPDATE_LENGTH, padded=False, checkpointing=False, tiled_mlp=False)
         one, two = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
-        return max(0.0, 2 * one - two)
+        return one.plus(one).plus(two, -1.0)
 
     def _needed(self, resolved: Resolved, setting: Setting) -> float:
         """Operations that the mathematics of a micro batch asks for, as training counts them; where there is no such

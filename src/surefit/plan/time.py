@@ -1,7 +1,9 @@
 """How long a training step takes, and a run, and what it costs.
 
 Each operator of the real step, simulated, takes as long as its arithmetic or the bytes it moves, whichever is longer
-(the roofline), and each kernel a fixed time besides. The rates are measured (`surefit calibrate`) or a data sheet's.
+(the roofline). A GPU works while the next kernels are launched: a step takes as long as its operators or its launches,
+whichever is longer; on a CPU, which does one after the other, as long as both. The rates are measured (`surefit
+calibrate`) or a data sheet's.
 """
 
 from __future__ import annotations
@@ -134,23 +136,73 @@ def operations(setting: Setting) -> tuple[Operations, Operations]:
     return _operations(_Known(text, setting))
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Where the time of operators goes, in seconds.
+
+    Attributes:
+        arithmetic, movement: of those that one or the other limits.
+        launches: of all their kernels.
+        overlaps: whether the device works while kernels are launched.
+    """
+
+    arithmetic: float = 0.0
+    movement: float = 0.0
+    launches: float = 0.0
+    overlaps: bool = True
+
+    def plus(self, other: Spent, times: float = 1.0) -> Spent:
+        """With so many times the other as well; never less than nothing of anything."""
+        parts = ("arithmetic", "movement", "launches")
+        added = {name: max(0.0, getattr(self, name) + times * getattr(other, name)) for name in parts}
+        return replace(self, **added)
+
+    @property
+    def seconds(self) -> float:
+        """From the first launch to the end of the last kernel.
+
+        1,000 kernels of 6 µs each to launch, and 4 ms of work: 6 ms on a GPU, which waits for them, and with 9 ms of
+        work 9 ms. On a CPU 10 and 15 ms.
+        """
+        work = self.arithmetic + self.movement
+        return max(work, self.launches) if self.overlaps else work + self.launches
+
+    @property
+    def limit(self) -> Limit:
+        """What takes the largest part, and on a GPU whether that waits for launches."""
+        work: Limit = "arithmetic" if self.arithmetic > self.movement else "memory bandwidth"
+        largest = self.arithmetic + self.movement if self.overlaps else max(self.arithmetic, self.movement)
+        return "kernel launches" if self.launches > largest else work
+
+
+def spent(counted: Operations, rates: Rates) -> Spent:
+    """Where the time of these operators goes, one after the other."""
+    arithmetic = movement = launches = 0.0
+    for operation, times in counted.items():
+        computed, moved = _arithmetic(operation, rates), operation.bytes / speed_at(rates.copy, operation.bytes)
+        if computed > moved:
+            arithmetic += times * computed
+        else:
+            movement += times * moved
+        launches += times * operation.kernels * rates.launch
+    return Spent(arithmetic, movement, launches, rates.overlaps)
+
+
 def roofline(counted: Operations, rates: Rates) -> tuple[float, Limit]:
     """(seconds, what takes most of them) of these operators, one after the other."""
-    spent: dict[Limit, float] = {"arithmetic": 0.0, "memory bandwidth": 0.0, "kernel launches": 0.0}
-    for operation, times in counted.items():
-        arithmetic, movement = _arithmetic(operation, rates), operation.bytes / speed_at(rates.copy, operation.bytes)
-        limit: Limit = "arithmetic" if arithmetic > movement else "memory bandwidth"
-        spent[limit] += times * max(arithmetic, movement)
-        spent["kernel launches"] += times * operation.kernels * rates.launch
-    return sum(spent.values()), max(spent, key=lambda limit: spent[limit])
+    found = spent(counted, rates)
+    return found.seconds, found.limit
 
 
 def _arithmetic(operation: Operation, rates: Rates) -> float:
-    """Seconds of the matrix products; of a type that has no rate of its own at that of float32."""
+    """Seconds of the matrix products, or of attention's, which has rates of its own."""
     if not operation.flops:
         return 0.0
-    curve = rates.matmul.get(operation.dtype) or rates.matmul["float32"]
-    return operation.flops / speed_at(curve, operation.flops)
+    if operation.attention:
+        kernel, direction, width = operation.attention.split()
+        backward = direction == "backward"
+        return operation.flops / rates.attention_speed(kernel, backward, int(width), operation.dtype, operation.flops)
+    return operation.flops / rates.product_speed(operation.dtype, operation.flops)
 
 
 @dataclass(frozen=True)
