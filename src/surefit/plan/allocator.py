@@ -26,14 +26,28 @@ OWN_SEGMENT = 10 * MIB
 """From here on an allocation gets a segment of its own size (kMinLargeAlloc), a multiple of `SMALL_SEGMENT`."""
 
 
+SPACE = LARGE_SEGMENT << 36
+"""Addresses that an expandable segment may grow into: more than is ever asked for. torch sets aside 9/8 of the GPU's
+memory, and begins another segment once that is used up."""
+
+
+class _Pool:
+    """Free blocks by size; `unmapped` are stretches of an expandable segment without memory, by address."""
+
+    def __init__(self, page: int) -> None:
+        self.page = page
+        self.free: list[tuple[int, int, _Block]] = []
+        self.unmapped: list[_Block] = []
+
+
 class _Block:
-    """A stretch of a segment, in use or free, linked to its neighbours."""
+    """A stretch of a segment, in use or free, with memory (`mapped`) or without, linked to its neighbours."""
 
-    __slots__ = ("address", "following", "free", "pool", "preceding", "segment", "size")
+    __slots__ = ("address", "following", "free", "mapped", "pool", "preceding", "segment", "size")
 
-    def __init__(self, address: int, size: int, pool: list[tuple[int, int, _Block]], segment: int) -> None:
+    def __init__(self, address: int, size: int, pool: _Pool, segment: int) -> None:
         self.address, self.size, self.pool, self.segment = address, size, pool, segment
-        self.free = False
+        self.free, self.mapped = False, True
         self.preceding: _Block | None = None
         self.following: _Block | None = None
 
@@ -41,8 +55,24 @@ class _Block:
     def key(self) -> tuple[int, int, _Block]:
         return self.size, self.address, self
 
+    @property
+    def reach(self) -> int:
+        """Its size with the stretch without memory behind it: what it can grow to."""
+        after = self.following
+        return self.size + (after.size if after is not None and not after.mapped else 0)
+
     def __lt__(self, other: _Block) -> bool:
         return self.address < other.address
+
+    def cut(self, size: int) -> _Block:
+        """Keep so many bytes; the rest becomes the block after it, which belongs to no list yet."""
+        rest = _Block(self.address + size, self.size - size, self.pool, self.segment)
+        rest.mapped = self.mapped
+        rest.preceding, rest.following = self, self.following
+        if self.following is not None:
+            self.following.preceding = rest
+        self.following, self.size = rest, size
+        return rest
 
 
 @dataclass
@@ -59,17 +89,20 @@ class CachingAllocator:
     """Allocate and free by size; `totals` says what that took.
 
     Args:
-        expandable: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: one segment per pool that grows.
+        expandable: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: one segment per pool that grows by pages.
     """
 
     def __init__(self, expandable: bool = False) -> None:
         self.expandable = expandable
         self.totals = Totals()
-        self._small: list[tuple[int, int, _Block]] = []
-        self._large: list[tuple[int, int, _Block]] = []
+        self._small, self._large = _Pool(SMALL_SEGMENT), _Pool(LARGE_SEGMENT)
         self._segments: dict[int, int] = {}
-        self._tails: dict[int, _Block] = {}
         self._next_address = 0
+        if expandable:
+            for start, pool in ((0, self._small), (SPACE, self._large)):
+                space = _Block(start, SPACE, pool, segment=start)
+                space.mapped = False
+                self._list(space)
 
     def allocate(self, size: int) -> _Block:
         """A block of at least `size` bytes: the smallest free one that fits, else new memory from the driver."""
@@ -85,85 +118,127 @@ class CachingAllocator:
     def release(self, block: _Block) -> None:
         """Free a block, merging it with free neighbours."""
         self.totals.allocated -= block.size
-        block = self._join(block)
-        block.free = True
-        bisect.insort(block.pool, block.key)
+        self._list(self._join(block))
 
     def empty_cache(self) -> None:
-        """Give the segments that hold nothing back to the driver, as `torch.cuda.empty_cache()` does."""
+        """Give what holds nothing back to the driver, as `torch.cuda.empty_cache()` does: whole segments, of expandable
+        ones whole pages."""
         for pool in (self._small, self._large):
-            for _, _, block in list(pool):
-                if block.size == self._segments.get(block.segment) and not self.expandable:
-                    pool.remove(block.key)
+            for _, _, block in list(pool.free):
+                if self.expandable:
+                    self._unmap(block)
+                elif block.size == self._segments.get(block.segment):
+                    self._unlist(block)
                     self.totals.reserved -= self._segments.pop(block.segment)
 
-    def _take(self, pool: list[tuple[int, int, _Block]], size: int) -> _Block | None:
-        at = bisect.bisect_left(pool, (size, -1))
-        return pool.pop(at)[2] if at < len(pool) else None
+    def _take(self, pool: _Pool, size: int) -> _Block | None:
+        """The smallest free block that fits (`get_free_block`), where one that can grow counts as what it can grow to:
+        the end of an expandable segment is taken only if no other fits."""
+        at = bisect.bisect_left(pool.free, (size, -1))
+        if at == len(pool.free):
+            return None
+        while at + 1 < len(pool.free) and pool.free[at + 1][2].reach < pool.free[at][2].reach:
+            at += 1
+        return pool.free.pop(at)[2]
 
-    def _grow(self, pool: list[tuple[int, int, _Block]], size: int) -> _Block:
-        wanted = self._segment_size(size)
-        self.totals.reserved += wanted
-        self.totals.peak_reserved = max(self.totals.peak_reserved, self.totals.reserved)
+    def _grow(self, pool: _Pool, size: int) -> _Block:
         if self.expandable:
             return self._extend(pool, size)
+        if size <= SMALL:
+            wanted = SMALL_SEGMENT
+        else:
+            wanted = LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
         block = _Block(self._next_address, wanted, pool, segment=self._next_address)
         self._segments[block.segment] = wanted
         self._next_address += wanted
+        self._reserve(wanted)
         return block
 
-    def _segment_size(self, size: int) -> int:
-        if self.expandable:
-            page = SMALL_SEGMENT if size <= SMALL else LARGE_SEGMENT
-            tail = self._tails.get(0 if size <= SMALL else 1)
-            missing = size - (tail.size if tail and tail.free else 0)
-            return -(-missing // page) * page
-        if size <= SMALL:
-            return SMALL_SEGMENT
-        return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+    def _reserve(self, size: int) -> None:
+        self.totals.reserved += size
+        self.totals.peak_reserved = max(self.totals.peak_reserved, self.totals.reserved)
 
-    def _extend(self, pool: list[tuple[int, int, _Block]], size: int) -> _Block:
-        """Grow the pool's only segment; its last block, where it is free, becomes part of the new one."""
-        which = 0 if pool is self._small else 1
-        grown = self._segment_size(size)
-        tail = self._tails.get(which)
-        if tail is not None and tail.free:
-            pool.remove(tail.key)
-            tail.size += grown
-            return tail
-        # Pools lie far apart, so that their addresses never meet.
-        address = tail.address + tail.size if tail else which << 60
-        block = _Block(address, grown, pool, segment=which)
-        if tail is not None:
-            tail.following, block.preceding = block, tail
-        self._tails[which] = block
+    def _extend(self, pool: _Pool, size: int) -> _Block:
+        """Free memory and what lies behind it without memory, mapped page by page (`try_allocate_expandable_block`)."""
+        block = self._room(pool, size)
+        if not block.mapped:
+            block = self._map(block, size)
+        while block.size < size:
+            assert block.following is not None
+            block = self._map(block.following, size - block.size)
+        self._unlist(block)
         return block
+
+    def _room(self, pool: _Pool, size: int) -> _Block:
+        """The lowest stretch of free and unmapped blocks of this size that begins with or just before one without
+        memory (`find_expandable_block`)."""
+        for unmapped in pool.unmapped:
+            before = unmapped.preceding
+            start = before if before is not None and before.free else unmapped
+            room, block = start.size, start.following
+            while room < size and block is not None and block.free:
+                room, block = room + block.size, block.following
+            if room >= size:
+                return start
+        raise AssertionError("more than an expandable segment can hold")
+
+    def _map(self, block: _Block, size: int) -> _Block:
+        """Give the beginning of a stretch whole pages of memory for `size` bytes, as far as it goes; the free block
+        that this makes with its neighbours."""
+        self._unlist(block)
+        pages = min(-(-size // block.pool.page) * block.pool.page, block.size)
+        if pages < block.size:
+            self._list(block.cut(pages))
+        block.mapped = True
+        self._reserve(pages)
+        return self._list(self._join(block))
+
+    def _unmap(self, block: _Block) -> None:
+        """Give back the whole pages of a free block."""
+        page = block.pool.page
+        start, end = -(-block.address // page) * page, (block.address + block.size) // page * page
+        if end <= start:
+            return
+        self._unlist(block)
+        if block.address < start:
+            before, block = block, block.cut(start - block.address)
+            self._list(before)
+        if block.size > end - start:
+            self._list(block.cut(end - start))
+        block.mapped = False
+        self.totals.reserved -= block.size
+        self._list(self._join(block))
 
     def _split(self, block: _Block, size: int) -> None:
         rest = block.size - size
         if rest < ROUNDING or (block.pool is self._large and not self.expandable and rest <= SMALL):
             return
-        remainder = _Block(block.address + size, rest, block.pool, block.segment)
-        remainder.free = True
-        remainder.preceding, remainder.following = block, block.following
-        if block.following is not None:
-            block.following.preceding = remainder
-        block.following, block.size = remainder, size
-        if self._tails.get(block.segment) is block:
-            self._tails[block.segment] = remainder
-        bisect.insort(block.pool, remainder.key)
+        self._list(block.cut(size))
 
     def _join(self, block: _Block) -> _Block:
-        if block.preceding is not None and block.preceding.free:
-            self._unlist(block.preceding)
-            block = self._absorb(block.preceding)
-        if block.following is not None and block.following.free:
-            self._unlist(block.following)
+        before, after = block.preceding, block.following
+        if before is not None and before.free and before.mapped == block.mapped:
+            self._unlist(before)
+            block = self._absorb(before)
+        if after is not None and after.free and after.mapped == block.mapped:
+            self._unlist(after)
             block = self._absorb(block)
         return block
 
+    def _list(self, block: _Block) -> _Block:
+        """Among the free ones."""
+        block.free = True
+        if block.mapped:
+            bisect.insort(block.pool.free, block.key)
+        else:
+            bisect.insort(block.pool.unmapped, block)
+        return block
+
     def _unlist(self, block: _Block) -> None:
-        del block.pool[bisect.bisect_left(block.pool, (block.size, block.address))]
+        if block.mapped:
+            del block.pool.free[bisect.bisect_left(block.pool.free, (block.size, block.address))]
+        else:
+            block.pool.unmapped.remove(block)
         block.free = False
 
     def _absorb(self, block: _Block) -> _Block:
@@ -174,8 +249,6 @@ class CachingAllocator:
         block.following = taken.following
         if taken.following is not None:
             taken.following.preceding = block
-        if self._tails.get(block.segment) is taken:
-            self._tails[block.segment] = block
         return block
 
 
