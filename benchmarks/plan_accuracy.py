@@ -4,12 +4,12 @@
         [--predictions FILE] [--json]
     python benchmarks/plan_accuracy.py --predict FILE [--gpu h200] [--only PARTS] [--twelve]
 
-Shapes of Llama 1B, 3B and 8B with random weights, normal(0, 0.02) × LoRA, LoRA over NF4, all weights × nothing, all but
-attention or everything recomputed × packed and padded × the loss in chunks (with the allocator's default and with
-expandable segments) and whole. Each configuration runs in a process of its own: SureFit's `train_step` five times and
-one held-out batch. Memory is that of PyTorch's allocator by phase, time the median of the last four steps. Results are
-kept line by line in FILE (plan_accuracy.jsonl), so a second call goes on where the first stopped. The worst comes
-first. Without CUDA it says so and exits with 3.
+Shapes of Llama 1B, 3B and 8B with random weights × LoRA, LoRA over NF4, all weights × nothing, all but attention or
+everything recomputed × packed and padded × the loss in chunks (with the allocator's default and with expandable
+segments) and whole. Each configuration runs in a process of its own: the base loaded as in training, SureFit's
+`train_step` five times and one held-out batch. Memory is that of PyTorch's allocator by phase, time the median of the
+last four steps. Results are kept line by line in FILE (plan_accuracy.jsonl), so a second call goes on where the first
+stopped. The worst comes first. Without CUDA it says so and exits with 3.
 
 `--predict` needs no GPU and writes what the plan says, before anything is measured; `--predictions` compares with that
 and calculates nothing where minutes on a GPU count. `--twelve` is a choice for a short day.
@@ -25,6 +25,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -119,10 +120,10 @@ def measure(case: Case) -> dict[str, Any]:
     from surefit.train.optim import make_optimizer
     from surefit.train.step import mean_loss, train_step
 
-    config = resolved(case).config
-    base = _model(case)
+    config, hardware = resolved(case).config, hardware_facts("auto", Path.cwd())
     memory = PhaseMemory()
-    model, _ = prepare_for_training(base, config, hardware_facts("auto", Path.cwd()))
+    base = _model(case, config, hardware)
+    model, _ = prepare_for_training(base, config, hardware)
     model.train()
     optimizer, seconds = make_optimizer(model, config.train), []
     chunked = config.speed.chunked_loss
@@ -140,44 +141,44 @@ def measure(case: Case) -> dict[str, Any]:
     return {"phases": memory.phases, "seconds": statistics.median(seconds[1:]), "gpu": torch.cuda.get_device_name()}
 
 
-def _model(case: Case) -> Any:
+def _model(case: Case, config: Any, hardware: Any) -> Any:
+    """The base as `surefit train` loads it, 4-bit or not, from files that have no weights in them; these are drawn
+    afterwards, in place, for a product of zeros takes less time than one of numbers."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    from surefit.model.sdpa import start_cuda
+    from surefit.model.load import load_model
+    from surefit.model.quantize import is_four_bit
 
-    start_cuda()
-    with torch.device("cuda"):
-        model: Any = AutoModelForCausalLM.from_config(_config(case), dtype=torch.bfloat16, attn_implementation="sdpa")
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(0, 0.02)  # a product of zeros takes less time than one of numbers
-    if case.kind == "qlora":
-        four_bit_layers(model)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as folder:
+        write_hollow_base(_config(case), Path(folder))
+        model: Any = load_model(config.model.model_copy(update={"name_or_path": folder}), hardware)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.random_(0, 256) if parameter.dtype == torch.uint8 else parameter.normal_(0, 0.02)
+        for layer in model.modules():
+            if is_four_bit(layer):
+                layer.weight.quant_state.offset.fill_(0.04)  # of the scales; all else of theirs is zero
     return model
 
 
-def four_bit_layers(model: Any) -> None:
-    """Every layer that NF4 quantises, on the GPU."""
-    from surefit.model import quantize
+def write_hollow_base(config: Any, folder: Path) -> None:
+    """A model's directory: its config, and a safetensors file that says where each weight lies and has none of them.
+    The file system stores nothing for what was never written, and gives zeros for it."""
+    import torch
+    from transformers import AutoModelForCausalLM
 
-    for parent, name, layer in quantize._layers(model):
-        setattr(parent, name, _four_bit(layer))
-    model.is_loaded_in_4bit = True
-
-
-def _four_bit(layer: Any) -> Any:
-    """As transformers quantises a layer that it loads."""
-    from bitsandbytes.nn import Linear4bit, Params4bit
-
-    made = Linear4bit(
-        layer.in_features, layer.out_features, bias=False, compute_dtype=layer.weight.dtype, quant_type="nf4"
-    )
-    made.weight = Params4bit(layer.weight.data.cpu(), requires_grad=False, quant_type="nf4", compress_statistics=True)
-    made.bias = layer.bias
-    return made.to("cuda")
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, parameter in model.named_parameters():  # of tied ones the first alone, as `save_pretrained` writes them
+        start, end = end, end + 2 * parameter.numel()
+        header[name] = {"dtype": "BF16", "shape": list(parameter.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def _config(case: Case) -> Any:

@@ -157,12 +157,31 @@ def model_in_memory(job: Job) -> Any:
         start_cuda()
     model = random_model(job)
     if job.quantization == "nf4":
-        from plan_accuracy import four_bit_layers
-
         four_bit_layers(model)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return model.eval()
+
+
+def four_bit_layers(model: Any) -> None:
+    """Every layer that NF4 quantises, on the GPU."""
+    from surefit.model import quantize
+
+    for parent, name, layer in quantize._layers(model):
+        setattr(parent, name, _four_bit(layer))
+    model.is_loaded_in_4bit = True
+
+
+def _four_bit(layer: Any) -> Any:
+    """As transformers quantises a layer that it loads."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    made = Linear4bit(
+        layer.in_features, layer.out_features, bias=False, compute_dtype=layer.weight.dtype, quant_type="nf4"
+    )
+    made.weight = Params4bit(layer.weight.data.cpu(), requires_grad=False, quant_type="nf4", compress_statistics=True)
+    made.bias = layer.bias
+    return made.to("cuda")
 
 
 @torch.no_grad()

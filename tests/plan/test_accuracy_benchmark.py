@@ -95,3 +95,41 @@ def test_measured_case_by_case_against_what_was_predicted_before(
     calls = len(limits)
     assert benchmark.measure_all(chosen, asked, {}) == found
     assert len(limits) == calls
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_the_base_is_loaded_as_in_training(
+    benchmark: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through `load_model`, from a file without weights, which transformers' warm-up of the allocator is no part of."""
+    import torch
+    from transformers import LlamaConfig, modeling_utils
+
+    from surefit.facts.hardware import hardware_facts
+    from surefit.model.quantize import frozen_matrix
+
+    if kind == "qlora":
+        pytest.importorskip("bitsandbytes")
+    shape = LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    monkeypatch.setattr(benchmark, "_config", lambda case: shape)
+    monkeypatch.setattr(modeling_utils, "caching_allocator_warmup", lambda *_: pytest.fail("the allocator is warmed"))
+    case = next(case for case in benchmark.cases() if case.kind == kind)
+    model = benchmark._model(case, benchmark.resolved(case).config, hardware_facts("cpu", tmp_path))
+    assert model.config.num_hidden_layers == 2
+    for layer in (model.model.layers[0].self_attn.q_proj, model.model.layers[1].mlp.down_proj):
+        matrix = frozen_matrix(layer).float()
+        assert matrix.isfinite().all()
+        assert 0.005 < matrix.std() < 0.05
+    assert (model.model.layers[0].self_attn.q_proj.weight.dtype == torch.uint8) == (kind == "qlora")
+
+
+def test_a_hollow_base_takes_no_room(benchmark: Any, tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    benchmark.write_hollow_base(LlamaConfig(num_hidden_layers=2, vocab_size=32_000), tmp_path)
+    file = (tmp_path / "model.safetensors").stat()
+    assert file.st_size > 1_000_000_000
+    assert file.st_blocks * 512 < 1_000_000

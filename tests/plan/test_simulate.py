@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -171,3 +172,60 @@ def test_a_repeated_part_leaves_the_trace_that_running_it_leaves() -> None:
         return recorder.trace
 
     assert traced(repeat=True) == traced(repeat=False)
+
+
+SETTING = Setting(_config(), "bfloat16", LORA, rows=2, length=64)
+
+
+def workspaces(trace: Trace) -> list[str]:
+    """The phases in which cuBLAS's workspaces are opened."""
+    return [trace.allocations[number - 1].phase for number, tag in trace.tags.items() if tag == "workspace"]
+
+
+def test_the_workspace_is_opened_where_a_run_opens_it() -> None:
+    """Packed, the proof that documents do not read each other multiplies before the first step does; a shard's model
+    is proven on the host."""
+    packed = replace(SETTING, packed=True, capability=(9, 0))
+    assert workspaces(record(packed)) == ["load", "first step"]
+    assert workspaces(record(replace(packed, packed=False))) == ["first step", "first step"]
+    assert workspaces(record(replace(packed, cuda=False))) == []
+    loads = [simulate(each, merge=False).phases[0] for each in (packed, replace(packed, packed=False))]
+    assert loads[0].allocated - loads[1].allocated >= 32 * MIB
+
+
+def test_the_proof_of_packing_leaves_the_model_as_it_was() -> None:
+    """What is allocated after loading is the same, but for the workspace, which is there already."""
+    packed = replace(SETTING, packed=True, capability=(9, 0))
+    trace = record(packed)
+    sizes = {
+        phase: [each.bytes for each in trace.allocations if each.phase == phase and each.bytes != 32 * MIB]
+        for phase, _ in trace.phases
+    }
+    assert sizes["step"]
+    live = [number for number in trace.live_at(dict(trace.phases)["first step"]) if number not in trace.tags]
+    assert not live, "nothing of the proof is left"
+
+
+def test_four_bit_weights_are_quantised_on_the_gpu_one_after_the_other() -> None:
+    """In the order of their names, from 16 bits that are gone before the next are read: that of 256 × 512 numbers is
+    262,144 bytes, and beside it twice the scales of every 64 numbers, 8,192 bytes each."""
+    pytest.importorskip("bitsandbytes")
+    trace = record(replace(SETTING, quantization="nf4", dtype="bfloat16"))
+    load = dict(trace.phases)
+    events = trace.events[load["load"] : load["first step"]]
+    whole = [
+        n for n in events if n > 0 and (a := trace.allocations[n - 1]).dtype == "bfloat16" and a.shape == (512, 256)
+    ]
+    names = [trace.allocations[number - 1].module.removeprefix("base_model.model.") for number in whole]
+    assert names == [f"model.layers.{layer}.mlp.{which}_proj" for layer in (0, 1) for which in ("gate", "up")]
+    for number, following in pairwise(whole):
+        at = events.index(number)
+        assert trace.allocations[number - 1].bytes == 262_144
+        assert -number in events[at : events.index(following)]
+        scales = [n for n in events[at : events.index(-number)] if n > 0 and trace.allocations[n - 1].shape == (2048,)]
+        assert [trace.allocations[n - 1].bytes for n in scales if trace.allocations[n - 1].dtype == "float32"] == [
+            8192,
+            8192,
+        ]
+    on_cpu = record(replace(SETTING, quantization="nf4", dtype="bfloat16", cuda=False))
+    assert not any(each.shape == (512, 256) for each in on_cpu.allocations if each.phase == "load")

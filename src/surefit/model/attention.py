@@ -27,6 +27,7 @@ __all__ = [
     "NAME",
     "Attention",
     "counting_attention",
+    "disagreement",
     "pack_ids",
     "require_packable",
     "resolve_attention",
@@ -139,7 +140,7 @@ def require_packable(model: PreTrainedModel | PeftModel) -> None:
     problem = packing_obstacle(base.config.to_dict())
     if problem is None:
         try:
-            found = _disagreement(model, base)
+            found = disagreement(model)
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -169,7 +170,10 @@ def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def _disagreement(model: torch.nn.Module, base: PreTrainedModel) -> str | None:
+def disagreement(model: PreTrainedModel | PeftModel) -> str | None:
+    """What does not hold of what `require_packable` asks for, in words. A plan runs it on tensors without data for the
+    memory that it takes, and for what cuBLAS opens at the first product; its answer says nothing there."""
+    base = _base(model)
     config = base.config.to_dict()
     chosen, layers = base.config._attn_implementation, attention_layers(config)
     documents = _documents_for(base, attention_needs(config).sliding_window)

@@ -30,6 +30,7 @@ from surefit.facts.hardware import cpu_count
 from surefit.facts.model import NANO, PICKLES, read_config
 from surefit.facts.threads import cpu_threads
 from surefit.facts.tokenizer import require_sound_tokenizer
+from surefit.model.compat import without_allocator_warmup
 from surefit.model.gguf import FIELD, converted_directory
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
@@ -152,7 +153,8 @@ def load_model(
     options = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": device}}
     if placed is not None:
         options["device_map"] = dict(placed)
-    with _reading(section, "model"), _on_the_device(section):
+    warmed = without_allocator_warmup() if quantized is not None else contextlib.nullcontext()
+    with _reading(section, "model"), _on_the_device(section), warmed:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place,
             revision=section.revision,

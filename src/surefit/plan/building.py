@@ -17,7 +17,7 @@ from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.fused_lora import fuse_lora
 from surefit.model.neftune import Neftune
 from surefit.model.prepare import TILE
-from surefit.model.quantize import frozen_matrix, hidden_tensors, is_four_bit, quantize_meta
+from surefit.model.quantize import BLOCK, frozen_matrix, hidden_tensors, is_four_bit, quantize_meta
 from surefit.model.tiling import tile_mlps
 from surefit.plan.setting import Setting
 from surefit.plan.trace import HOST, Recorder
@@ -73,9 +73,10 @@ def _let_dora_dequantize(model: torch.nn.Module) -> None:
             layer.W_q, layer.dequantize = True, functools.partial(frozen_matrix, layer)  # type: ignore[assignment]
 
 
-def materialise(model: torch.nn.Module, recorder: Recorder, weights: bool = True) -> None:
+def materialise(model: torch.nn.Module, recorder: Recorder, weights: bool = True, quantises: bool = False) -> None:
     """Give every parameter and buffer a fake storage as large as its own; shared ones stay shared. Without `weights`
-    those that are not trained stay as they are."""
+    those that are not trained stay as they are. `quantises`: 4-bit weights are made on the device, one after the other
+    in the order of their names, from 16 bits, as transformers loads them there."""
     made: dict[int, torch.Tensor] = {}
     storages: dict[int, torch.Tensor] = {}
 
@@ -104,18 +105,42 @@ def materialise(model: torch.nn.Module, recorder: Recorder, weights: bool = True
 
     # An adapter comes after the model it is added to.
     for trained in (False, True):
-        for name, module in model.named_modules():
+        modules = list(model.named_modules())
+        if quantises:
+            modules.sort(key=lambda named: _as_loaded(named[0]))
+        for name, module in modules:
+            four_bit = not trained and "weight" in module._parameters and is_four_bit(module)
             with recorder.inside(name):
+                whole = _unquantised(module) if four_bit and quantises else None
                 for store in (module._parameters, module._buffers):
                     for key, tensor in store.items():
                         if tensor is None or (isinstance(tensor, torch.nn.Parameter) and not weights | trained):
                             continue
                         if tensor.requires_grad == trained:
                             store[key] = fake_parameter(tensor)
-        if not trained:
-            for name, owner, attribute, tensor in list(hidden_tensors(model)):
-                with recorder.inside(name):
-                    setattr(owner, attribute, fake(tensor))
+                if four_bit:
+                    scales = _scales(whole) if whole is not None else None
+                    for _, owner, attribute, tensor in list(hidden_tensors(module)):
+                        setattr(owner, attribute, fake(tensor))
+                    del scales
+                del whole
+
+
+def _as_loaded(name: str) -> list[tuple[bool, int, str]]:
+    """The key that transformers sorts weights by before it loads them (`dot_natural_key`)."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
+
+
+def _unquantised(layer: Any) -> torch.Tensor:
+    """A 4-bit layer's weights as they are read."""
+    state = layer.weight.quant_state
+    return torch.empty(tuple(state.shape), dtype=state.dtype, device="cpu")
+
+
+def _scales(weight: torch.Tensor) -> list[torch.Tensor]:
+    """What bitsandbytes makes of them besides what stays (`functional.quantize_4bit`): the scales of every 64 in
+    float32, and these less their mean."""
+    return [torch.empty(weight.numel() // BLOCK, dtype=torch.float32, device="cpu") for _ in range(2)]
 
 
 def micro_batch(setting: Setting, recorder: Recorder) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ Nothing is downloaded, no weight is read, and a 70B model needs no more memory h
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 from surefit.config.schema import TrainSection
+from surefit.model.attention import disagreement
 from surefit.model.compat import reads_masks_of_fake_tensors
 from surefit.model.quantize import hidden_tensors
 from surefit.parallel.engine import SINGLE, Engine
@@ -162,11 +163,12 @@ def record(setting: Setting, watch: Watch | None = None) -> Trace:
 def record_merge(setting: Setting) -> Trace:
     """The allocations of merge.merge, which one process runs, alone; the rows it reads differ in length."""
     setting = replace(setting, packed=False, padded=True, sharing=None)
-    load = partial(materialise, weights=not from_files(setting))
+    load = partial(materialise, weights=not from_files(setting), quantises=setting.cuda)
     return _record(setting, lambda model, recorder: run_merge(model, setting, recorder), load)
 
 
-def _record(setting: Setting, run: OnModel, load: OnModel = materialise) -> Trace:
+def _record(setting: Setting, run: OnModel, load: OnModel | None = None) -> Trace:
+    load = load or partial(materialise, quantises=setting.cuda)
     return record_run(
         build(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability,
         kind=Recorder if setting.sharing is None else RankRecorder, load=load,
@@ -235,6 +237,8 @@ def run_training(
     and a checkpoint."""
     pages = torch.empty(setting.mapped, dtype=torch.uint8)
     recorder.tag([pages], "weight files")
+    if whole and setting.cuda and setting.packed and engine.loading_device("cuda") == "cuda":
+        _prove_packable(model, recorder)
     model.train()
     switch(model, setting)
     model = wrapped(engine, model, recorder)
@@ -267,6 +271,13 @@ def run_training(
         recorder.start("eval")
         mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked, engine=engine)
         del copies
+
+
+def _prove_packable(model: Any, recorder: Recorder) -> None:
+    """What `model.prepare` runs before packed batches are trained on: two short documents, through products that open
+    the forward pass's cuBLAS workspace. A model that it refuses has its message from there."""
+    with recorder.naming(model), suppress(TypeError, ValueError, LookupError, AttributeError, RuntimeError):
+        disagreement(model)
 
 
 def _saved(setting: Setting, tensors: list[torch.Tensor], recorder: Recorder) -> list[torch.Tensor]:
