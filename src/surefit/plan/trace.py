@@ -232,6 +232,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device  # two of three calls: autograd asks for the device of every gradient
         kwargs = kwargs or {}
         if self._scalar is not None and func is torch.ops.aten._local_scalar_dense.default:
+            if self.watch is not None:
+                self.watch(self.phase, func, args, kwargs, None)
             return self._scalar(args[0].dtype, self._made_by(args[0]))
         name, module = func.__name__, self._where()
         self._open_workspace(func._overloadpacket.__name__)

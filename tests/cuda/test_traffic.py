@@ -1,0 +1,105 @@
+"""What a LoRA step moves and launches on a GPU, and where it waits, counted by benchmarks/traffic.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from surefit.config.schema import AdapterSection
+from surefit.plan.setting import Setting
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/traffic.py"
+SHAPE = LlamaConfig(
+    vocab_size=512, hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=8,
+    num_key_value_heads=2, head_dim=32, max_position_embeddings=4096,
+)  # fmt: skip
+ROWS, LENGTH = 4, 256
+LORA = AdapterSection(r=8, target_modules="all-linear")
+STEP = "surefit/train/step.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Iterator[Any]:
+    specification = importlib.util.spec_from_file_location("traffic", BENCHMARK)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["traffic"] = module
+    specification.loader.exec_module(module)
+    yield module
+    del sys.modules["traffic"]
+
+
+def setting_of(capability: tuple[int, int], packed: bool = True) -> Setting:
+    dtype = "bfloat16" if capability >= (8, 0) else "float16"
+    return Setting(
+        SHAPE, dtype, LORA, ROWS, LENGTH, packed=packed, padded=not packed, fused_lora=True, capability=capability
+    )
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0)], ids=str)
+@pytest.mark.parametrize(("packed", "most"), [(True, 1), (False, 2)], ids=["packed", "padded"])
+def test_the_processor_waits_once_per_step_and_once_per_micro_batch(
+    benchmark: Any, capability: tuple[int, int], packed: bool, most: int
+) -> None:
+    """Of padded rows transformers 5.23 asks twice whether nothing is padded."""
+    waits = benchmark.waits_of(setting_of(capability, packed))
+    step = [wait for wait in waits if wait.per_step]
+    micro = [wait for wait in waits if wait.per_micro_batch]
+    assert [(wait.per_step, wait.place.partition(":")[0]) for wait in step] == [(1, STEP)], "loss and norm, at once"
+    assert sum(wait.per_micro_batch for wait in micro) <= most
+    assert all(wait.place.startswith("transformers/masking_utils.py:") for wait in micro)
+    assert not any(wait.per_layer for wait in waits)
+
+
+def test_one_more_wait_is_seen_and_named(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = LlamaMLP.forward
+
+    def waiting(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return forward(self, x) * float(x.abs().amax())
+
+    monkeypatch.setattr(LlamaMLP, "forward", waiting)
+    more = [wait for wait in benchmark.waits_of(setting_of((9, 0))) if wait.per_layer]
+    assert [wait.per_layer for wait in more] == [1]
+    assert "modeling_llama.py" in more[0].place
+    assert "surefit/train/loss.py" in more[0].place
+
+
+# For each layer: launches of a micro batch, and bytes per token and number of the hidden state, all of November 2026.
+LAYER = {(7, 5): (176, 446), (8, 0): (151, 425), (9, 0): (151, 425)}
+
+
+@pytest.mark.parametrize("capability", LAYER, ids=str)
+def test_a_layer_moves_and_launches_no_more_than_it_did(benchmark: Any, capability: tuple[int, int]) -> None:
+    setting, sums = setting_of(capability), []
+    for layers in (2, 3):
+        counted, _ = benchmark.operations(setting.with_layers(layers))
+        rows = [row for row in benchmark.rows_of(counted, setting.tokens) if row.kind == "elementwise"]
+        launches = sum(times * operation.kernels for operation, times in counted.items())
+        sums.append((launches, sum(row.megabytes_per_token for row in rows) * 1e6 / SHAPE.hidden_size))
+    launches, moved = (more - few for few, more in zip(*sums, strict=True))
+    most_launches, most_moved = LAYER[capability]
+    assert 0 < launches <= most_launches
+    assert 0 < moved <= most_moved
+
+
+def test_it_prints_that_nothing_is_measured(benchmark: Any) -> None:
+    done = subprocess.run([sys.executable, str(BENCHMARK), "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Counted, not measured")
+    assert any(line.startswith("all: elementwise") and "goal: from 18.3 to at most 8" in line for line in lines)
+    found = json.loads(lines[-1])
+    assert (found["counted"], found["measured"], found["goal"]) == (True, False, 8.0)
+    assert found["kinds"]["elementwise"]["megabytes_per_token"] <= 18.3
+    assert found["launches"] == sum(row["launches"] for row in found["operators"])
