@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from surefit.core.units import GIB, KIB
 from surefit.facts.generation import answering, fitting_prompts, most_prompts
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
+from surefit.plan.cuda import HIDDEN, cuda_operators
 from surefit.plan.trace import Recorder
 
 
@@ -31,16 +33,16 @@ def config_of(model: str, dtype: str = "bfloat16", max_length: int = 2048, **eva
     )
 
 
-def allocated(model: LlamaForCausalLM, rows: int, prompt: int, answer: int, chunk: int | None) -> int:
-    """Bytes at the fullest moment, the weights not counted."""
+def allocated(model: LlamaForCausalLM, rows: int, prompt: int, answer: int, chunk: int | None, t4: bool = False) -> int:
+    """Bytes at the fullest moment, the weights not counted; `t4`: with the attention of one."""
     ids = torch.randint(1, 64, (rows, prompt))
     mask = torch.ones_like(ids)
     mask[0, : prompt // 2] = 0
     settings = GenerationConfig(
         max_new_tokens=answer, do_sample=False, eos_token_id=None, pad_token_id=0, prefill_chunk_size=chunk
     )
-    recorder = Recorder()
-    with recorder, torch.no_grad():
+    recorder = Recorder(hidden=HIDDEN)
+    with cuda_operators((7, 5)) if t4 else nullcontext(), recorder, torch.no_grad():
         recorder.start("answering")
         recorder.tag(model.parameters(), "weights")
         model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
@@ -80,6 +82,28 @@ def test_it_is_what_generate_allocates(
     assert real <= found.cache + found.beside <= 1.25 * real, (found, real)
 
 
+@pytest.mark.parametrize(
+    ("rows", "prompt", "answer", "chunk"), [(4, 512, 16, None), (6, 512, 64, 128), (1, 600, 8, None)]
+)
+def test_a_gpu_without_a_kernel_for_bfloat16_holds_all_logits(
+    tmp_path: Path, rows: int, prompt: int, answer: int, chunk: int | None
+) -> None:
+    """The operators are the math kernel's own, on tensors that are real: only which kernel runs is a T4's."""
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).eval().bfloat16()
+    model.save_pretrained(tmp_path)
+    wanted = config_of(str(tmp_path), "bfloat16", prompt, batch_size=rows, max_new_tokens=answer, prefill_chunk=chunk)
+    facts = model_facts(str(tmp_path))
+    t4, l4 = (answering(wanted, facts, "cuda", capability=capability) for capability in ((7, 5), (8, 9)))
+    assert t4 is not None
+    assert l4 is not None
+    real = allocated(model, rows, prompt, answer, chunk, t4=True)
+    assert l4.cache + l4.beside < real <= t4.cache + t4.beside <= 1.3 * real, (t4, real)
+
+
 def test_the_worked_example() -> None:
     model = model_facts("meta-llama/Llama-3.1-8B")
     found = answering(config_of("meta-llama/Llama-3.1-8B"), model, "cuda")
@@ -87,6 +111,16 @@ def test_the_worked_example() -> None:
     assert found.cache == 16 * (2048 + 256) * 128 * KIB
     assert found.cache / GIB == 4.5
     assert round(found.weights / GIB, 2) == 14.96
+    t4 = answering(config_of("meta-llama/Llama-3.1-8B"), model, "cuda", capability=(7, 5))
+    assert t4 is not None
+    assert round((t4.bytes - found.bytes) / GIB) == 26
+
+
+def test_nothing_goes_beyond_the_context() -> None:
+    model = dataclasses.replace(model_facts("meta-llama/Llama-3.1-8B"), max_position_embeddings=2000)
+    found = answering(config_of("x", max_new_tokens=256), model, "cuda", 1900)
+    assert found is not None
+    assert (found.prompt, found.answer, found.cache) == (1900, 100, 16 * 2000 * 128 * KIB)
 
 
 def test_beams_are_rows_and_a_server_needs_nothing() -> None:
@@ -99,15 +133,15 @@ def test_beams_are_rows_and_a_server_needs_nothing() -> None:
     assert answering(config_of("x"), dataclasses.replace(model, parameters=None), "cuda") is None
 
 
-def test_the_largest_batch_that_fits() -> None:
-    model = model_facts("meta-llama/Llama-3.1-8B")
+def test_the_largest_batch_that_fits(tmp_path: Path) -> None:
+    model, h100 = model_facts("meta-llama/Llama-3.1-8B"), hardware_facts("h100", tmp_path)
     long = config_of("x", max_length=65_536, batch_size=64)
-    few = most_prompts(long, model, "cuda", 79 * GIB)
+    few = most_prompts(long, model, h100, 79 * GIB)
     for count, fits in ((few, True), (few + 1, False)):
         found = answering(config_of("x", max_length=65_536, batch_size=count), model, "cuda")
         assert found is not None
         assert (found.bytes <= 79 * GIB) is fits
-    assert most_prompts(long, model, "cuda", 15 * GIB) == 0
+    assert most_prompts(long, model, h100, 15 * GIB) == 0
 
 
 def test_auto_asks_no_more_prompts_at_a_time_than_fit(tmp_path: Path) -> None:

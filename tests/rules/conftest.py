@@ -28,7 +28,6 @@ from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.batch import BatchFacts
 from surefit.facts.dataset import dataset_facts
 from surefit.facts.environment import EnvironmentFacts
-from surefit.facts.examples import ExampleFacts
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.setup import setup_of
@@ -37,6 +36,7 @@ from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.lint.rule import LintContext
 from surefit.samples import PREFIX
 from surefit.stages.prepare import dividing, row_counts
+from surefit.stages.scored import scored_facts
 from surefit.task import TaskRecipe
 
 collect_ignore_glob = ["*/bad.py", "*/good.py"]  # scripts to be read: nothing imports them
@@ -81,17 +81,15 @@ def is_sample(source: str) -> bool:
     return source.startswith(PREFIX)
 
 
-def sampled(rows: Rows, recipe: TaskRecipe, config: Config, tokenizer: TokenizerFacts | None) -> ExampleFacts | None:
+def sampled(rows: Rows, recipe: TaskRecipe, config: Config) -> Examples | None:
     """What the rows become; None where one of them cannot be used."""
     how = config.data.format, config.data.bad_rows
     try:
         if is_sample(rows.source):
-            examples = sample_examples(rows.source, recipe.name, *how)
-        else:
-            examples = to_examples(rows.sample(500), recipe, *how)
+            return sample_examples(rows.source, recipe.name, *how)
+        return to_examples(rows.sample(500), recipe, *how)
     except SureFitError:
         return None
-    return example_facts(examples, tokenizer, config.data.max_length)
 
 
 def foreign_context(path: Path, stated: dict[str, Any]) -> LintContext:
@@ -165,13 +163,16 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         stack = StackFacts(**stated["stack"]) if "stack" in stated else None
         found = attempt(problems, lambda: tokenizer_facts(model.path)) if model and model.path else None
         tokenizer = replace(found or TokenizerFacts(), **stated["tokenizer"]) if "tokenizer" in stated else found
+        examples = sampled(rows, recipe, config) if rows and recipe else None
+        counted = config.evaluate.in_training
         return LintContext(
             config=config,
             path=loaded.path,
             lines=loaded.lines,
             setup=setup,
             tokenizer=tokenizer,
-            examples=sampled(rows, recipe, config, tokenizer) if rows and recipe else None,
+            examples=example_facts(examples, tokenizer, config.data.max_length) if examples else None,
+            scored=scored_facts(config, recipe, rows, examples, tokenizer, counted=counted)[0],
             batch=batch_facts(stated["batch"]) if "batch" in stated else None,
             stack=stack,
             resolved=resolved,

@@ -15,8 +15,9 @@ from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, DataError, SureFitError
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
-from surefit.stages.checking import fitting_recipe, mixed_problems, scored_sources
+from surefit.stages.checking import fitting_recipe, mixed_problems
 from surefit.stages.prepare import gather
+from surefit.stages.scored import scored_sources
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

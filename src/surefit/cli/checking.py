@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli.findings import say_report, without_facts
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import plural, quoted
-from surefit.stages.checking import SAMPLED_ROWS, checked, scored_sources
+from surefit.stages.checking import checked
 from surefit.stages.prepare import Gathered, gather
+from surefit.stages.scored import SAMPLED_ROWS, scored_sources
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

@@ -18,7 +18,8 @@ LATER = {"BatchFacts", "JobScript"}
 NEEDED = {
     "Config": "a whole run", "Resolved": "the run's steps and batches", "ModelFacts": "the model",
     "TokenizerFacts": "the tokenizer", "HardwareFacts": "the device", "DatasetFacts": "the rows",
-    "AuditFacts": "the rows", "ExampleFacts": "the rows", "StackFacts": "the installed packages",
+    "AuditFacts": "the rows", "ExampleFacts": "the rows", "ScoredFacts": "the rows",
+    "StackFacts": "the installed packages",
 }  # fmt: skip
 """What a rule needs, in words."""
 

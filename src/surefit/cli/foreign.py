@@ -19,7 +19,7 @@ from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, quoted, shortened
 from surefit.foreign import Foreign, Lost, read, tool_of
 from surefit.lint.rule import LintContext, Rule
-from surefit.stages.checking import SAMPLED_ROWS
+from surefit.stages.scored import SAMPLED_ROWS
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

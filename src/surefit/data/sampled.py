@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefit.config.schema import DataSection
 from surefit.core.errors import DataError
@@ -15,6 +16,9 @@ from surefit.facts.examples import ExampleFacts
 from surefit.facts.gguf import read_gguf
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BYTES_PER_TOKEN = 8
 """Of an example over the limit, so much text per allowed token is tokenised: nearly always enough to show it."""
@@ -28,7 +32,7 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
     A token covers at least a byte, so an example of at most `max_length` bytes of text passes without a tokenizer. Of
     the longer ones the beginning is tokenised: its tokens are a lower bound of the example's.
     """
-    texts = [_text(example, tokenizer) for example in examples]
+    texts = [text_of(example, tokenizer) for example in examples]
     sizes = [len(text.encode()) for text in texts]
     counted = ExampleFacts(
         examples=len(examples),
@@ -64,19 +68,19 @@ def documents_missing(section: DataSection, examples: Examples) -> Iterator[Data
         )
 
 
-def _text(example: Example, tokenizer: TokenizerFacts | None) -> str:
+def text_of(example: Example, tokenizer: TokenizerFacts | None) -> str:
     """What stands in the example whatever the template does: contents, calls, and the tools where they are written."""
     if example.text is not None:
-        return _clean(example.text)
+        return clean(example.text)
     parts: list[Any] = [message.get("content") for message in example.messages]
     parts += [message["tool_calls"] for message in example.messages if message.get("tool_calls")]
     if tokenizer and tokenizer.mentions_tools:
         parts += example.tools or ()
     texts = (part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts if part)
-    return _clean("\n".join(texts))
+    return clean("\n".join(texts))
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Without lone surrogates, which JSON can hold and no tokenizer takes."""
     return text.encode(errors="replace").decode()
 
@@ -90,14 +94,28 @@ def _within_budget(texts: list[str], chosen: list[int], characters: int) -> Iter
 
 
 def _lengths(file: Path, texts: list[str]) -> list[int]:
+    library = load_tokenizer(file)
+    if library is None:
+        return [0] * len(texts)
+    return [len(encoding.ids) for encoding in library.encode_batch(texts, add_special_tokens=False)]
+
+
+def load_tokenizer(file: Path) -> Tokenizer | None:
+    """A tokenizer.json or the vocabulary of a GGUF file, ready to encode; None of a damaged file, which is the rules'
+    about the model to report."""
+    return _loaded(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _loaded(file: Path, changed: int) -> Tokenizer | None:
     from tokenizers import Tokenizer
 
     from surefit.facts.gguf_tokenizer import build_tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(file)) if file.suffix == ".json" else build_tokenizer(read_gguf(file))
-    except Exception:  # the library raises nothing narrower; a damaged file is the rules' about the model to report
-        return [0] * len(texts)
+    except Exception:  # the library raises nothing narrower
+        return None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return [len(encoding.ids) for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    return tokenizer

@@ -2,12 +2,14 @@
 
 Per token of a row the cache has 2 (keys and values) × layers × key heads × head width numbers. Reading the prompts is
 widest either in an MLP, which has three tensors of its inner width, or in attention, whose mask of a padded batch has a
-number for each pair of tokens beside the queries, keys and values of one layer. Writing the answers is widest at its
-last token, when the cache is longest and one layer's keys are being extended, beside two float32 copies of the last
-position's logits.
+number for each pair of tokens beside the queries, keys and values of one layer. Where no kernel spares the logits of
+attention (`facts/sdpa.py`: bfloat16 before Ampere, for one), each query head holds several numbers for each such pair,
+and queries, keys and values are copied in float32. Writing the answers is widest at its last token, when the cache is
+longest and one layer's keys are being extended, beside two float32 copies of the last position's logits.
 
 Worked example, Llama-3.1-8B in bfloat16: 2 × 32 × 8 × 128 × 2 bytes are 128 KiB a token; 16 prompts of 2,048 tokens
-with answers of 256 have a cache of 4.5 GiB beside 14.96 GiB of weights.
+with answers of 256 have a cache of 4.5 GiB beside 14.96 GiB of weights. On a T4 the logits of one layer's 32 heads
+take 16 × 2,048² × 32 × 13 bytes = 26 GiB more.
 
 Source: transformers 5.23 (`cache_utils.DynamicCache`, `masking_utils`), recorded on a CPU, where
 tests/plan/test_generation.py compares.
@@ -15,14 +17,19 @@ tests/plan/test_generation.py compares.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from surefit.config.schema import Config
+from surefit.facts.budget import Term
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.sdpa import Call, Capability, Kernel, kernel_of
 
 FLOAT32 = 4
+MATH_PAIR = 3 * FLOAT32 + 1
+"""Bytes for each query head and pair of tokens where torch's math kernel attends (attention.cpp): the masked logits,
+their softmax, where that is of minus infinity alone, and the result."""
 FOR_WEIGHTS = 0.8
 """Of a GPU's free memory; the rest is left for the keys and values of the answers and for what is being computed."""
 
@@ -51,20 +58,25 @@ class Answering:
         return self.weights + self.cache + self.beside
 
 
-def answering(config: Config, model: ModelFacts, kind: str, longest: int | None = None) -> Answering | None:
+def answering(
+    config: Config, model: ModelFacts, kind: str, longest: int | None = None, capability: Capability | None = None
+) -> Answering | None:
     """What `evaluate` takes with this config; None where the model's size is not known, and where a server answers.
 
     Args:
         config: nothing in it is "auto".
         kind: of the device; on a GPU kernels are not counted on that read grouped keys as they are.
-        longest: tokens of the longest prompt; `data.max_length` where it is not known.
+        longest: tokens of the longest prompt; `data.max_length` where it is not known. Neither a prompt nor an answer
+            goes beyond the model's context.
+        capability: of the GPU; None on a CPU, and where it is not known: then no kernel is taken to hold the logits.
     """
     section, number = config.evaluate, DTYPE_BYTES[config.model.dtype]
     if model.parameters is None or section.server is not None:
         return None
     assert isinstance(section.batch_size, int)
-    prompt = min(config.data.max_length, longest or config.data.max_length)
-    total = prompt + section.max_new_tokens
+    prompt, total = longest or config.data.max_length, (longest or config.data.max_length) + section.max_new_tokens
+    if model.max_position_embeddings:
+        prompt, total = min(prompt, model.max_position_embeddings), min(total, model.max_position_embeddings)
     rows = section.batch_size * section.num_beams
     read = rows * min(prompt, section.prefill_chunk or prompt)  # tokens that are read at a time
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
@@ -74,11 +86,29 @@ def answering(config: Config, model: ModelFacts, kind: str, longest: int | None 
     around = read * number * (4 * model.hidden_size + 2 * model.head_dim)
     mlp = 3 * read * number * (model.intermediate_size or 4 * model.hidden_size)
     attention = number * (read * prompt + 2 * read * queries + 2 * rows * prompt * queries)
+    math = 0
+    if capability is not None and _kernel(config, model, capability, masked=rows > 1) == "math":
+        heads = model.num_attention_heads
+        attention += MATH_PAIR * read * prompt * heads + FLOAT32 * (read * queries + 2 * rows * prompt * queries)
+        math = rows * total * (2 * FLOAT32 * queries + MATH_PAIR * heads)
     reading = model.num_layers * rows * prompt * layer_cache + read * prompt + around + max(mlp, attention)
     cache = model.num_layers * rows * total * layer_cache
     repeated = 2 * rows * total * queries * number if kind == "cuda" else 0
-    most = small + max(reading, cache + max(rows * total * layer_cache, repeated))
-    return Answering(rows, prompt, section.max_new_tokens, number * model.parameters, cache, max(0, most - cache))
+    most = small + max(reading, cache + max(rows * total * layer_cache, repeated + math))
+    return Answering(rows, prompt, total - prompt, number * model.parameters, cache, max(0, most - cache))
+
+
+def _kernel(config: Config, model: ModelFacts, capability: Capability, masked: bool) -> Kernel:
+    """That prompts are read in; several at a time are padded, and so masked."""
+    return kernel_of(Call(capability, config.model.dtype, model.head_dim, model.head_dim, masked=masked, trained=False))
+
+
+def held_by_training(terms: Sequence[Term]) -> tuple[int | None, int]:
+    """(weights, all else) that training holds of the device while the model that is trained answers; no weights where
+    the model's size is not known."""
+    always = [term for term in terms if term.moment == "always"]
+    weights = [term.bytes for term in always if term.term == "weights"]
+    return (weights[0] if weights else None), sum(term.bytes for term in always) - sum(weights)
 
 
 def room_for(found: Answering, config: Config, hardware: HardwareFacts) -> int | None:
@@ -98,24 +128,27 @@ def fitting_prompts(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Con
     """
 
     def fitting(config: Config) -> int | None:
-        found = answering(config, model, hardware.kind)
+        found = answering(config, model, hardware.kind, None, hardware.compute_capability)
         room = room_for(found, config, hardware) if found else None
         if found is None or room is None:
             return None
         size = config.evaluate.batch_size
         assert isinstance(size, int)
-        return size if found.bytes <= room else max(1, most_prompts(config, model, hardware.kind, room))
+        return size if found.bytes <= room else max(1, most_prompts(config, model, hardware, room))
 
     return fitting
 
 
-def most_prompts(config: Config, model: ModelFacts, kind: str, room: int, longest: int | None = None) -> int:
+def most_prompts(
+    config: Config, model: ModelFacts, hardware: HardwareFacts, room: int, longest: int | None = None
+) -> int:
     """The largest `evaluate.batch_size` below the config's own with which answering needs at most `room`, or 0."""
     assert isinstance(config.evaluate.batch_size, int)
     few, many = 0, config.evaluate.batch_size
     while few + 1 < many:
         middle = (few + many) // 2
         section = config.evaluate.model_copy(update={"batch_size": middle})
-        found = answering(config.model_copy(update={"evaluate": section}), model, kind, longest)
+        asked = config.model_copy(update={"evaluate": section})
+        found = answering(asked, model, hardware.kind, longest, hardware.compute_capability)
         few, many = (middle, many) if found is not None and found.bytes <= room else (few, middle)
     return few

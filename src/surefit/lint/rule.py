@@ -34,6 +34,7 @@ from surefit.facts.examples import ExampleFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.job_script import JobScript
 from surefit.facts.model import ModelFacts
+from surefit.facts.scored import ScoredFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import TokenizerFacts
@@ -116,6 +117,7 @@ class LintContext:
     hardware: HardwareFacts | None = None
     dataset: DatasetFacts | None = None
     examples: ExampleFacts | None = None
+    scored: ScoredFacts | None = None
     audit: AuditFacts | None = None
     batch: BatchFacts | None = None
     environment: EnvironmentFacts | None = None

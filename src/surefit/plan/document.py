@@ -240,12 +240,12 @@ def _answering(
 ) -> dict[str, Any] | None:
     """What scoring takes at most, in a process of its own; and a batch that fits where this one may not."""
     longest = planner.length(resolved)
-    found = answering(resolved.config, model, hardware.kind, longest)
+    found = answering(resolved.config, model, hardware.kind, longest, hardware.compute_capability)
     if found is None:
         return None
     room = room_for(found, resolved.config, hardware)
     fits = room is None or found.bytes <= room
-    fewer = None if fits or room is None else most_prompts(resolved.config, model, hardware.kind, room, longest)
+    fewer = None if fits or room is None else most_prompts(resolved.config, model, hardware, room, longest)
     return asdict(found) | {"bytes": found.bytes, "fewer": fewer}
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
-from surefit.core.errors import DataError, GateError, ModelError, SureFitError
+from surefit.core.errors import GateError, ModelError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.prepare import Gathered
+from surefit.stages.scored import SAMPLED_ROWS, scored_facts, tasks_without_rows
 
 if TYPE_CHECKING:
-    from surefit.config.schema import Config
-    from surefit.data.load import Rows
+    from surefit.data.formats import Examples
     from surefit.facts.examples import ExampleFacts
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.lint.rule import Rule
     from surefit.task import TaskRecipe
-
-SAMPLED_ROWS = 500
-"""Rows that a check converts: enough for a systematic fault, and little of its two seconds."""
 
 
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
@@ -40,7 +36,12 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     expected = None if recipe and recipe.parts else columns
     dataset = dataset_facts(rows.source, rows, rows.where, expected=expected) if rows else None
     tokenizer, damaged = _tokenizer(found)
-    examples, unusable = _examples(found, tokenizer)
+    sample, unusable = _sample(found)
+    examples, more = _examples(found, sample, tokenizer)
+    if rows is not None and recipe is not None:
+        unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
+    counted = loaded.config.evaluate.in_training
+    scored, unread = scored_facts(loaded.config, recipe, rows, sample, tokenizer, counted=counted)
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -53,12 +54,13 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         tokenizer=tokenizer,
         dataset=dataset,
         examples=examples,
+        scored=scored,
         audit=sample_audit(rows, loaded.config.recipe) if rows else None,
         environment=environment_facts(),
         stack=stack_facts(),
         columns=columns,
         metrics=recipe.metrics if recipe else (),
-        problems=(*found.problems, *damaged, *unusable, *mixed_problems(found, SAMPLED_ROWS), *_scored_problems(found)),
+        problems=(*found.problems, *damaged, *unusable, *more, *mixed_problems(found, SAMPLED_ROWS), *unread),
     )
     result = run_rules(context, rules)
     return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
@@ -79,20 +81,30 @@ def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitErro
     return facts, []
 
 
-def _examples(found: Gathered, tokenizer: TokenizerFacts | None) -> tuple[ExampleFacts | None, list[SureFitError]]:
+def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
     """What a sample of the rows becomes, and what converting it runs into."""
     from surefit.data.formats import to_examples
-    from surefit.data.sampled import documents_missing, example_facts
 
     if found.rows is None or found.recipe is None:
         return None, []
     section = found.loaded.config.data
     try:
-        examples = to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
+        return to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows), []
     except SureFitError as error:
         _name_the_recipe(error, found.rows.columns, found.recipe)
         return None, [error]
-    return example_facts(examples, tokenizer, section.max_length), list(documents_missing(section, examples))
+
+
+def _examples(
+    found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
+) -> tuple[ExampleFacts | None, list[SureFitError]]:
+    """That sample in numbers, and what is wrong with it."""
+    from surefit.data.sampled import documents_missing, example_facts
+
+    if sample is None:
+        return None, []
+    section = found.loaded.config.data
+    return example_facts(sample, tokenizer, section.max_length), list(documents_missing(section, sample))
 
 
 def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
@@ -140,56 +152,6 @@ def _name_the_mixed_recipe(error: SureFitError, columns: Sequence[str], recipe: 
     fits = fitting_recipe(columns)
     if fits not in (None, recipe.name, *recipe.parts):
         error.help = f"to train on both tasks in one run, write recipe: {recipe.name} + {fits}"
-
-
-def _parts_without_rows(found: Gathered, key: str, sources: Sequence[Rows]) -> list[SureFitError]:
-    """The tasks of a run of several that no row of these sources belongs to: a row looks as its columns do."""
-    from surefit.task import part_of
-
-    parts = found.recipe.parts if found.recipe else {}
-    seen: set[str] = set()
-    layouts: set[tuple[str, ...]] = set()
-    for row in (row for rows in sources for row in rows) if parts else ():
-        layout = tuple(name for name, value in row.items() if value is not None)
-        if layout not in layouts:
-            layouts.add(layout)
-            with contextlib.suppress(DataError):  # told by who converts the row
-                seen.add(part_of(layout, parts).name)
-    what = "to train on" if key == "data.train" else "held out"
-    help_text = "name its rows in data.mix, or a directory that holds them too"
-    if key == "data.eval":
-        help_text = "name a directory with rows of every task, or a share such as 0.1, which is taken of every source"
-    return [DataError(f"no row {what} is of {name}", field=key, help=help_text) for name in parts if name not in seen]
-
-
-def scored_sources(config: Config) -> dict[str, str]:
-    """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.also`."""
-    held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
-    return held_out | {f"evaluate.also.{name}": source for name, source in config.evaluate.also.items()}
-
-
-def _scored_problems(found: Gathered) -> list[SureFitError]:
-    """What reading those sets, where they are on this machine, and converting a sample of them runs into."""
-    from surefit.data.formats import load_held_out, to_examples
-    from surefit.data.load import is_local
-
-    section = found.loaded.config.data
-    problems: list[SureFitError] = []
-    if found.rows is not None:
-        problems += _parts_without_rows(found, "data.train", [found.rows, *found.mixed.values()])
-    for key, source in scored_sources(found.loaded.config).items():
-        if not is_local(source):
-            continue
-        try:
-            rows = load_held_out(source, section.split, found.rows if key == "data.eval" else None)
-            if key == "data.eval":
-                problems += _parts_without_rows(found, key, [rows])
-            if found.recipe is not None:
-                to_examples(rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
-        except SureFitError as error:
-            error.about(key)
-            problems.append(error)
-    return problems
 
 
 class Refused(GateError):

@@ -8,14 +8,15 @@ from dataclasses import replace
 from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.oom_ladder import as_arguments, lowest_rung
 from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
 from surefit.config.world import processes, sharing_by, ways_to_share
 from surefit.core.units import bytes_text
 from surefit.facts.budget import MOMENTS, Term, at_least
-from surefit.facts.examples import ExampleFacts
-from surefit.facts.generation import answering, most_prompts, room_for
+from surefit.facts.generation import answering, held_by_training, most_prompts, room_for
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.scored import ScoredFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
@@ -229,15 +230,17 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
 
 @rule("MEM009", "scoring-may-not-fit", severity="warning")
 def scoring_may_not_fit(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, examples: ExampleFacts
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, scored: ScoredFacts
 ) -> Iterator[Finding]:
     """The answers that are to be scored may take more memory than the device has.
 
     ## What it does
     Adds up what a batch of answers takes at most (`facts/generation.py`): weights, keys and values of the longest
-    prompt and answer, and the widest moment beside them; with `evaluate.in_training`, on top of what training keeps.
-    Prompts are taken to be as long as training rows may be: `data.max_length` tokens, and no more than the longest row
-    that was looked at has bytes.
+    prompt and answer, and the widest moment beside them, all logits of attention where the GPU has no kernel that
+    spares them; with `evaluate.in_training`, also on top of what training keeps. The longest prompt is that of the
+    held-out rows and of every set of `evaluate.also`, from a sample of each: its bytes, or its tokens where the bytes
+    are more than `data.max_length` and the tokenizer is on this machine. Of sets that are on the hub prompts are taken
+    to have `data.max_length` tokens.
 
     ## Why it is bad
     The run trains to its end, or to its first checkpoint, and runs out of memory there.
@@ -251,31 +254,49 @@ def scoring_may_not_fit(
 
     ## Evidence
     A published report on LLM ranking ran out of memory at its evaluation, one on 200,000-token summaries when it
-    generated in the training loop.
+    generated in the training loop. Only training drops rows that are longer than `data.max_length`.
     """
-    config, longest = resolved.config, examples.most_bytes or None
-    found = answering(config, model, hardware.kind, longest)
-    if found is None or hardware.memory_bytes is None:
+    if hardware.memory_bytes is None:
         return
+    allowed = resolved.config.data.max_length
+    if resolved.config.evaluate.in_training:  # the model that is trained answers, on its own device
+        held = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
+        finding = _too_large_to_answer(resolved.config, model, hardware, scored.held_out.longest or allowed, held)
+        if finding is not None:
+            yield finding
+            return
+    finding = _too_large_to_answer(resolved.config, model, hardware, scored.longest(allowed))
+    if finding is not None:
+        yield finding
+
+
+def _too_large_to_answer(
+    config: Config,
+    model: ModelFacts,
+    hardware: HardwareFacts,
+    longest: int,
+    held: tuple[int | None, int] | None = None,
+) -> Finding | None:
+    """What is wrong with answering prompts of that length, in a process of its own or beside what training holds."""
+    found = answering(config, model, hardware.kind, longest, hardware.compute_capability)
+    if found is None or hardware.memory_bytes is None:
+        return None
     room, weights, kept = room_for(found, config, hardware) or 0, found.weights, 0
-    if config.evaluate.in_training:  # the model that is trained answers, on its own device
-        terms = memory_terms(resolved, model, hardware.compute_capability)
-        always = {term.term: term.bytes for term in terms if term.moment == "always"}
-        weights, room = always.pop("weights", found.weights), hardware.memory_bytes
-        kept = sum(always.values())
+    if held is not None:
+        weights, kept, room = held[0] or weights, held[1], hardware.memory_bytes
     needed = found.bytes - found.weights + weights
     if needed + kept <= room:
-        return
-    fewer = most_prompts(config, model, hardware.kind, room - kept - weights + found.weights, longest)
+        return None
+    fewer = most_prompts(config, model, hardware, room - kept - weights + found.weights, longest)
     help_text = f"write {fewer}"
-    if config.evaluate.in_training and not fewer:
+    if held is not None and not fewer:
         help_text = "leave evaluate.in_training off, and score afterwards: surefit evaluate"
     elif weights > room:
         help_text = "take a larger GPU or several (hardware.count), or score the adapter alone: --variant adapter"
     elif not fewer:
-        help_text = "write 1, with evaluate.prefill_chunk: 2048, or lower data.max_length"
+        help_text = "write 1, with evaluate.prefill_chunk: 2048, or score shorter prompts"
     beside = f", beside {bytes_text(kept)} that training keeps" if kept else ""
-    yield Finding(
+    return Finding(
         field="evaluate.batch_size",
         message=f"{found.rows} prompts of up to {found.prompt:,} tokens at a time take up to {bytes_text(needed)} "
         f"(weights {bytes_text(weights)}, KV cache {bytes_text(found.cache)}){beside}, and {hardware.name} has "

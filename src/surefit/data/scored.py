@@ -1,0 +1,86 @@
+"""How long the prompts are that a model is scored on: a sample, rendered and tokenised without transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from surefit.config.schema import Config
+from surefit.core.sampling import evenly
+from surefit.data.sampled import clean, load_tokenizer, text_of
+from surefit.data.shorten import prompt_limit
+from surefit.facts.scored import ScoredSet
+from surefit.facts.template import TemplateRefused, render
+from surefit.facts.tokenizer import TokenizerFacts
+from surefit.task import Example
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LONGEST, OTHERS = 4, 16
+"""Prompts that are tokenised: those with the most bytes, and others spread evenly, for the mean."""
+UNCUT = 2**62
+BEGINNING = 50_000
+"""Characters of a text that are tokenised; a longer one is taken to go on as it begins."""
+
+
+def scored_set(
+    name: str,
+    rows: int | None,
+    examples: Sequence[Example] | None,
+    config: Config,
+    tokenizer: TokenizerFacts | None,
+    *,
+    counted: bool = False,
+) -> ScoredSet:
+    """A set in numbers.
+
+    Args:
+        name: of the set.
+        rows: all it has; None where they are not counted.
+        examples: a sample of it; None where its rows are not on this machine.
+        tokenizer: None where it is not on this machine.
+        counted: tokenise in any case; else only where a prompt has more bytes than `data.max_length`.
+    """
+    prompts = rows if rows is None else min(rows, config.evaluate.max_examples or rows)
+    if not examples:
+        return ScoredSet(name, prompts)
+    asked = [Example(example.prompt, example.tools) for example in examples]
+    sizes = [len(text_of(one, tokenizer).encode()) for one in asked]
+    limit = prompt_limit(config)
+    cut = UNCUT if limit is None else max(1, limit)
+    limits = [UNCUT if example.document is None else cut for example in examples]  # only documents are cut
+    bound = max(map(min, sizes, limits))
+    library = load_tokenizer(tokenizer.file) if tokenizer and tokenizer.file else None
+    if tokenizer is None or library is None or not (counted or bound > config.data.max_length):
+        return ScoredSet(name, prompts, bound)
+    by_size = sorted(range(len(asked)), key=lambda n: -sizes[n])[:LONGEST]
+    spread = evenly(len(asked), OTHERS)
+    found = {n: min(_tokens(library, _rendered(asked[n], tokenizer)), limits[n]) for n in {*by_size, *spread}}
+    answers = [_tokens(library, text) for n in spread if (text := examples[n].completion)]
+    return ScoredSet(
+        name,
+        prompts,
+        max(found.values()),
+        sum(found[n] for n in spread) / len(spread),
+        sum(answers) / len(answers) + 1 if answers else None,  # and the token that ends it
+    )
+
+
+def _rendered(prompt: Example, tokenizer: TokenizerFacts) -> str:
+    """As the chat template writes it; where that is not known or refuses, its text alone."""
+    if not tokenizer.chat_template:
+        return text_of(prompt, tokenizer)
+    special = {f"{role}_token": getattr(tokenizer, f"{role}_token") or "" for role in ("bos", "eos", "pad")}
+    try:
+        return render(
+            tokenizer.chat_template, prompt.messages, tools=prompt.tools, add_generation_prompt=True, special=special
+        )
+    except TemplateRefused:
+        return text_of(prompt, tokenizer)
+
+
+def _tokens(library: Tokenizer, text: str) -> int:
+    beginning = clean(text[:BEGINNING])
+    tokens = len(library.encode(beginning, add_special_tokens=False).ids)
+    return -(-tokens * len(text) // max(1, len(beginning)))

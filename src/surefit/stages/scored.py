@@ -1,0 +1,103 @@
+"""A look at the rows that will be scored, before anything is started. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from surefit.core.errors import DataError, SureFitError
+from surefit.task import part_of
+
+if TYPE_CHECKING:
+    from surefit.config.schema import Config
+    from surefit.data.formats import Examples
+    from surefit.data.load import Rows
+    from surefit.facts.scored import ScoredFacts
+    from surefit.facts.tokenizer import TokenizerFacts
+    from surefit.task import TaskRecipe
+
+SAMPLED_ROWS = 500
+"""Rows that are converted: enough for a systematic fault, and little of a check's two seconds."""
+
+
+def scored_sources(config: Config) -> dict[str, str]:
+    """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.also`."""
+    held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
+    return held_out | {f"evaluate.also.{name}": source for name, source in config.evaluate.also.items()}
+
+
+def scored_facts(
+    config: Config,
+    recipe: TaskRecipe | None,
+    rows: Rows | None,
+    train: Examples | None,
+    tokenizer: TokenizerFacts | None,
+    *,
+    counted: bool = False,
+) -> tuple[ScoredFacts | None, list[SureFitError]]:
+    """What is asked, and what reading those sets, where they are on this machine, and converting a sample of them runs
+    into. There are no facts without a recipe, or where a set cannot be read.
+
+    Args:
+        rows: the training rows, of which the held-out ones may be a share; train: examples of some of them.
+        counted: prompts are tokenised in any case (`data.scored.scored_set`).
+    """
+    from surefit.data.scored import scored_set
+    from surefit.facts.scored import ScoredFacts
+
+    problems: list[SureFitError] = []
+    sets = []
+    if isinstance(config.data.eval, float):
+        held_out = max(1, round(config.data.eval * len(rows))) if rows else None
+        sets.append(scored_set("eval", held_out, train, config, tokenizer, counted=counted))
+    for key, source in scored_sources(config).items():
+        try:
+            count, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None)
+        except SureFitError as error:
+            error.about(key)
+            problems.append(error)
+            continue
+        name = "eval" if key == "data.eval" else key.removeprefix("evaluate.also.")
+        sets.append(scored_set(name, count, examples, config, tokenizer, counted=counted))
+    if recipe is None or problems:
+        return None, problems
+    return ScoredFacts(tuple(sets), recipe.choices is not None), problems
+
+
+def _read(
+    config: Config, recipe: TaskRecipe | None, key: str, source: str, train: Rows | None
+) -> tuple[int | None, Examples | None]:
+    """(rows, a sample of the examples they become); nothing of what the hub has."""
+    from surefit.data.formats import load_held_out, to_examples
+    from surefit.data.load import is_local
+
+    section = config.data
+    if not is_local(source):
+        return None, None
+    rows = load_held_out(source, section.split, train)
+    if recipe is None:
+        return len(rows), None
+    if key == "data.eval" and (missing := tasks_without_rows(recipe, key, [rows])):
+        raise missing[0]
+    return len(rows), to_examples(rows.sample(SAMPLED_ROWS), recipe, section.format, section.bad_rows)
+
+
+def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) -> list[SureFitError]:
+    """Of a run of several tasks those that no row of these sources belongs to; what a row's columns are says whose it
+    is."""
+    seen: set[str] = set()
+    layouts: set[tuple[str, ...]] = set()
+    for row in (row for rows in sources for row in rows) if recipe.parts else ():
+        layout = tuple(name for name, value in row.items() if value is not None)
+        if layout not in layouts:
+            layouts.add(layout)
+            with contextlib.suppress(DataError):  # told by who converts the row
+                seen.add(part_of(layout, recipe.parts).name)
+    what = "to train on" if key == "data.train" else "held out"
+    help_text = "name its rows in data.mix, or a directory that holds them too"
+    if key == "data.eval":
+        help_text = "name a directory with rows of every task, or a share such as 0.1, which is taken of every source"
+    return [
+        DataError(f"no row {what} is of {name}", field=key, help=help_text) for name in recipe.parts if name not in seen
+    ]
