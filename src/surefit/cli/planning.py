@@ -81,6 +81,7 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
     _say_answering(out, planned["answering"])
     _say_host(out, planned["host"])
     _say_time(out, planned["time"])
+    _say_scoring(out, planned["scoring"], planned["time"])
     _say_disk(out, planned)
     out.say("Not counted:")
     for text in planned["left_out"]:
@@ -205,12 +206,41 @@ def _say_answering(out: Output, answers: dict[str, Any] | None) -> None:
     fewer = answers["fewer"]
     parts = f"weights {bytes_text(answers['weights'])}, KV cache {bytes_text(answers['cache'])}"
     advice = {None: "", 0: "; not even one prompt at a time fits"}.get(fewer, f"; evaluate.batch_size: {fewer} fits")
+    held = answers["in_training_bytes"]
+    beside = f"; up to {bytes_text(held)} beside what training keeps" if held is not None else ""
     out.paragraph(
         f"Scoring: up to {bytes_text(answers['bytes'])} for {plural(answers['rows'], 'prompt')} at a time, of up to "
-        f"{answers['prompt']:,} tokens, with answers of {answers['answer']:,} ({parts}){advice}",
+        f"{answers['prompt']:,} tokens, with answers of {answers['answer']:,} ({parts}){beside}{advice}",
         None if fewer is None else "bold yellow",
         indent=2,
     )
+
+
+def _say_scoring(out: Output, scoring: dict[str, Any] | None, time: dict[str, Any] | None) -> None:
+    """How long the answers take: from those as long as the right ones to those that the limit cuts."""
+    if scoring is None:
+        return
+    asked = " and ".join(plural(each["prompts"], "prompt") + f" of {each['name']}" for each in scoring["sets"])
+    ways = ", free and constrained" if scoring["ways"] == 2 else ""
+    draws = f", {scoring['samples']} draws of each" if scoring["samples"] > 1 else ""
+    out.paragraph(
+        f"Time of scoring: {_range(scoring, 'seconds')} in one process, {duration_text(scoring['loading_seconds'])} of "
+        f"them loading, for {plural(scoring['answers'], 'answer')} ({asked}: {', '.join(scoring['variants'])}{ways}"
+        f"{draws}) of {scoring['answer_tokens_low']:.0f} to {scoring['answer_tokens_high']:,.0f} tokens",
+        indent=2,
+    )
+    if each := scoring["in_training"]:
+        beside = f" beside {duration_text(time['total_seconds'])} of training" if time and time["total_seconds"] else ""
+        out.paragraph(
+            f"While training: {_range(each, 'seconds')} at each of {plural(each['checkpoints'], 'checkpoint')}, "
+            f"{_range(each, 'total_seconds')} in all{beside}",
+            indent=2,
+        )
+
+
+def _range(found: dict[str, Any], name: str) -> str:
+    low, high = duration_text(found[f"{name}_low"]), duration_text(found[f"{name}_high"])
+    return low if low == high else f"{low} to {high}"
 
 
 def _say_host(out: Output, host: dict[str, Any] | None) -> None:

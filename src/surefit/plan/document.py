@@ -25,14 +25,16 @@ from surefit.facts.budget import (
     trained,
 )
 from surefit.facts.disk import disk_terms
-from surefit.facts.generation import answering, most_prompts, room_for
+from surefit.facts.generation import answering, held_by_training, most_prompts, room_for
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import ModelFacts
+from surefit.facts.scored import ScoredFacts
 from surefit.facts.sharding import sharing_of
 from surefit.plan.forecast import Lengths, Planner, held, share_of_memory, training_alone
 from surefit.plan.host import host_plan
 from surefit.plan.rank_summary import of_ranks
+from surefit.plan.scoring import planned_scoring
 from surefit.plan.verdict import need, require_plannable, verdict
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def planned(
     quick: bool = False,
     lengths: Lengths | None = None,
     planner: Planner | None = None,
+    scored: ScoredFacts | None = None,
 ) -> dict[str, Any]:
     """The content of plan.json.
 
@@ -63,6 +66,7 @@ def planned(
         quick: arithmetic only.
         lengths: what is known about the rows' lengths.
         planner: one that may have simulated this already.
+        scored: what the model will be asked; without it there is no time of scoring.
 
     Raises:
         MachineError, ConfigError: no plan can be made for these inputs.
@@ -74,7 +78,8 @@ def planned(
     train = resolved.config.train
     estimate = _estimate(planner, resolved, hardware, quick)
     time = None if quick else _time(planner, resolved, hardware, rows)
-    answers = _answering(resolved, model, hardware, planner)
+    answers = _answering(resolved, model, hardware, planner, scored)
+    scoring = planned_scoring(resolved, model, hardware, scored, planner.typical(resolved)) if time and scored else None
     return {
         "surefit": __version__,
         "device": {
@@ -95,7 +100,7 @@ def planned(
         "memory_total_bytes": at_least(memory) if memory else None,
         "left_out": [
             *_unknown(resolved, model, hardware, memory, estimate),
-            *_unplanned(resolved, estimate, time, quick, answers is not None),
+            *_unplanned(resolved, estimate, time, quick, answers is not None, scoring is not None),
         ],
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": at_least(disk) if disk else None,
@@ -111,6 +116,7 @@ def planned(
         "estimate": estimate,
         "time": time,
         "answering": answers,
+        "scoring": scoring,
         "host": host_plan(resolved, model, hardware, planner.length(resolved)),
         "ranks": of_ranks(resolved, model, hardware, planner.typical(resolved)),
     }
@@ -236,17 +242,25 @@ def _time(planner: Planner, resolved: Resolved, hardware: HardwareFacts, rows: i
 
 
 def _answering(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, planner: Planner
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, planner: Planner, scored: ScoredFacts | None
 ) -> dict[str, Any] | None:
-    """What scoring takes at most, in a process of its own; and a batch that fits where this one may not."""
-    longest = planner.length(resolved)
-    found = answering(resolved.config, model, hardware.kind, longest, hardware.compute_capability)
+    """What scoring takes at most, in a process of its own and beside training; and a batch that fits where this one may
+    not."""
+    config, usual = resolved.config, planner.length(resolved)
+    longest = scored.longest(usual) if scored else usual
+    found = answering(config, model, hardware.kind, longest, hardware.compute_capability)
     if found is None:
         return None
-    room = room_for(found, resolved.config, hardware)
+    room = room_for(found, config, hardware)
     fits = room is None or found.bytes <= room
-    fewer = None if fits or room is None else most_prompts(resolved.config, model, hardware, room, longest)
-    return asdict(found) | {"bytes": found.bytes, "fewer": fewer}
+    fewer = None if fits or room is None else most_prompts(config, model, hardware, room, longest)
+    beside = None
+    if config.evaluate.in_training:
+        held_out = (scored.held_out.longest if scored else None) or usual
+        weights, kept = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
+        asked = answering(config, model, hardware.kind, held_out, hardware.compute_capability)
+        beside = None if asked is None or weights is None else asked.bytes - asked.weights + weights + kept
+    return asdict(found) | {"bytes": found.bytes, "fewer": fewer, "in_training_bytes": beside}
 
 
 def _too_much_memory(terms: Sequence[Term], estimate: dict[str, Any] | None, hardware: HardwareFacts) -> Iterator[str]:
@@ -296,7 +310,12 @@ def _unknown(
 
 
 def _unplanned(
-    resolved: Resolved, estimate: dict[str, Any] | None, time: dict[str, Any] | None, quick: bool, answered: bool
+    resolved: Resolved,
+    estimate: dict[str, Any] | None,
+    time: dict[str, Any] | None,
+    quick: bool,
+    answered: bool,
+    scored: bool,
 ) -> Iterator[str]:
     """What was not simulated or timed, and what no plan counts."""
     if estimate and estimate["not_simulated"] and not quick:
@@ -304,7 +323,7 @@ def _unplanned(
     if time is None:
         yield "time" if quick else "time: how fast this device is, is not known; `surefit calibrate` measures it"
     else:
-        yield "time of merging and scoring"
+        yield "time of merging" if scored else "time of merging and scoring"
         if time["parts"] and not time["parts"]["evaluations"]:
             yield "time of the held-out loss: its rows are not counted yet"
     if not answered:

@@ -52,7 +52,7 @@ class Pace:
             supervised: the share of them that the loss counts.
             near: interpolate between micro batches of `FEW` and `MANY` rows: enough to sort candidates by.
         """
-        rates = _rates(hardware)
+        rates = rates_for(hardware)
         if rates is None:
             return None
         with uncollected():
@@ -146,7 +146,7 @@ def _sum(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> flo
     return sum(times * float(getattr(operation, what)) for operation, times in counted.items())
 
 
-def _rates(hardware: HardwareFacts) -> Rates | None:
+def rates_for(hardware: HardwareFacts) -> Rates | None:
     """How fast the device is: as it was measured, else as its data sheet says."""
     from surefit.plan.profile import device_of, rates_of
 

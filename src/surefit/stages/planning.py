@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from surefit.core.errors import SureFitError
 from surefit.stages.prepare import Prepared, lengths_of
+
+if TYPE_CHECKING:
+    from surefit.facts.scored import ScoredFacts
 
 
 def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
@@ -16,4 +20,22 @@ def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
     from surefit.plan.document import planned
 
     rows = len(run.rows) if run.rows is not None else None
-    return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths_of(run))
+    lengths, scored = lengths_of(run), None if quick else _scored(run)
+    return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
+
+
+def _scored(run: Prepared) -> ScoredFacts | None:
+    """What the model will be asked; None where that cannot be read, which the check says."""
+    from surefit.data.formats import to_examples
+    from surefit.facts.tokenizer import facts_of_tokenizer
+    from surefit.stages.scored import SAMPLED_ROWS, scored_facts
+
+    section = run.resolved.config.data
+    try:
+        train = None
+        if run.rows is not None and isinstance(section.eval, float):
+            train = to_examples(run.rows.sample(SAMPLED_ROWS), run.recipe, section.format, section.bad_rows)
+        tokenizer = facts_of_tokenizer(run.model)
+        return scored_facts(run.resolved.config, run.recipe, run.rows, train, tokenizer, counted=True)[0]
+    except SureFitError:
+        return None

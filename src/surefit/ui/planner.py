@@ -24,7 +24,7 @@ from surefit.config.resolve import Resolved, resolve, with_changes
 from surefit.config.schema import Config
 from surefit.config.world import processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
-from surefit.core.units import bytes_text, count_text, duration_text
+from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.data.formats import training_rows
 from surefit.data.load import is_local
 from surefit.facts.flops import FORWARD, TRAINED, work_of
@@ -206,6 +206,7 @@ def said(document: dict[str, Any], config: Config, price: float | None) -> dict[
         "bars": _bars(document),
         "steps_text": _steps_text(document["steps"]),
         "time_text": _span(seconds, "total_seconds_low", "total_seconds_high", duration_text, "total_seconds"),
+        "scoring_text": _scoring_text(document["scoring"]),
         "step_text": least + _seconds(seconds["seconds_per_step"]) if seconds else "not known",
         "speed_text": f"{count_text(seconds['tokens_per_second'])} tokens/s" if seconds else "not known",
         "rates": seconds["rates"] if seconds else "",
@@ -218,6 +219,16 @@ def said(document: dict[str, Any], config: Config, price: float | None) -> dict[
         "does_not_fit": document["does_not_fit"],
         "left_out": document["left_out"],
     }
+
+
+def _scoring_text(scoring: dict[str, Any] | None) -> str:
+    """How long the answers take; empty where that is not known."""
+    if scoring is None:
+        return ""
+    text = f"{_span(scoring, 'seconds_low', 'seconds_high', duration_text)}, {plural(scoring['answers'], 'answer')}"
+    if each := scoring["in_training"]:
+        text += f"; while training {_span(each, 'total_seconds_low', 'total_seconds_high', duration_text)}"
+    return text
 
 
 def _span(found: dict[str, Any] | None, low: str, high: str, text: Any, middle: str = "") -> str:

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.errors import did_you_mean
-from surefit.core.units import shortened
+from surefit.core.units import plural, shortened
+from surefit.facts.answering_time import checkpoints_against_training
 from surefit.facts.dataset import DatasetFacts
+from surefit.facts.gpus import find_gpu
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts
+from surefit.facts.scored import ScoredFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.data import SMALL_EVALUATION
@@ -284,3 +289,44 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
                 message=f"{name} takes {answers} answers to each prompt, and evaluate.samples is {samples}",
                 help=f"set evaluate.samples: {answers} with a temperature, or name another metric",
             )
+
+
+@rule("EVL008", "scoring-outlasts-training", severity="warning")
+def scoring_outlasts_training(
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, scored: ScoredFacts
+) -> Iterator[Finding]:
+    """With `evaluate.in_training`, answering at the checkpoints may take longer than training.
+
+    ## What it does
+    On a GPU whose data sheet is known, and with the tokenizer on this machine, compares two times: that of the held-out
+    prompts, with answers of `evaluate.max_new_tokens`, at every checkpoint, and that of the training steps. Formula and
+    a worked example are in `facts/answering_time.py`. What other devices take, `surefit plan` says.
+
+    ## Why it is bad
+    Every token of an answer reads all weights and the whole KV cache once more. A GPU that could train computes at a
+    small share of its speed meanwhile, and the run takes more than twice as long.
+
+    ## Example
+    1,000 held-out prompts with answers of up to 1,024 tokens at 20 checkpoints of a run of 200 steps.
+
+    ## Fix
+    A smaller `evaluate.max_examples` or `max_new_tokens`, a larger `checkpoint.every`; or score afterwards
+    (`surefit evaluate --all-checkpoints`).
+
+    ## Evidence
+    Pope et al. 2022 (arXiv 2211.05102): decoding is bound by memory. LLaMA-Factory's author advises against generating
+    while training for this reason (hiyouga/LlamaFactory#1110).
+    """
+    config, gpu = resolved.config, find_gpu(hardware.name) if hardware.kind == "cuda" else None
+    if not config.evaluate.in_training or gpu is None or scored.ranked:
+        return
+    found = checkpoints_against_training(resolved, model, gpu, scored.held_out)
+    if found is None or found[1] <= 1:
+        return
+    yield Finding(
+        field="evaluate.in_training",
+        message=f"answers of up to {config.evaluate.max_new_tokens:,} tokens to {scored.held_out.prompts:,} prompts at "
+        f"{plural(found[0], 'checkpoint')} take up to {found[1]:.1f} times as long as training on {hardware.name}",
+        help="lower evaluate.max_examples or max_new_tokens, raise checkpoint.every, or score afterwards: "
+        "surefit evaluate --all-checkpoints",
+    )

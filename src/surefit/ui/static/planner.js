@@ -60,6 +60,7 @@ function facts(plan) {
   const rows = [
     ["Steps", plan.steps_text],
     ["Time", plan.time_text],
+    ["Time of scoring", plan.scoring_text],
     ["Per step", `${plan.step_text}; ${plan.how === "simulation" ? "" : "at most "}${plan.speed_text}`],
     ["Cost", plan.cost_text],
     ["Disk", `${plan.disk_text} (${plan.disk.map((term) => `${term.term} ${term.text}`).join(", ")}); ${plan.free_text} free here`],

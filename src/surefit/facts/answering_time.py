@@ -1,0 +1,68 @@
+"""How long answering takes beside training, by a GPU's data sheet: at the least, without launches. Torch-free.
+
+A batch of b prompts of p tokens reads them in 2 × N × b × p operations, N the model's parameters, and writes each of a
+tokens in a pass that moves all weights, and the KV cache three times (`plan/scoring_time.py` says why), when half of an
+answer is written on average:
+
+    seconds = 2 N b p / FLOP/s + a × (weights + 3 × b × (p + a / 2) × cache per token) / bandwidth
+
+Worked example, Llama-3.1-8B in bfloat16 on an H100 (989 TFLOP/s, 3.35 TB/s), b 16, p 2,048, a 256: 2 × 8.03e9 × 16 ×
+2,048 / 989e12 = 0.53 s, and 256 × (14.96 + 3 × 16 × 2,176 / 8,192) GiB / 3.35 TB/s = 2.27 s. With the same rates a
+step of LoRA on 64 rows of 2,048 tokens takes about 4 N × 64 × 2,048 / 989e12 = 4.3 s: 25 such batches, 400 prompts,
+are 16 steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
+from surefit.config.world import processes
+from surefit.facts.flops import FORWARD, TRAINED, work_of
+from surefit.facts.gpus import Gpu
+from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.scored import ScoredSet
+
+
+def answering_seconds(config: Config, model: ModelFacts, gpu: Gpu, prompts: int, prompt: float, answer: int) -> float:
+    """Of so many prompts of `prompt` tokens with answers of `answer`; nothing in the config is "auto", and the model's
+    size, the GPU's speed and its bandwidth are known."""
+    section, number, flops = config.evaluate, DTYPE_BYTES[config.model.dtype], gpu.flops(config.model.dtype)
+    assert isinstance(section.batch_size, int)
+    assert model.parameters
+    assert flops
+    assert gpu.bandwidth
+    asked = prompts * section.samples * section.num_beams
+    rows = min(asked, section.batch_size * section.num_beams)
+    each_token = 2 * model.num_layers * model.num_key_value_heads * model.head_dim * number
+    reading = 2 * model.parameters * rows * prompt / flops
+    moved = number * model.parameters + 3 * rows * (prompt + answer / 2) * each_token
+    return math.ceil(asked / rows) * (reading + answer * moved / gpu.bandwidth)
+
+
+def checkpoints_against_training(
+    resolved: Resolved, model: ModelFacts, gpu: Gpu, held_out: ScoredSet
+) -> tuple[int, float] | None:
+    """(checkpoints, how many times as long as training it takes at most to answer the held-out prompts at all of them);
+    None where something of it is not known."""
+    config, steps = resolved.config, resolved.total_steps
+    every, flops = config.checkpoint.every, gpu.flops(config.model.dtype)
+    work = work_of(model, config)
+    known = model.parameters and flops and gpu.bandwidth and held_out.prompts and held_out.mean
+    if not known or work is None or not steps or not isinstance(every, int):
+        return None
+    assert flops
+    assert held_out.prompts
+    assert held_out.mean
+    length = min(config.data.max_length, math.ceil(held_out.mean + (held_out.answer or config.evaluate.max_new_tokens)))
+    rows = config.train.global_batch_size
+    needed = work.of([length] * rows, length * rows)
+    if config.train.gradient_checkpointing is not False:
+        whole = config.model_copy(update={"adapter": config.adapter.model_copy(update={"kind": "full"})})
+        everything = work_of(model, whole)
+        needed += round(FORWARD / TRAINED * everything.of([length] * rows, 0)) if everything else 0
+    training = steps * needed / flops / processes(config)
+    checkpoints = math.ceil(steps / every)
+    each = answering_seconds(config, model, gpu, held_out.prompts, held_out.mean, config.evaluate.max_new_tokens)
+    return checkpoints, checkpoints * each / training

@@ -1,0 +1,232 @@
+"""How long scoring takes: the model's real forward passes, on tensors without data, timed as training's step is.
+
+A batch of answers reads its prompts at once, and then writes a token of each answer in every forward pass, until the
+last of them ends. Such a pass reads all weights and the whole KV cache whatever the batch is, so that memory bandwidth
+or, in a small model, the launches decide what it takes. Where reading a batch takes R and a pass W seconds, n batches
+take n × (R + W × t), with t tokens in the longest answer: as many as a right answer has, on average, at the least, and
+`evaluate.max_new_tokens` at most.
+
+Worked example, Llama-3.1-8B in bfloat16 on an H100, 16 prompts of 2,048 tokens with answers of up to 256: a pass reads
+14.96 GiB of weights and, when half of an answer is written, 16 × 2,176 × 128 KiB = 4.25 GiB of cache. transformers'
+cache is copied to grow, so that is read twice and written once: 27.7 GiB, which a bandwidth of 3.35 TB/s, of which
+training reaches 0.588 (`plan/profile.py`), moves in 15 ms; 256 passes take 3.9 s a batch. Launches are on top.
+
+Source: Pope et al. 2022, Efficiently Scaling Transformer Inference (arXiv 2211.05102), section 2: decoding is bound by
+memory. What a pass does is not taken from there but counted, operator by operator.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
+from surefit.evaluate.variants import VARIANTS
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts
+from surefit.facts.scored import ScoredFacts, ScoredSet
+from surefit.plan.building import build
+from surefit.plan.operations import Operations, Tally, extended
+from surefit.plan.profile import Rates
+from surefit.plan.setting import Setting, setting_of
+from surefit.plan.simulate import DEEP, record_run
+from surefit.plan.time import DISK_BYTES_PER_SECOND, SHALLOW, START_SECONDS, roofline
+from surefit.plan.trace import Recorder
+
+READ, WRITE = "reading the prompts", "writing a token"
+ROUNDING = 16
+"""Tokens to which lengths are rounded up, so that sets of about the same length are simulated once."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Seconds if every answer is as long as a right one, and if every answer is as long as it may be."""
+
+    low: float
+    high: float
+
+    def __add__(self, other: Span) -> Span:
+        return Span(self.low + other.low, self.high + other.high)
+
+    def __mul__(self, times: float) -> Span:
+        return Span(self.low * times, self.high * times)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What it takes to score one model after the other, in one process.
+
+    Attributes:
+        variants: that are scored; ways: free, with a grammar, or both.
+        answers: that are written, or prompts whose labels are ranked.
+        tokens: per answer, at the least and at most.
+        loading: seconds of starting, and of reading each model's files.
+        answering: seconds of all answers.
+        in_training: seconds of one checkpoint's; None where checkpoints are not scored.
+        source: where the device's rates come from.
+    """
+
+    variants: tuple[str, ...]
+    ways: int
+    answers: int
+    tokens: Span
+    loading: float
+    answering: Span
+    in_training: Span | None
+    source: str
+
+
+def scoring_time(
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, scored: ScoredFacts, usual: int, rates: Rates
+) -> Scoring | None:
+    """The time of `surefit evaluate`; None where not all prompts are counted, and where a server answers.
+
+    Each end of a span is moved outwards by what the rates may be off. Grammars, judging and programs that are run in
+    the sandbox are not counted.
+
+    Args:
+        resolved: the config without "auto".
+        usual: tokens of a prompt where they are not known.
+    """
+    config = resolved.config
+    if config.evaluate.server is not None or any(each.prompts is None for each in scored.sets):
+        return None
+    variants = VARIANTS[config.adapter.kind]
+    ways = 2 if config.evaluate.constrained == "both" else 1
+    samples = config.evaluate.samples
+    base = replace(setting_of(resolved, model, hardware, length=usual), sharing=None, packed=False, attention=None)
+
+    def answers(each: ScoredSet, variant: str) -> Span:
+        adapted = variant == "adapter"
+        return _set(config, model, base, each, scored.ranked, usual, rates, adapted=adapted)
+
+    total = sum((answers(each, variant) for each in scored.sets for variant in variants), Span(0, 0)) * ways
+    checkpoint = answers(scored.held_out, "adapter" if "adapter" in variants else "model")
+    loads = 2  # the base, which answers with the adapter too; and the merged or fully trained model
+    prompts = sum(each.prompts or 0 for each in scored.sets)
+    tokens = [_tokens(config, model, each, scored.ranked, usual) for each in scored.sets]
+    return Scoring(
+        variants,
+        ways,
+        prompts * samples * len(variants) * ways,
+        Span(min(each.low for each in tokens), max(each.high for each in tokens)),
+        START_SECONDS + loads * (model.weight_bytes or 0) / DISK_BYTES_PER_SECOND,
+        total,
+        checkpoint if config.evaluate.in_training else None,
+        rates.source,
+    )
+
+
+def _set(
+    config: Config,
+    model: ModelFacts,
+    base: Setting,
+    each: ScoredSet,
+    ranked: bool,
+    usual: int,
+    rates: Rates,
+    *,
+    adapted: bool,
+) -> Span:
+    """Seconds of a set's answers by one model in one way."""
+    section = config.evaluate
+    assert isinstance(section.batch_size, int)
+    prompt, tokens = _prompt(model, each, usual), _tokens(config, model, each, ranked, usual)
+    asked = (each.prompts or 0) * section.samples
+    if not asked:
+        return Span(0, 0)
+    # As many batches as there are, all of the same size: the last one is smaller, and time is a line over the rows.
+    batches = -(-asked // section.batch_size)
+    rows = -(-asked // batches) * section.num_beams
+    # Reading the prompt gives the first token. A pass is timed when half of the longest answer is written.
+    low, high = (0.0, 0.0) if ranked else (max(0.0, tokens.low - 1), tokens.high - 1)
+    reading, writing = _passes(base, rows, prompt, prompt + math.ceil(high / 2), adapted)
+    read, write = roofline(reading, rates)[0], roofline(writing, rates)[0]
+    return Span((read + low * write) * (1 - rates.margin), (read + high * write) * (1 + rates.margin)) * batches
+
+
+def _prompt(model: ModelFacts, each: ScoredSet, usual: int) -> int:
+    """Tokens that a prompt has on average, rounded up."""
+    tokens = math.ceil(each.mean if each.mean is not None else min(usual, each.longest or usual))
+    rounded = -(-max(1, tokens) // ROUNDING) * ROUNDING
+    return min(rounded, model.max_position_embeddings or rounded)
+
+
+def _tokens(config: Config, model: ModelFacts, each: ScoredSet, ranked: bool, usual: int) -> Span:
+    """Of an answer: as many as a right one has, and as many as there may be; a label that is ranked is one."""
+    if ranked:
+        return Span(1, 1)
+    most = config.evaluate.max_new_tokens
+    if model.max_position_embeddings:
+        most = max(1, min(most, model.max_position_embeddings - _prompt(model, each, usual)))
+    return Span(min(most, each.answer or 1), most)
+
+
+def _passes(base: Setting, rows: int, prompt: int, middle: int, adapted: bool) -> tuple[Operations, Operations]:
+    """The operators of reading prompts of so many tokens, and of writing a token behind `middle` others."""
+    adapter = base.adapter if adapted else base.adapter.model_copy(update={"kind": "full", "use_dora": False})
+    setting = replace(base, adapter=adapter, rows=rows, length=prompt, padded=rows > 1)
+    text = f"{setting.config.to_json_string()} {replace(setting, config=None)!r} {middle}"  # type: ignore[arg-type]
+    return _known(_Known(text, setting, middle))
+
+
+class _Known:
+    """A setting by what is written in it: a PretrainedConfig has no hash."""
+
+    def __init__(self, text: str, setting: Setting, middle: int) -> None:
+        self.text, self.setting, self.middle = text, setting, middle
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@lru_cache(maxsize=64)
+def _known(known: _Known) -> tuple[Operations, Operations]:
+    setting, middle = known.setting, known.middle
+    layers = setting.layers
+    if layers <= DEEP or not setting.uniform:
+        return _counted(setting, middle)
+    few, more = (_counted(setting.with_layers(depth), middle) for depth in SHALLOW)
+    return tuple(extended(a, b, layers - SHALLOW[1]) for a, b in zip(few, more, strict=True))  # type: ignore[return-value]
+
+
+def _counted(setting: Setting, middle: int) -> tuple[Operations, Operations]:
+    """Of a model that is run whole."""
+    reading, writing = Tally({READ}), Tally({WRITE})
+
+    def watch(phase: str, *call: Any) -> Any:
+        return (writing if phase == WRITE else reading).note(phase, *call)
+
+    def run(model: torch.nn.Module, recorder: Recorder) -> None:
+        recorder.watch = watch
+        model.eval()
+        with torch.no_grad():
+            recorder.start(READ)
+            _forward(model, setting.rows, setting.length, setting.length)
+            recorder.start("the answer so far")
+            cache = _forward(model, setting.rows, middle, middle)
+            recorder.start(WRITE)
+            _forward(model, setting.rows, 1, middle + 1, cache)
+
+    record_run(build(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability)
+    return reading.operations, writing.operations
+
+
+def _forward(model: Any, rows: int, tokens: int, seen: int, cache: Any = None) -> Any:
+    """A pass over so many tokens of each row, as `generate` asks for it, and the next one's choice; gives the cache."""
+    ids = torch.ones((rows, tokens), dtype=torch.long)
+    mask = torch.ones((rows, seen), dtype=torch.long)
+    places = torch.arange(seen - tokens, seen)[None].expand(rows, -1)
+    out = model(
+        input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1
+    )
+    torch.cat([ids, out.logits[:, -1].float().argmax(-1, keepdim=True)], dim=-1)
+    return out.past_key_values
