@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LONGEST, OTHERS = 4, 16
 """Prompts that are tokenised: those with the most bytes, and others spread evenly, for the mean."""
 UNCUT = 2**62
+USUAL_BYTES = 4
+"""Of a token on average, where none is counted: in English prose four to five, in JSON and code less."""
 BEGINNING = 50_000
 """Characters of a text that are tokenised; a longer one is taken to go on as it begins."""
 
@@ -53,7 +55,9 @@ def scored_set(
     bound = max(map(min, sizes, limits))
     library = load_tokenizer(tokenizer.file) if tokenizer and tokenizer.file else None
     if tokenizer is None or library is None or not (counted or bound > config.data.max_length):
-        return ScoredSet(name, prompts, bound)
+        written = [len(text.encode(errors="replace")) for example in examples if (text := example.completion)]
+        mean = sum(map(min, sizes, limits)) / len(sizes) / USUAL_BYTES
+        return ScoredSet(name, prompts, bound, mean, sum(written) / len(written) / USUAL_BYTES if written else None)
     by_size = sorted(range(len(asked)), key=lambda n: -sizes[n])[:LONGEST]
     spread = evenly(len(asked), OTHERS)
     found = {n: min(_tokens(library, _rendered(asked[n], tokenizer)), limits[n]) for n in {*by_size, *spread}}

@@ -14,8 +14,8 @@ class ScoredSet:
         prompts: rows that are scored, at most `evaluate.max_examples`; None where they are not counted yet.
         longest: tokens of the longest prompt in the sample; where no tokenizer was asked, its bytes, which are at least
             as many. None where no row was looked at.
-        mean: tokens of a prompt, and answer: of a right answer; None where no tokenizer was asked, and answer also
-            where no row has one.
+        mean: tokens of a prompt, and answer: of a right answer; where no tokenizer was asked, a quarter of the bytes.
+            None where no row was looked at, and answer also where no row has one.
     """
 
     name: str

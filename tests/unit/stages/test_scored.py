@@ -81,7 +81,9 @@ def test_the_tokens_are_those_that_the_model_is_asked(here: Path) -> None:
 
 def test_short_prompts_are_not_tokenised(here: Path) -> None:
     asked = facts(written(here)).held_out
-    assert (asked.longest, asked.mean) == (len(f"24 {SHORT}"), None)
+    assert asked.longest == len(f"24 {SHORT}")
+    assert asked.mean == pytest.approx(len(SHORT) / 4, abs=1), "a quarter of the bytes"
+    assert asked.answer == 1
 
 
 def test_a_set_with_long_prompts_may_not_fit(here: Path) -> None:
@@ -116,3 +118,21 @@ def test_a_set_that_cannot_be_read_is_named(here: Path) -> None:
     asked, (problem,) = scored_facts(found.loaded.config, found.recipe, found.rows, None, None)
     assert asked is None
     assert problem.field == "evaluate.also.old"
+
+
+def test_check_says_that_scoring_takes_longer_than_training(here: Path) -> None:
+    """Answers of 65,536 tokens at every checkpoint."""
+    text = RUN.format(model="meta-llama/Llama-3.1-8B", dtype="bfloat16", held_out="held.jsonl", gpu="h100", batch=8,
+                      in_training="true", also="")  # fmt: skip
+    config = here / "run.yaml"
+    rule = [find_rule("EVL008")]
+    config.write_text(text.replace("max_new_tokens: 64", "max_new_tokens: 65536"))
+    (finding,) = checked(gather(config), rule)["findings"]
+    assert finding["message"].startswith("answers of up to 65,536 tokens to 25 prompts at 1 checkpoint take up to ")
+    assert "max_new_tokens" in finding["help"]
+    config.write_text(text.replace("max_new_tokens: 64", "max_new_tokens: 65536").replace("true", "false"))
+    assert checked(gather(config), rule)["findings"] == []
+    config.write_text(
+        text.replace("max_new_tokens: 64", "max_new_tokens: 1").replace("max_examples: 30", "max_examples: 1")
+    )
+    assert checked(gather(config), rule)["findings"] == []

@@ -298,9 +298,10 @@ def scoring_outlasts_training(
     """With `evaluate.in_training`, answering at the checkpoints may take longer than training.
 
     ## What it does
-    On a GPU whose data sheet is known, and with the tokenizer on this machine, compares two times: that of the held-out
-    prompts, with answers of `evaluate.max_new_tokens`, at every checkpoint, and that of the training steps. Formula and
-    a worked example are in `facts/answering_time.py`. What other devices take, `surefit plan` says.
+    On a GPU whose data sheet is known compares two times: that of the held-out prompts, with answers of
+    `evaluate.max_new_tokens`, at every checkpoint, and that of training. Training rows are taken to be as long
+    as held-out ones, and without a tokenizer on this machine a token to have four bytes. Formula and a worked example
+    are in `facts/answering_time.py`. What other devices take, `surefit plan` says.
 
     ## Why it is bad
     Every token of an answer reads all weights and the whole KV cache once more. A GPU that could train computes at a
