@@ -1,6 +1,7 @@
 """Programs: rows of both layouts, what is read as Python in an answer, pass@k, and rows that are refused."""
 
 import json
+import time
 
 import pytest
 
@@ -103,6 +104,16 @@ def test_what_does_not_parse_keeps_its_zeros():
     assert scores(MBPP, "") == zeros
     assert scores(MBPP, "def double(x:") == zeros
     assert RECIPE.score(RECIPE.to_example(MBPP), Prediction("def double(x): return 2 * x", truncated=True)) == zeros
+
+
+@sandbox
+@pytest.mark.parametrize("row", [MBPP, HUMANEVAL])
+@pytest.mark.parametrize("text", ["x = 1\n" * 900_000, "x = f'" + "{1}" * 160_000 + "'"])
+def test_an_answer_of_megabytes_is_not_parsed(text, row):
+    """Python's parser took four minutes and 2.2 GB for the first of these, in this process."""
+    before = time.process_time()
+    assert scores(row, text) == {"pass@1": 0.0, "syntax_valid": 0.0, "timeout": 0.0}
+    assert time.process_time() - before < 5
 
 
 @sandbox

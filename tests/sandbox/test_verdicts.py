@@ -12,7 +12,8 @@ import pytest
 
 from surefit.core import jail
 from surefit.core.errors import MachineError
-from surefit.core.jail import OUTPUT_BYTES, working_way
+from surefit.core.jail import OUTPUT_BYTES, Outcome, working_way
+from surefit.evaluate import sandbox
 from surefit.evaluate.sandbox import Program, require_sandbox, run_many, run_python, run_tests
 
 try:
@@ -235,6 +236,22 @@ def test_an_interruption_does_not_wait_for_the_programs() -> None:
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_many(jobs, timeout_s=20, workers=2, on_result=stop)
+    assert time.monotonic() - started < 15
+
+
+def test_an_interruption_ends_what_is_only_just_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(job: Program, *limits: object) -> Outcome:
+        if job.program != "pass":
+            time.sleep(0.5)  # not among the running ones yet when the interruption comes
+        return jail.run_program(job, *limits)
+
+    def stop(number: int, result: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sandbox, "run_program", late)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_many([Program("pass"), Program("import time\ntime.sleep(60)")], timeout_s=20, workers=2, on_result=stop)
     assert time.monotonic() - started < 15
 
 

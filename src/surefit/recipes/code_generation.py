@@ -17,7 +17,7 @@ from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import shortened
-from surefit.evaluate.sandbox import TIMEOUT_S, Program, SandboxResult, require_sandbox, run_many
+from surefit.evaluate.sandbox import MAX_SOURCE, TIMEOUT_S, Program, SandboxResult, require_sandbox, run_many
 from surefit.metrics.pass_at_k import pass_at_k
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
@@ -53,6 +53,8 @@ class GoldTests:
 
     def program(self, code: str) -> str:
         """The whole program: an answer that defines the function stands for itself, another continues the prompt."""
+        if len(code) > MAX_SOURCE:  # the sandbox will not run it, so nothing here parses it
+            return code
         level = code if _tree(code) else textwrap.dedent(code)  # a block inside a list is indented as a whole
         if not self.prefix:
             return level
@@ -210,6 +212,12 @@ def _parsed(source: str, column: str) -> ast.Module:
     return tree
 
 
+def _is_python(program: str) -> bool:
+    """Whether an answer parses; one that is too long to be run counts as none: Python's parser takes 143 s for an
+    f-string of 500,000 characters, in this process and without listening to Ctrl-C."""
+    return len(program) <= MAX_SOURCE and _tree(program) is not None
+
+
 def _defined(code: str) -> set[str]:
     tree = _tree(code)
     return _top_level(tree) if tree else set()
@@ -255,7 +263,7 @@ def _score_samples(example: Example, predictions: Sequence[Prediction]) -> Score
     programs: list[str | None] = [prediction.parsed for prediction in predictions]
     results = list(_results(gold, programs))
     n, right = len(results), sum(result is not None and result.status == "passed" for result in results)
-    valid = sum(code is not None and _tree(gold.program(code)) is not None for code in programs)
+    valid = sum(code is not None and _is_python(gold.program(code)) for code in programs)
     late = sum(result is not None and result.status == "timeout" for result in results)
     passes = {f"pass@{k}": pass_at_k(n, right, k) for k in PASS_AT if k <= n}
     return passes | {"syntax_valid": valid / n, "timeout": late / n}
