@@ -369,13 +369,13 @@ def run_case(number: int, seed: int, names: list[str]) -> Case:
         victim = draw.choice(reader.make(folder, draw))
         what = f"{victim.name}: {damage(victim, reader.kind, draw)}"
         said = folder / "said.log"
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()  # not the peak so far
         child = os.fork()
         if child == 0:
             _read(reader, folder, said)
         _, status, used = os.wait4(child, 0)
         text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
-    grown = max(0, used.ru_maxrss - before) * 1024
+    grown = max(0, used.ru_maxrss * 1024 - before)
     stopped = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     return Case(number, name, what, text, stopped, used.ru_utime + used.ru_stime, grown)
 

@@ -1,7 +1,7 @@
 """Files of other people: read within a bound, and whatever is wrong with one becomes a message with its name.
 
 A file can be a pipe that never ends, a gigabyte, or JSON that takes Python's parser past its own limit; and a library
-that is given one raises what it likes. All readers go through these three functions.
+that is given one raises what it likes. All readers go through these functions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from surefit.core.env import first_line
 from surefit.core.errors import SureFitError
@@ -25,22 +25,32 @@ JSON_DEPTH = 100
 """Brackets inside brackets."""
 
 
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, open for reading.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe or a device; with the reason in words as its `strerror`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer would keep us waiting
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
     """A regular file's content.
 
     Raises:
-        OSError: it cannot be read, is a pipe or a device, or is larger than `limit` bytes; with the reason in words as
-            its `strerror`.
+        OSError: see `open_file`; or it is larger than `limit` bytes.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer would keep us waiting
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if status.st_size > limit:
-            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than the {limit:,} that are read", str(path))
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, more than the {limit:,} that are read", str(path))
         return file.read(limit)
 
 

@@ -43,7 +43,7 @@ from typing import Any
 
 from surefit.core.errors import DataError, MachineError
 from surefit.core.lock import locked
-from surefit.core.reading import parse_json, read_bytes, read_json_file
+from surefit.core.reading import open_file, parse_json, read_bytes, read_json_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """How an operating system says that there is no room."""
@@ -158,6 +158,7 @@ def machine_errors(path: Path) -> Iterator[None]:
         errno.EDQUOT: "your disk quota is used up: free some space or choose another output_dir",
         errno.ENOTDIR: "a part of this path is a file: choose another output_dir",
         errno.EEXIST: "this path is a file: choose another output_dir",
+        errno.EISDIR: "a folder is where this file belongs: remove it, or choose another output_dir",
     }
     try:
         yield
@@ -414,5 +415,5 @@ def _unreadable(error: OSError, path: Path) -> DataError:
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file's bytes, as `sha256sum` prints it."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

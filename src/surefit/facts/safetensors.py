@@ -7,6 +7,7 @@ A file is 8 bytes (little-endian length of the header), the header (JSON), then 
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ModelError
-from surefit.core.reading import parse_json, read_json_file
+from surefit.core.reading import open_file, parse_json, read_json_file
+from surefit.core.units import shortened
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -46,7 +48,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     """
     try:
         size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
             if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
@@ -124,10 +126,11 @@ def indexed(directory: Path) -> dict[str, str]:
 def _indexed_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     files = [directory / name for name in sorted(set(indexed(directory).values()))]
-    missing = [file.name for file in files if not file.is_file()]
+    missing = [file.name for file in files if not os.path.isfile(file)]
     if missing:
         raise ModelError(
-            f"{len(missing)} of {len(files)} weight files are not there: {', '.join(missing[:3])}"
+            f"{len(missing)} of {len(files)} weight files are not there: "
+            + ", ".join(shortened(name, 100) for name in missing[:3])
             + (" …" if len(missing) > 3 else ""),
             path=index,
             help="finish the download: every file that the index names is needed",

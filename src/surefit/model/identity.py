@@ -72,7 +72,10 @@ def adapter_identity(directory: Path) -> str:
 def _named_sha256(text: str, files: Sequence[Path]) -> str:
     digest = hashlib.sha256(text.encode())
     for path in files:
-        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
+        try:
+            digest.update(f"{path.name} {file_sha256(path)}\n".encode())
+        except OSError as error:
+            raise ModelError(f"cannot be read: {error.strerror}", path=path, help="copy the file again") from None
     return digest.hexdigest()
 
 

@@ -17,8 +17,10 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from surefit.config.load import compose_yaml
 from surefit.core.env import redact
-from surefit.core.reading import parse_json, read_bytes
+from surefit.core.errors import ConfigError
+from surefit.core.reading import open_file, parse_json, read_bytes
 from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import step_of
 from surefit.report.shapes import (
@@ -130,7 +132,7 @@ class Artefacts:
         records: list[ShapeT] = []
         bad: list[str] = []
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 for number, line in enumerate(file, start=1):
                     try:
                         records.append(shape.model_validate(_cut(parse_json(redact(line.decode().rstrip())), limit)))
@@ -153,7 +155,7 @@ class Artefacts:
             )
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError, ConfigError) as error:
             self._damaged(path, error)
             return None
 
@@ -192,7 +194,7 @@ def read_settings(text: str) -> Iterator[Setting]:
     >>> [str((s.key, s.value, s.origin, s.detail)) for s in read_settings("train:\\n  seed: 7  # user run.yaml:3")]
     ["('train.seed', '7', 'user', 'run.yaml:3')"]
     """
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = compose_yaml(text)
     if not isinstance(root, yaml.MappingNode):
         raise ValueError("holds no settings")
 

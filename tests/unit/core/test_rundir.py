@@ -192,6 +192,15 @@ def test_a_pipe_in_place_of_an_artefact_is_refused_and_not_waited_for(tmp_path: 
             read(pipe)
     with pytest.raises(MachineError, match="not a regular file"):
         append_jsonl(pipe, {"step": 1})
+    with pytest.raises(OSError, match="not a regular file"):
+        file_sha256(pipe)
+
+
+def test_a_folder_in_place_of_a_log_is_the_machines_error(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").mkdir()
+    with pytest.raises(MachineError, match="cannot write: Is a directory") as caught:
+        append_jsonl(tmp_path / "events.jsonl", {"stage": "report"})
+    assert caught.value.path == str(tmp_path / "events.jsonl")
 
 
 @pytest.mark.parametrize("text", ["[" * 5_000, "[" * 150 + "]" * 150, '{"a": ' * 30_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -103,6 +104,19 @@ def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
     with pytest.raises(ModelError, match="not a valid index"):
         read_weights(tmp_path)
+
+
+def test_an_index_may_name_what_no_file_can_be_called(tmp_path: Path) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "x" * 100_000}}))
+    with pytest.raises(ModelError, match="1 of 1 weight files are not there: xxx") as caught:
+        read_weights(tmp_path)
+    assert len(caught.value.message) < 200
+
+
+def test_a_pipe_is_no_weight_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.safetensors")
+    with pytest.raises(ModelError, match="not a regular file"):
+        read_header(tmp_path / "a.safetensors")
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:

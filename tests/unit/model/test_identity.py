@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -87,6 +88,18 @@ def test_an_adapter_is_its_config_and_its_weights(tmp_path):
     assert adapter_identity(tmp_path) == before
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
     assert adapter_identity(tmp_path) != before
+
+
+@pytest.mark.parametrize("damage", ["a pipe", "a dangling link"])
+def test_an_adapter_file_that_cannot_be_read_is_named(tmp_path, damage):
+    file = tmp_path / "adapter_model.safetensors"
+    if damage == "a pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("nowhere")
+    with pytest.raises(ModelError, match="cannot be read") as caught:
+        adapter_identity(tmp_path)
+    assert caught.value.path == str(file)
 
 
 def test_a_record_names_the_base_and_what_was_trained(tmp_path, base):

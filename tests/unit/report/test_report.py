@@ -6,6 +6,7 @@ import base64
 import hashlib
 import itertools
 import json
+import os
 import re
 import runpy
 import shutil
@@ -523,6 +524,7 @@ def test_a_plan_that_does_not_fit_says_so(run: RunDir) -> None:
         ("eval/eval/base.predictions.jsonl", b'{"index": "a"}\n{"text"\n', "line 1 is left out"),
         ("resolved.yaml", b"model: [1,\n", "not valid YAML: line 2"),
         ("resolved.yaml", b"- a\n", "holds no settings"),
+        ("resolved.yaml", b"many: [" + b"1, " * 60_000 + b"]\n", "more than 20,000 keys and values"),
         ("resolved.yaml", b"a: &a\n  b: *a\n", "nested too deeply"),
         ("metrics.jsonl", b'{"step": 1, "loss": 2.0}\nnonsense\n{"step": 3, "loss": 1.0}\n', "line 2 is left out"),
         ("events.jsonl", b'{"time": 1}\n[]\n', "line 1 is left out, not of the expected shape: stage"),
@@ -536,6 +538,12 @@ def test_a_damaged_file_is_named_and_the_page_still_built(run: RunDir, name: str
     assert problem in damaged
     for section in SECTIONS:
         assert page[section]
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(run: RunDir) -> None:
+    run.metrics.unlink()
+    os.mkfifo(run.metrics)
+    assert "metrics.jsonl : cannot be read: not a regular file" in page_of(run)["verdict"]
 
 
 def test_a_directory_in_the_place_of_a_file_is_damage_too(run: RunDir) -> None:
