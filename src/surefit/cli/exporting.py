@@ -151,13 +151,12 @@ def _sequences(run: Prepared) -> list[list[int]]:
     """The held-out rows as tokens, prompt and gold answer."""
     from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
-    from surefit.model.load import load_tokenizer
+    from surefit.model.saved import load_run_tokenizer
 
     config = run.resolved.config
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-    rows = build_dataset(
-        held_out, load_tokenizer(config.model), max_length=config.data.max_length, too_long=config.data.too_long
-    )
+    tokenizer = load_run_tokenizer(config.model, run.run)
+    rows = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)
     return [rows[index][0].tolist() for index in range(len(rows))]
 
 

@@ -79,7 +79,7 @@ def score_checkpoints(
     opened: CheckpointModel | None = None
     while (taken := by_first(world, queue.take)) is not None:
         path, sha256, before, total = taken
-        opened = opened or CheckpointModel(config, hardware)
+        opened = opened or CheckpointModel(config, hardware, run)
         if not all(gathered(opened.become(path), world)):
             queue.gone(path)
             continue

@@ -23,7 +23,7 @@ from surefit.model.adapter import add_adapter
 from surefit.model.identity import adapter_identity, base_directory, base_identity
 from surefit.model.layers import load_to_answer
 from surefit.model.load import load_tokenizer
-from surefit.model.saved import load_adapted, load_saved
+from surefit.model.saved import load_adapted, load_run_tokenizer, load_saved
 
 VARIANTS = {"lora": ("base", "adapter", "merged"), "full": ("base", "model")}
 """By `adapter.kind`, in the order of training; the last is what ships."""
@@ -124,7 +124,7 @@ def open_variants(
     function does not hold it either.
     """
     section = config.answering
-    tokenizer = load_tokenizer(section)
+    tokenizer = load_run_tokenizer(config.model, run, section)
     if "adapter" in chosen:
         model: Any = load_adapted(section, run.adapter, hardware)
         if "base" in chosen:
@@ -135,7 +135,7 @@ def open_variants(
     elif "base" in chosen:
         yield "base", load_to_answer(section, hardware), tokenizer
     for name in filter(step_of, chosen):
-        at_step = CheckpointModel(config, hardware)
+        at_step = CheckpointModel(config, hardware, run)
         if not at_step.become(run.checkpoints / name):
             raise ConfigError(f"the checkpoint {name} was deleted meanwhile", path=run.checkpoints,
                               help="raise checkpoint.save_total_limit, or score it when training is done")  # fmt: skip
@@ -155,8 +155,8 @@ class CheckpointModel:
     A checkpoint has all that was trained, and everything else is the base's: nothing is left of the one before.
     """
 
-    def __init__(self, config: Config, hardware: HardwareLike) -> None:
-        self.tokenizer = load_tokenizer(config.answering)
+    def __init__(self, config: Config, hardware: HardwareLike, run: RunDir) -> None:
+        self.tokenizer = load_run_tokenizer(config.model, run, config.answering)
         base, adapter = load_to_answer(config.model, hardware), config.adapter
         model: PreTrainedModel | PeftModel = add_adapter(base, adapter) if adapter.kind == "lora" else base
         self.model = model.eval()

@@ -41,10 +41,11 @@ def with_defaults(template: str, switches: Mapping[str, bool | int | str]) -> st
     '{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif %}\\n{{ enable_thinking }}'
     """
     # Templates are rendered with trim_blocks, which takes the line break, and lstrip_blocks, which needs it.
-    return "".join(
+    own = "".join(
         f"{{%- if {name} is not defined %}}{{% set {name} = {json.dumps(value)} %}}{{% endif %}}\n"
         for name, value in switches.items()
-    ) + template  # fmt: skip
+    )
+    return template if template.startswith(own) else own + template  # the file of a trained model has them already
 
 
 def template_text(wanted: str) -> str:

@@ -5,12 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
+from surefit.core.errors import ModelError
+from surefit.core.reading import read_bytes
+from surefit.core.rundir import RunDir
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.layers import load_to_answer
+from surefit.model.load import load_tokenizer
+
+TEMPLATE = "chat_template.jinja"
+
+
+def load_run_tokenizer(
+    section: ModelSection, run: RunDir, asked: ModelSection | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model that a run has trained, or is training; `asked` where its template has other switches
+    for answers.
+
+    Raises:
+        ModelError: its chat template is another than the one that training saved beside the weights: the file was
+            edited since, or the base model came with a new one.
+    """
+    tokenizer = load_tokenizer(section)
+    for directory in (run.adapter, run.model):
+        try:
+            trained = read_bytes(directory / TEMPLATE).decode()
+        except (OSError, UnicodeDecodeError):
+            continue  # nothing is trained yet, or without a template
+        if tokenizer.chat_template != trained:
+            kept = directory / TEMPLATE
+            raise ModelError(
+                "the chat template is not the one that was trained with: it has changed since",
+                path=section.chat_template or section.name_or_path,
+                field="model.chat_template",
+                help=f"go on with the one that was trained with, --set model.chat_template={kept}, or train again",
+            )
+    return tokenizer if asked in (None, section) else load_tokenizer(asked)
 
 
 def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -> PreTrainedModel:

@@ -65,5 +65,7 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     sets = {"eval": held_out}
     for name, source in config.evaluate.also.items():
-        sets[name] = to_examples(load_rows(source), run.recipe, config.data.format, config.data.bad_rows)
+        sets[name] = to_examples(
+            load_rows(source, split=config.data.split), run.recipe, config.data.format, config.data.bad_rows
+        )
     return sets

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefit.core.errors import ConfigError, ModelError
+from surefit.core.errors import ConfigError, ModelError, SureFitError
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_config
@@ -66,7 +66,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
     from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
     from surefit.merge.merge import merge
-    from surefit.model.load import load_tokenizer
+    from surefit.model.saved import load_run_tokenizer
 
     config = run.resolved.config
     require_trained(run.run)
@@ -79,7 +79,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
         watcher.progress("merging") as on_progress,
     ):
         watcher.log_to(run.run.log)
-        tokenizer = load_tokenizer(config.model)
+        tokenizer = load_run_tokenizer(config.model, run.run)
         _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
         dataset = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)
         sequences = [dataset[index][0].tolist() for index in range(len(dataset))]
@@ -152,7 +152,17 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
     if not name:
         raise ConfigError(f"{ADAPTER_CONFIG} names no base model", path=target, help="name it with --base")
     section = ModelSection(name_or_path=name, revision=None if options.base else settings.get("revision"))
-    directory = fetch_model(section)
+    try:
+        directory = fetch_model(section)
+    except SureFitError as error:
+        if options.base:
+            raise type(error)(error.message, path=error.path, field="--base", help=error.help) from error
+        raise type(error)(
+            f"its base model {name} {error.message}",
+            path=target / ADAPTER_CONFIG,
+            field="base_model_name_or_path",
+            help=f"{error.help}; or name a copy of it with --base",
+        ) from error
     _require_matrices(directory_facts(directory, name))
     stored = _stored_dtype(directory)
     return section.model_copy(update={"dtype": stored, "quantization": options.trained_on})
