@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +257,12 @@ def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, s
     causes = _causes(error)
     for kind, problem, advice in _HUB_ERRORS:
         if any(isinstance(cause, kind) for cause in causes):
-            return problem.format(revision=section.revision), advice
+            if kind is hub.HTTPError and (status := _refused(causes)):  # type: ignore[attr-defined]
+                problem, advice = (
+                    f"is refused by the hub ({status}): it is private, or the token is not accepted",
+                    _TOKEN,
+                )
+            return problem.format(revision=section.revision), advice.format(name=section.name_or_path)
     if isinstance(error, SafetensorError):
         return f"the weights are damaged: {error}", "fetch the model again: the file was cut short or is something else"
     text = " ".join(reason_of(error).split())
@@ -269,17 +274,29 @@ def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, s
     )
 
 
+_TOKEN = (
+    "set HF_TOKEN in the environment or in .env to a token that may read it; a licence is accepted at "
+    "https://huggingface.co/{name}"
+)
+
+
+def _refused(causes: Sequence[BaseException]) -> int | None:
+    """401 or 403, where that is what the hub said."""
+    statuses = [getattr(getattr(cause, "response", None), "status_code", None) for cause in causes]
+    return next((status for status in statuses if status in (401, 403)), None)
+
+
 _HUB_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
     (
         hub.GatedRepoError,
         "is gated: its owner asks you to accept a licence first",
-        "accept it on the model's page, then set HF_TOKEN in the environment or in .env",
+        "accept it at https://huggingface.co/{name}, then set HF_TOKEN in the environment or in .env",
     ),
     (hub.RevisionNotFoundError, "has no revision {revision!r} on the hub", "correct model.revision"),
     (
         hub.RepositoryNotFoundError,
         "is not on the hub, or is private",
-        "check the spelling; for a private model set HF_TOKEN in the environment or in .env",
+        "check the spelling and whether it was renamed; for a private model set HF_TOKEN in the environment or in .env",
     ),
     (
         (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled),
@@ -290,6 +307,11 @@ _HUB_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str
         hub.HFValidationError,
         "is neither a directory here nor a valid hub id",
         "name a directory, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or surefit/nano",
+    ),
+    (
+        hub.HTTPError,  # type: ignore[attr-defined]  # httpx's or httpx2's, see facts/hub.py
+        "cannot be fetched: the hub does not answer as it should",
+        "check the network and try again, or name a local directory",
     ),
 )
 
