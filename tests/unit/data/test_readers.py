@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from surefit.core.errors import DataError
+from surefit.data import readers
 from surefit.data.load import load_rows
 from surefit.data.readers import MAX_DEPTH
 
@@ -214,3 +215,40 @@ def test_truncated_parquet(tmp_path, keep):
     error = refused(tmp_path / "a.parquet")
     assert error.path == str(tmp_path / "a.parquet")
     assert "not a readable Parquet file" in error.message
+
+
+def dictionary(text: str, rows: int) -> pa.Table:
+    return pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [text])})
+
+
+def test_one_text_said_again_and_again_is_counted_before_it_is_unpacked(tmp_path, monkeypatch):
+    """The formula's figure, 1,000,000 × (250 + 60 + 100) bytes, from a file of some kilobytes."""
+    path = tmp_path / "bomb.parquet"
+    parquet.write_table(dictionary("x" * 100, 1_000_000), path)
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr(readers, "_room", lambda: 400_000_000)
+    monkeypatch.setattr(readers, "_characters", lambda row: pytest.fail("a row was unpacked"))
+    error = refused(path)
+    assert error.path == str(path)
+    assert "its 1,000,000 rows take at least 391.0 MiB of memory once they are unpacked" in error.message
+    assert "room for 381.5 MiB" in error.message
+    monkeypatch.undo()
+    parquet.write_table(dictionary("x" * 100, 1_000), path)
+    assert len(load_rows(str(path))) == 1_000
+
+
+def test_a_text_of_20_megabytes_is_refused_before_it_is_unpacked(tmp_path):
+    """Unpacked at once, a thousand of them took more than 12 GiB."""
+    path = tmp_path / "long.parquet"
+    parquet.write_table(dictionary("y" * 20_000_000, 1_000), path)
+    error = refused(path)
+    assert "a row of more than 8.0 MiB" in error.message
+    assert f"{path}, column 'text'" == error.path
+
+
+def test_texts_inside_lists_and_structs_are_counted(tmp_path, monkeypatch):
+    path = tmp_path / "nested.parquet"
+    rows = [{"messages": [{"role": "user", "content": "z" * 1_000}] * 10}] * 100
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    about = parquet.ParquetFile(path).metadata
+    assert readers._unpacked_bytes(about, path) == 100 * 250 + 2_000 * 60 + 1_000 * (1_000 + len("user"))
