@@ -12,8 +12,9 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from surefit.core.env import first_line
 from surefit.core.errors import SureFitError
@@ -25,7 +26,7 @@ JSON_DEPTH = 100
 """Brackets inside brackets."""
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """A regular file, open for reading.
 
     Raises:
