@@ -63,7 +63,7 @@ def features(counted: Operations) -> list[float]:
     peak = {dtype: rate for dtype in ("bfloat16", "float32") if (rate := sheet.flops(dtype)) is not None}
     rates = Rates(
         {k: [(1, v)] for k, v in peak.items()}, [(1, sheet.bandwidth)], 0.0, peak, 0.0, "data sheet",
-        capability=sheet.compute_capability,
+        products=peak, capability=sheet.compute_capability,
     )  # fmt: skip
     kernels = sum(times * operation.kernels for operation, times in counted.items())
     half, single = (

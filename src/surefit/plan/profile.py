@@ -26,6 +26,9 @@ HEADS_WIDE = (64, 128)
 EFFICIENCY = 0.50
 """What training reaches of a data sheet's rates: least squares over 36 published runs of Llama-3.2-3B on an L40S
 (`benchmarks/time_published.py`)."""
+LARGE_PRODUCTS = 0.70
+"""What a large product reaches of a data sheet's rate, assumed; attention's kernels are compared with it, whose own
+authors give shares of the data sheet, and not with what all of training reaches."""
 LAUNCH_SECONDS = 7.9e-6
 """What a launch takes the processor, assumed: those runs never wait for one, and only say that it is 36 µs at most."""
 SHEET_MARGIN = 0.20
@@ -46,7 +49,8 @@ class Rates:
         margin: how far a prediction with them may be off, as a share of it.
         source: where they come from, in words.
         attention: FLOP/s over FLOP of attention's kernels that were measured, by `attention_key`.
-        capability: of a GPU, from which the others' rates are estimated; None: that of products.
+        products: FLOP/s of large products by type, a share of which is estimated for the other kernels.
+        capability: of a GPU, which decides that share; None: all of it.
         overlaps: whether kernels run while the next are launched, as on a GPU.
     """
 
@@ -57,6 +61,7 @@ class Rates:
     margin: float
     source: str
     attention: Mapping[str, Curve] = field(default_factory=dict)
+    products: Mapping[str, float] = field(default_factory=dict)
     capability: Capability | None = None
     overlaps: bool = True
 
@@ -74,8 +79,7 @@ class Rates:
         if found:
             return speed_at(found[min(found, key=lambda each: abs(each - width))], flops)
         share = share_of_products(kernel, self.capability, backward=backward, width=width) if self.capability else 1.0
-        fastest = max(speed for _, speed in self.matmul.get(dtype) or self.matmul["float32"])
-        return share * fastest
+        return share * (self.products.get(dtype) or self.products["float32"])
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,7 @@ def rates_of(device: Gpu | Profile) -> Rates:
         peak,
         SHEET_MARGIN,
         f"data sheet: {device.rates_source}",
+        products={dtype: rate * LARGE_PRODUCTS for dtype, rate in peak.items()},
         capability=device.compute_capability,
     )
 
@@ -217,6 +222,7 @@ def _measured(profile: Profile) -> Rates:
         CALIBRATED_MARGIN,
         source,
         profile.attention,
+        fastest,
         capability if profile.kind == "cuda" else None,
         profile.kind == "cuda",
     )
