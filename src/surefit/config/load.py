@@ -23,7 +23,7 @@ from surefit.core.errors import ConfigError, did_you_mean
 from surefit.core.units import KIB, shortened
 
 MAX_BYTES = 256 * KIB
-MAX_VALUES = 20_000
+MAX_VALUES = 5_000
 """Values in a file after anchors are expanded: a bound against files that expand without end."""
 MAX_DEPTH = 50
 OVERRIDE = "--set"
