@@ -11,12 +11,37 @@ LEAKED_SHARE = 0.01
 NEAR_SHARE = 0.2
 LONG_SHARE = 0.01
 FEW_SHARE = 0.01
+ANY = 0.0
 FEW_AUDITED = 20
 """Rows below which shares say nothing."""
 
 
-def _first(seen: Observation) -> str:
-    return f"; the first is {seen.examples[0]}" if seen.examples else ""
+def often(audit: AuditFacts, name: str, share: float) -> Observation | None:
+    """An observation that at least this share of the rows shows, or None."""
+    seen = audit.seen(name)
+    return seen if seen and seen.share >= share else None
+
+
+def rows_text(seen: Observation) -> str:
+    """`12 of 500 rows`."""
+    return f"{seen.rows:,} of {seen.of:,} rows"
+
+
+def first_text(seen: Observation) -> str:
+    """`, the first at file:line: what is there`; nothing where no place is known."""
+    return f", the first at {seen.examples[0]}" if seen.examples else ""
+
+
+def rows_found(
+    audit: AuditFacts, name: str, share: float, message: str, help: str, field: str = "data.train"
+) -> Iterator[Finding]:
+    """A finding where at least this share of the rows shows an observation.
+
+    Args:
+        message: with {rows} for `rows_text` and {first} for `first_text`.
+    """
+    if seen := often(audit, name, share):
+        yield Finding(field=field, message=message.format(rows=rows_text(seen), first=first_text(seen)), help=help)
 
 
 @rule("AUD001", "train-test-leakage", severity="error")
@@ -46,7 +71,7 @@ def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
         yield Finding(
             field="data.eval",
             message=f"{seen.rows:,} of {seen.of:,} scored rows ({seen.share:.1%}) have their prompt in the training "
-            f"rows{_first(seen)}",
+            f"rows{first_text(seen)}",
             help="take those rows out of the training data, or set data.eval to a share such as 0.02",
             evidence=seen.detail,
         )
@@ -79,7 +104,7 @@ def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
     if seen and seen.of >= FEW_AUDITED and seen.share > NEAR_SHARE:
         yield Finding(
             field="data.train",
-            message=f"{seen.rows:,} of {seen.of:,} rows ({seen.share:.0%}) nearly repeat an earlier one{_first(seen)}",
+            message=f"{rows_text(seen)} ({seen.share:.0%}) nearly repeat an earlier one{first_text(seen)}",
             help="keep one row of each group, and score on rows from elsewhere",
         )
 
@@ -116,7 +141,7 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     yield Finding(
         field="data.max_length",
         message=f"{seen.rows:,} of {seen.of:,} rows ({seen.share:.1%}) are longer than {audit.max_length:,} tokens: "
-        f"{fate}{_first(seen)}",
+        f"{fate}{first_text(seen)}",
         help="raise data.max_length as far as the model's context and `surefit plan` allow, or shorten those rows",
         evidence=seen.detail or None,
     )
@@ -152,7 +177,7 @@ def few_supervised_tokens(audit: AuditFacts) -> Iterator[Finding]:
         rows, of = sum(each.rows for each in counted), counted[0].of
         yield Finding(
             field="data.train",
-            message=f"{rows:,} of {of:,} rows have fewer than two tokens to learn{_first(counted[0])}",
+            message=f"{rows:,} of {of:,} rows have fewer than two tokens to learn{first_text(counted[0])}",
             help="`surefit check CONFIG --show 3` marks what is learnt; give the answers text, or mend the template",
         )
 
@@ -179,13 +204,14 @@ def mask_inside_the_prompt(audit: AuditFacts) -> Iterator[Finding]:
     huggingface/trl#622: Llama 2's tokenizer writes the mark before the answer in other tokens where text stands before
     it, so that a mask which looks for those tokens is not where it should be.
     """
-    seen = audit.seen("mask_inside_prompt")
-    if seen:
-        yield Finding(
-            field="model.name_or_path",
-            message=f"in {seen.rows:,} of {seen.of:,} rows the loss falls on part of the prompt{_first(seen)}",
-            help="report it with the tokenizer's name, and train with another one until then",
-        )
+    yield from rows_found(
+        audit,
+        "mask_inside_prompt",
+        ANY,
+        "in {rows} the loss falls on part of the prompt{first}",
+        "report it with the tokenizer's name, and train with another one until then",
+        field="model.name_or_path",
+    )
 
 
 @rule("AUD006", "template-does-not-round-trip", severity="warning")
@@ -210,13 +236,14 @@ def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
     measured: with a tokenizer that replaces runs of whitespace, every row with an indented answer came back changed
     (tests/rules/AUD006).
     """
-    seen = audit.seen("template_round_trip")
-    if seen:
-        yield Finding(
-            field="model.name_or_path",
-            message=f"{seen.rows:,} of {seen.of:,} rows are not what their tokens decode to{_first(seen)}",
-            help="choose a model whose tokenizer keeps all text, or take out of the rows what it cannot keep",
-        )
+    yield from rows_found(
+        audit,
+        "template_round_trip",
+        ANY,
+        "{rows} are not what their tokens decode to{first}",
+        "choose a model whose tokenizer keeps all text, or take out of the rows what it cannot keep",
+        field="model.name_or_path",
+    )
 
 
 @rule("AUD007", "some-scored-rows-leak", severity="warning")
@@ -249,7 +276,7 @@ def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
         if seen:
             yield Finding(
                 field="data.eval",
-                message=f"the prompts of {seen.rows:,} of {seen.of:,} scored rows {what}{_first(seen)}",
+                message=f"the prompts of {seen.rows:,} of {seen.of:,} scored rows {what}{first_text(seen)}",
                 help="take those rows out of the training data",
                 evidence=seen.detail,
             )

@@ -7,7 +7,8 @@ from itertools import combinations
 
 from surefit.facts.audit import AuditFacts
 from surefit.lint.rule import Finding, LintContext, rule
-from surefit.lint.rules.audit_texts import DAMAGED, FREQUENT, first_text, often, rows_text
+from surefit.lint.rules.audit import ANY, first_text, rows_found, rows_text
+from surefit.lint.rules.audit_texts import DAMAGED, FREQUENT
 
 MINORITY = 0.02
 """Share of the rarer of two ways from which both are in use."""
@@ -42,13 +43,13 @@ def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
         "missing_required": "leave out a required parameter",
     }
     for name, what in kinds.items():
-        seen = often(audit, name, DAMAGED)
-        if seen:
-            yield Finding(
-                field="data.train",
-                message=f"the answers of {rows_text(seen)} {what}{first_text(seen)}",
-                help="mend the schema or the answer, or drop those rows",
-            )
+        yield from rows_found(
+            audit,
+            name,
+            DAMAGED,
+            f"the answers of {{rows}} {what}{{first}}",
+            "mend the schema or the answer, or drop those rows",
+        )
 
 
 @rule("AUD030", "unwinnable-rows", severity="warning")
@@ -73,13 +74,9 @@ def unwinnable_rows(audit: AuditFacts) -> Iterator[Finding]:
     Four rows of the Berkeley Function-Calling Leaderboard cannot be passed (live_simple_106-63-0 and 112-68-0,
     live_multiple_862-181-3 and 964-207-0).
     """
-    seen = audit.seen("unwinnable")
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"no answer can pass in {rows_text(seen)}{first_text(seen)}",
-            help="drop those rows, or mend their gold answers",
-        )
+    yield from rows_found(
+        audit, "unwinnable", ANY, "no answer can pass in {rows}{first}", "drop those rows, or mend their gold answers"
+    )
 
 
 @rule("AUD031", "merged-schemas", severity="error")
@@ -105,13 +102,13 @@ def merged_schemas(audit: AuditFacts) -> Iterator[Finding]:
     huggingface/datasets#7617; measured: `Dataset.from_list` of two tools with different arguments gives both the
     arguments of both.
     """
-    seen = often(audit, "merged_schema", FREQUENT)
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"{rows_text(seen)} have nulls from other tools in their tools or calls{first_text(seen)}",
-            help="make the file again with tools and answers as JSON text, or with the Json type of datasets",
-        )
+    yield from rows_found(
+        audit,
+        "merged_schema",
+        FREQUENT,
+        "{rows} have nulls from other tools in their tools or calls{first}",
+        "make the file again with tools and answers as JSON text, or with the Json type of datasets",
+    )
 
 
 @rule("AUD032", "no-tools-offered", severity="warning")
@@ -386,10 +383,10 @@ def user_turns_in_a_row(audit: AuditFacts) -> Iterator[Finding]:
     vllm-project/vllm#6862 and unslothai/unsloth#334 ("Conversation roles must alternate"); a question of the Berkeley
     Function-Calling Leaderboard has nine user turns in a row.
     """
-    seen = often(audit, "user_turns_in_a_row", FREQUENT)
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"{rows_text(seen)} have user turns in a row{first_text(seen)}",
-            help="join turns that follow each other with a blank line",
-        )
+    yield from rows_found(
+        audit,
+        "user_turns_in_a_row",
+        FREQUENT,
+        "{rows} have user turns in a row{first}",
+        "join turns that follow each other with a blank line",
+    )

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.facts.audit import AuditFacts, Observation
+from surefit.facts.audit import AuditFacts
 from surefit.lint.rule import Finding, rule
+from surefit.lint.rules.audit import first_text, often, rows_found, rows_text
 
 DAMAGED = 0.005
 """Share of the rows from which damage is a finding."""
 FREQUENT = 0.01
 """The same for what is now and then right. Sound sets that were looked at have at most 0.002 of it."""
-
-
-def often(audit: AuditFacts, name: str, share: float) -> Observation | None:
-    """An observation that at least this share of the rows shows, or None."""
-    seen = audit.seen(name)
-    return seen if seen and seen.share >= share else None
-
-
-def rows_text(seen: Observation) -> str:
-    """`12 of 500 rows`."""
-    return f"{seen.rows:,} of {seen.of:,} rows"
-
-
-def first_text(seen: Observation) -> str:
-    """`, the first at file:line: what is there`; nothing where no place is known."""
-    return f", the first at {seen.examples[0]}" if seen.examples else ""
 
 
 @rule("AUD020", "encoding-damage", severity="warning")
@@ -60,15 +45,15 @@ def encoding_damage(audit: AuditFacts) -> Iterator[Finding]:
         "html_entities": "HTML entities",
     }
     for name, what in kinds.items():
-        seen = often(audit, name, FREQUENT if name == "html_entities" else DAMAGED)
-        if seen:
-            yield Finding(
-                field="data.train",
-                message=f"{rows_text(seen)} hold {what}{first_text(seen)}",
-                help="unescape them (html.unescape in Python)"
-                if name == "html_entities"
-                else "make the file again from its source with the right encoding, or drop those rows",
-            )
+        yield from rows_found(
+            audit,
+            name,
+            FREQUENT if name == "html_entities" else DAMAGED,
+            f"{{rows}} hold {what}{{first}}",
+            "unescape them (html.unescape in Python)"
+            if name == "html_entities"
+            else "make the file again from its source with the right encoding, or drop those rows",
+        )
 
 
 @rule("AUD021", "invisible-characters", severity="warning")
@@ -93,13 +78,9 @@ def invisible_characters(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     measured: 2 % of the rows of a public corpus of contracts with plain-English summaries hold U+200B.
     """
-    seen = often(audit, "invisible_characters", FREQUENT)
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"{rows_text(seen)} hold invisible characters{first_text(seen)}",
-            help="delete them from the texts",
-        )
+    yield from rows_found(
+        audit, "invisible_characters", FREQUENT, "{rows} hold invisible characters{first}", "delete them from the texts"
+    )
 
 
 @rule("AUD022", "mixed-normalisation", severity="warning")
@@ -152,13 +133,13 @@ def carriage_returns(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     measured: in a public copy of MBPP 638 of 639 reference solutions hold carriage returns.
     """
-    seen = often(audit, "carriage_returns", FREQUENT)
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"the answers of {rows_text(seen)} have Windows line ends{first_text(seen)}",
-            help='write line ends as "\\n" alone',
-        )
+    yield from rows_found(
+        audit,
+        "carriage_returns",
+        FREQUENT,
+        "the answers of {rows} have Windows line ends{first}",
+        'write line ends as "\\n" alone',
+    )
 
 
 @rule("AUD024", "boilerplate-answers", severity="warning")
@@ -182,13 +163,13 @@ def boilerplate_answers(audit: AuditFacts) -> Iterator[Finding]:
     Summaries of bills in the BillML data set begin with a note of the Congressional Research Service on the summary
     itself.
     """
-    seen = often(audit, "boilerplate", FREQUENT)
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"the answers of {rows_text(seen)} hold boilerplate{first_text(seen)}",
-            help="cut it off, or drop those rows",
-        )
+    yield from rows_found(
+        audit,
+        "boilerplate",
+        FREQUENT,
+        "the answers of {rows} hold boilerplate{first}",
+        "cut it off, or drop those rows",
+    )
 
 
 @rule("AUD025", "answer-longer-than-source", severity="warning")
@@ -212,13 +193,13 @@ def answer_longer_than_source(audit: AuditFacts) -> Iterator[Finding]:
     The first row of BillML's samples is such a row; so are seven of 446 in a corpus of contract summaries whose
     description says that they were removed.
     """
-    seen = often(audit, "summary_longer_than_source", DAMAGED)
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"the summary is longer than its text in {rows_text(seen)}{first_text(seen)}",
-            help="drop those rows",
-        )
+    yield from rows_found(
+        audit,
+        "summary_longer_than_source",
+        DAMAGED,
+        "the summary is longer than its text in {rows}{first}",
+        "drop those rows",
+    )
 
 
 @rule("AUD026", "python-instead-of-json", severity="warning")
@@ -272,13 +253,9 @@ def answers_in_lists(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     The GovReport references of a public long-context benchmark are lists of one text.
     """
-    seen = often(audit, "list_of_one", 0.5)
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"the answers of {rows_text(seen)} are lists of one text{first_text(seen)}",
-            help="take the text out of the list",
-        )
+    yield from rows_found(
+        audit, "list_of_one", 0.5, "the answers of {rows} are lists of one text{first}", "take the text out of the list"
+    )
 
 
 @rule("AUD028", "placeholder-answers", severity="warning")
@@ -302,10 +279,10 @@ def placeholder_answers(audit: AuditFacts) -> Iterator[Finding]:
     `str(float("nan"))` is "nan", and pandas gives NaN for every empty cell of a CSV file:
     https://pandas.pydata.org/docs/reference/api/pandas.read_csv.html
     """
-    seen = often(audit, "placeholder", FREQUENT)
-    if seen:
-        yield Finding(
-            field="data.train",
-            message=f"the answers of {rows_text(seen)} are placeholders{first_text(seen)}",
-            help="fill them in, or drop those rows",
-        )
+    yield from rows_found(
+        audit,
+        "placeholder",
+        FREQUENT,
+        "the answers of {rows} are placeholders{first}",
+        "fill them in, or drop those rows",
+    )
