@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 # Scripts start background jobs with SIGINT ignored, and every child inherits that: Ctrl-C could not be tested there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# And whoever starts the suite with nohup has the same of SIGHUP.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A shared machine is at times thirty times slower: a deadline per example would measure the machine.
 settings.register_profile("no-deadline", deadline=None)

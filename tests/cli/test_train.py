@@ -70,7 +70,8 @@ def test_the_run_directory_has_what_the_commands_said(
     assert secret not in said
     assert "\x1b" not in said
     for line in [*first.stderr.splitlines(), *first.stdout.splitlines()]:
-        assert line in said, "all that the terminal had"
+        # Libraries draw bars of their own where another test has them loaded already.
+        assert line in said or "it/s]" in line, "all that the terminal had"
     assert surefit("train", config, *steps).code == 2  # nothing was taken over: the directory is another run's
     assert log.read_text(encoding="utf-8") == said
     assert surefit("train", config, *steps, "--resume", "--json").code == 0

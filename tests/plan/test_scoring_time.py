@@ -26,7 +26,7 @@ from surefit.plan.scoring_time import Span, scoring_time
 from surefit.plan.time import roofline
 from surefit.plan.trace import Recorder
 
-RATES = Rates({"float32": [(1, 1e11)]}, [(1, 1e10)], 20e-6, {"float32": 1e11}, 0.0, "made up")
+RATES = Rates({"float32": [(1, 1e11)]}, [(1, 1e10)], 20e-6, {"float32": 1e11}, 0.0, "made up", overlaps=False)
 LLAMA = "meta-llama/Llama-3.1-8B"
 
 

@@ -39,7 +39,7 @@ class ScoredFacts:
     @property
     def held_out(self) -> ScoredSet:
         """The set that is scored while training, too."""
-        return self.sets[0]
+        return self.sets[0] if self.sets else ScoredSet("eval", None)
 
     def longest(self, unknown: int) -> int:
         """Tokens of the longest prompt of any set; of one that nobody looked at, `unknown`.
@@ -47,4 +47,4 @@ class ScoredFacts:
         >>> ScoredFacts((ScoredSet("eval", 9, 40), ScoredSet("old", None))).longest(2048)
         2048
         """
-        return max(unknown if each.longest is None else each.longest for each in self.sets)
+        return max((unknown if each.longest is None else each.longest for each in self.sets), default=unknown)

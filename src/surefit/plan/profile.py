@@ -49,7 +49,8 @@ class Rates:
         margin: how far a prediction with them may be off, as a share of it.
         source: where they come from, in words.
         attention: FLOP/s over FLOP of attention's kernels that were measured, by `attention_key`.
-        products: FLOP/s of large products by type, a share of which is estimated for the other kernels.
+        products: FLOP/s of large products by type, where they were measured; the other kernels get a share of it, or
+            else of the fastest product.
         capability: of a GPU, which decides that share; None: all of it.
         overlaps: whether kernels run while the next are launched, as on a GPU.
     """
@@ -79,7 +80,10 @@ class Rates:
         if found:
             return speed_at(found[min(found, key=lambda each: abs(each - width))], flops)
         share = share_of_products(kernel, self.capability, backward=backward, width=width) if self.capability else 1.0
-        return share * (self.products.get(dtype) or self.products["float32"])
+        fastest = self.products.get(dtype) or max(
+            speed for _, speed in self.matmul.get(dtype) or self.matmul["float32"]
+        )
+        return share * fastest
 
 
 @dataclass(frozen=True)

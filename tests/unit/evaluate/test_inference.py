@@ -145,7 +145,7 @@ def test_baselines_are_variants_before_the_base_and_answered_once(run):
 class FakeServer:
     """Answers as `ServedModel` does, and always right."""
 
-    def __init__(self, url):
+    def __init__(self, url, switches=None):
         self.url = url
 
     def answer(self, messages_list, decoding, grammars=None, on_progress=None):

@@ -385,6 +385,7 @@ def test_every_variant_is_asked_with_the_switches_of_the_section(letters, traine
     model = letters.config.model.model_copy(update={"chat_template": str(THINKING), "chat_template_kwargs": trained})
     section = letters.config.evaluate.model_copy(update={"chat_template_kwargs": asked})
     config = letters.config.model_copy(update={"model": model, "evaluate": section})
+    load_tokenizer(model).save_pretrained(letters.run.adapter)  # as training with these switches leaves it
     merge(config, letters.hardware, letters.run, [[1, 2, 3]])
     rows = pick("eval", examples_of("A"), None)
     given = {
