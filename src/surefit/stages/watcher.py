@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from surefit.core.env import redact
 from surefit.core.progress import OnProgress, silent
-from surefit.core.units import duration_text
+from surefit.core.run_log import RunLog
+from surefit.core.units import duration_text, printable
 from surefit.train.progress import OnStep, Progress
 
 PLAIN_SECONDS = 10.0
@@ -36,7 +38,7 @@ class Watcher:
 
 
 class Lines(Watcher):
-    """Says everything in lines.
+    """Says everything in lines, which the run directory keeps too.
 
     Args:
         say: is given each of them.
@@ -47,10 +49,18 @@ class Lines(Watcher):
     def __init__(
         self, say: Callable[[str], None], callbacks: tuple[Callable[[Progress], bool | None], ...] = ()
     ) -> None:
-        self.say, self.callbacks = say, callbacks
+        self._tell, self.callbacks, self.log = say, callbacks, RunLog()
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self.log.say(printable(redact(text)))
+        self._tell(text)
 
     def note(self, text: str) -> None:
         self.say(text)
+
+    def log_to(self, path: Path) -> None:
+        self.log.open(path)
 
     @contextlib.contextmanager
     def progress(self, label: str) -> Iterator[OnProgress]:
