@@ -524,7 +524,7 @@ def test_a_plan_that_does_not_fit_says_so(run: RunDir) -> None:
         ("eval/eval/base.predictions.jsonl", b'{"index": "a"}\n{"text"\n', "line 1 is left out"),
         ("resolved.yaml", b"model: [1,\n", "not valid YAML: line 2"),
         ("resolved.yaml", b"- a\n", "holds no settings"),
-        ("resolved.yaml", b"many: [" + b"1, " * 60_000 + b"]\n", "more than 20,000 keys and values"),
+        ("resolved.yaml", b"many: [" + b"1, " * 60_000 + b"]\n", "more than 5,000 keys and values"),
         ("resolved.yaml", b"a: &a\n  b: *a\n", "nested too deeply"),
         ("metrics.jsonl", b'{"step": 1, "loss": 2.0}\nnonsense\n{"step": 3, "loss": 1.0}\n', "line 2 is left out"),
         ("events.jsonl", b'{"time": 1}\n[]\n', "line 1 is left out, not of the expected shape: stage"),
