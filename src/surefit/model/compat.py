@@ -103,10 +103,10 @@ def repeat_heads_where(repeats: Callable[[torch.Tensor, torch.Tensor], bool]) ->
 def without_allocator_warmup() -> Iterator[None]:
     """Let `from_pretrained` with a `device_map` take memory from the GPU as it needs it.
 
-    transformers first makes and frees one tensor as large as the whole model (`caching_allocator_warmup`, in 5.17 and
-    5.23 alike), so that the allocator has one segment for it. The weights in 16 bits that are quantised one after the
-    other then split that segment; what remains of it between the quantised ones is reserved for good, and where the
-    model just fits the GPU, one more weight in 16 bits does not. Can go when transformers has a switch for it.
+    transformers first makes and frees one tensor as large as the whole model (`caching_allocator_warmup`, in 5.23), so
+    that the allocator has one segment for it. The weights in 16 bits that are quantised one after the other then split
+    that segment; what remains of it between the quantised ones is reserved for good, and where the model just fits the
+    GPU, one more weight in 16 bits does not. Can go when transformers has a switch for it.
     """
     with patch.object(modeling_utils, "caching_allocator_warmup", lambda *args, **kwargs: None):
         yield
