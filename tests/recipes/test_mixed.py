@@ -19,6 +19,8 @@ from surefit.evaluate.gate import judge
 from surefit.evaluate.paired import differences
 from surefit.evaluate.stats import mean_of_estimates
 from surefit.evaluate.summary import estimates
+from surefit.stages.prepare import gather
+from surefit.stages.scored import scored_facts
 from surefit.task import Prediction
 
 MIXED = recipes.get("math_reasoning + code_generation")
@@ -234,6 +236,36 @@ def test_a_share_is_held_out_of_every_source(folder: Path) -> None:
     assert answer.code == 0, answer.text
     metrics = json.loads((folder / "run/eval/summary.json").read_text())["sets"]["eval"]["variants"]["base"]
     assert {"math_reasoning.exact_match", "code_generation.pass@1"} <= metrics.keys()
+
+
+def test_rows_of_all_sources_count(folder: Path) -> None:
+    """12 rows of each task: a batch of 20 and a half held out are fine; of 12 rows neither would be."""
+    mixed = ("data.train=rows/math-reasoning.jsonl", "data.mix={rows/code-generation.jsonl: 1}", "data.eval=0.5")
+
+    def found(*more: str) -> dict[str, str]:
+        settings = [word for one in (*mixed, *more) for word in ("--set", one)]
+        answer = call("check", "run.yaml", *settings, "--json")
+        return {one["code"]: one["message"] for one in answer.json["findings"] if one["code"] in ("BAT002", "DAT006")}
+
+    assert found("train.global_batch_size=20") == {}
+    few = found("train.global_batch_size=30", "data.eval=0.3")
+    assert few["BAT002"].startswith("a batch of 30 is more than the 24 rows in rows/math-reasoning.jsonl and data.mix")
+    assert few["DAT006"].startswith("0.3 of 24 rows holds out about 7")
+    twice = found("train.global_batch_size=30", "data.mix={rows/code-generation.jsonl: 2}")
+    assert twice == {}, "an epoch sees 36"
+    only = found("recipe=math_reasoning", "data.mix={}", "train.global_batch_size=20")
+    assert "the 12 rows in rows/math-reasoning.jsonl:" in only["BAT002"]
+    assert "0.5 of 12 rows" in only["DAT006"]
+    asked = scored_facts_of(folder / "run.yaml", mixed)
+    assert asked == 12, "half of both"
+
+
+def scored_facts_of(path: Path, settings: tuple[str, ...]) -> int | None:
+    """Prompts that are held out, as `plan` counts them."""
+    found = gather(path, settings)
+    facts, _ = scored_facts(found.loaded.config, found.recipe, found.rows, None, None, found.mixed)
+    assert facts is not None
+    return facts.sets[0].prompts
 
 
 def test_audit_reads_each_row_by_its_task(folder: Path) -> None:

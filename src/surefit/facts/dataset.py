@@ -32,6 +32,8 @@ class DatasetFacts:
     Attributes:
         source: as the user wrote it.
         rows: all rows.
+        epoch_rows: rows that one epoch sees: these, and what `data.mix` adds; None where not all are counted.
+        divided: rows that a share `data.eval` is held out of; None likewise.
         sample: rows that were looked at.
         columns: column → what it holds in the sample, most frequent first.
         target: the column that holds the answers; of a conversation ("messages") the last assistant turn is meant. None
@@ -47,6 +49,8 @@ class DatasetFacts:
 
     source: str
     rows: int
+    epoch_rows: int | None
+    divided: int | None
     sample: int
     columns: dict[str, ColumnFacts]
     target: str | None
@@ -86,6 +90,8 @@ def dataset_facts(
     return DatasetFacts(
         source=source,
         rows=count,
+        epoch_rows=count,
+        divided=count,
         sample=len(sample),
         columns=_columns(sample),
         target=target,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
 from surefit.core.errors import GateError, ModelError, SureFitError
 from surefit.core.units import plural
-from surefit.stages.prepare import Gathered
-from surefit.stages.scored import SAMPLED_ROWS, scored_facts, tasks_without_rows
+from surefit.stages.prepare import Gathered, row_counts
+from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, tasks_without_rows
 
 if TYPE_CHECKING:
     from surefit.data.formats import Examples
+    from surefit.facts.dataset import DatasetFacts
     from surefit.facts.examples import ExampleFacts
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.lint.rule import Rule
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """The content of check.json, by these rules or by all."""
     from surefit.data.audit.sample import sample_audit
-    from surefit.facts.dataset import dataset_facts
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
     from surefit.facts.stack import stack_facts
@@ -33,15 +34,13 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     start = time.monotonic()
     loaded, recipe, rows = found.loaded, found.recipe, found.rows
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
-    expected = None if recipe and recipe.parts else columns
-    dataset = dataset_facts(rows.source, rows, rows.where, expected=expected) if rows else None
     tokenizer, damaged = _tokenizer(found)
     sample, unusable = _sample(found)
     examples, more = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
     counted = loaded.config.evaluate.in_training
-    scored, unread = scored_facts(loaded.config, recipe, rows, sample, tokenizer, counted=counted)
+    scored, unread = scored_facts(loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted)
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -52,7 +51,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         model=found.model,
         hardware=found.hardware,
         tokenizer=tokenizer,
-        dataset=dataset,
+        dataset=_dataset(found, columns),
         examples=examples,
         scored=scored,
         audit=sample_audit(rows, loaded.config.recipe) if rows else None,
@@ -64,6 +63,23 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     )
     result = run_rules(context, rules)
     return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
+
+
+def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
+    """The training rows in numbers, and how many there are with those of `data.mix`."""
+    from surefit.facts.dataset import dataset_facts
+
+    config, recipe, rows = found.loaded.config, found.recipe, found.rows
+    if not rows:
+        return None
+    facts = dataset_facts(rows.source, rows, rows.where, expected=None if recipe and recipe.parts else columns)
+    count, added = row_counts(config, rows, found.mixed)
+    divided = divided_rows(config, recipe, rows, found.mixed)
+    return replace(
+        facts,
+        epoch_rows=None if count is None else count + round(added),
+        divided=None if divided is None else sum(map(len, divided)),
+    )
 
 
 def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:

@@ -36,6 +36,6 @@ def _scored(run: Prepared) -> ScoredFacts | None:
         if run.rows is not None and isinstance(section.eval, float):
             train = to_examples(run.rows.sample(SAMPLED_ROWS), run.recipe, section.format, section.bad_rows)
         tokenizer = facts_of_tokenizer(run.model)
-        return scored_facts(run.resolved.config, run.recipe, run.rows, train, tokenizer, counted=True)[0]
+        return scored_facts(run.resolved.config, run.recipe, run.rows, train, tokenizer, run.mixed, counted=True)[0]
     except SureFitError:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from surefit.core.errors import DataError, SureFitError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from surefit.data.load import Rows
     from surefit.facts.scored import ScoredFacts
     from surefit.facts.tokenizer import TokenizerFacts
-    from surefit.task import TaskRecipe
+    from surefit.task import Example, TaskRecipe
 
 SAMPLED_ROWS = 500
 """Rows that are converted: enough for a systematic fault, and little of a check's two seconds."""
@@ -33,6 +33,7 @@ def scored_facts(
     rows: Rows | None,
     train: Examples | None,
     tokenizer: TokenizerFacts | None,
+    mixed: Mapping[str, Rows] | None = None,
     *,
     counted: bool = False,
 ) -> tuple[ScoredFacts | None, list[SureFitError]]:
@@ -41,6 +42,7 @@ def scored_facts(
 
     Args:
         rows: the training rows, of which the held-out ones may be a share; train: examples of some of them.
+        mixed: those of `data.mix` that are on this machine, by source.
         counted: prompts are tokenised in any case (`data.scored.scored_set`).
     """
     from surefit.data.scored import scored_set
@@ -49,8 +51,11 @@ def scored_facts(
     problems: list[SureFitError] = []
     sets = []
     if isinstance(config.data.eval, float):
-        held_out = max(1, round(config.data.eval * len(rows))) if rows else None
-        sets.append(scored_set("eval", held_out, train, config, tokenizer, counted=counted))
+        divided = divided_rows(config, recipe, rows, mixed or {})
+        total = sum(map(len, divided)) if divided else 0
+        held_out = max(1, round(config.data.eval * total)) if total else None
+        examples = train if divided is None or recipe is None or len(divided) == 1 else _some(config, recipe, divided)
+        sets.append(scored_set("eval", held_out, examples, config, tokenizer, counted=counted))
     for key, source in scored_sources(config).items():
         try:
             count, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None)
@@ -63,6 +68,28 @@ def scored_facts(
     if recipe is None or problems:
         return None, problems
     return ScoredFacts(tuple(sets), recipe.choices is not None), problems
+
+
+def divided_rows(
+    config: Config, recipe: TaskRecipe | None, rows: Rows | None, mixed: Mapping[str, Rows]
+) -> list[Rows] | None:
+    """What a share `data.eval` is held out of: the training rows and, with several tasks in one run, each source of
+    `data.mix`, which may be all that there is of a task. None where not all of it is on this machine."""
+    several = recipe is not None and recipe.parts
+    if rows is None or (several and len(mixed) < len(config.data.mix)):
+        return None
+    return [rows, *mixed.values()] if several else [rows]
+
+
+def _some(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[Example] | None:
+    """A sample of all sources, of each by its size; None where it cannot be converted, which others report."""
+    from surefit.data.formats import to_examples
+
+    section, total = config.data, sum(map(len, sources))
+    samples = [rows.sample(max(1, round(SAMPLED_ROWS * len(rows) / total))) for rows in sources]
+    with contextlib.suppress(SureFitError):
+        return [one for some in samples for one in to_examples(some, recipe, section.format, section.bad_rows)]
+    return None
 
 
 def _read(

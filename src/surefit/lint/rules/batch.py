@@ -53,7 +53,7 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
     """One optimizer step would take more rows than there are.
 
     ## What it does
-    Compares `global_batch_size` with the number of training rows.
+    Compares `global_batch_size` with the number of rows that an epoch sees, those of `data.mix` included.
 
     ## Why it is bad
     Every epoch is a single step on all rows. With the usual one to three epochs the model hardly moves, and the
@@ -68,13 +68,14 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
     ## Evidence
     Small hand-made data sets with the batch size of a large one; the loss curve has three points.
     """
-    whole = config.train.global_batch_size
-    if whole > dataset.rows > 0:
+    whole, rows = config.train.global_batch_size, dataset.epoch_rows
+    if rows and whole > rows:
+        where = f"{dataset.source} and data.mix" if config.data.mix else dataset.source
         yield Finding(
             field="train.global_batch_size",
-            message=f"a batch of {whole} is more than the {plural(dataset.rows, 'row')} in {dataset.source}: "
+            message=f"a batch of {whole} is more than the {plural(rows, 'row')} in {where}: "
             "an epoch is one optimizer step",
-            help=f"write {max(1, dataset.rows // 20)} or less, or collect more rows",
+            help=f"write {max(1, rows // 20)} or less, or collect more rows",
         )
 
 

@@ -201,8 +201,9 @@ def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFac
     """The share that is held out comes to a handful of rows.
 
     ## What it does
-    Multiplies `data.eval`, where it is a share, with the number of rows, and speaks up below 10. The split goes by the
-    hash of each prompt, so the number is not exact.
+    Multiplies `data.eval`, where it is a share, with the number of rows that it is held out of (`data.train`; with
+    several tasks in one run those of `data.mix` too), and speaks up below 10. The split goes by the hash of each
+    prompt, so the number is not exact.
 
     ## Why it is bad
     With nine rows a score moves in steps of eleven points, and its 95 % interval covers nearly everything.
@@ -219,12 +220,13 @@ def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFac
     share = config.data.eval
     if context.setup and context.setup.tool != "surefit" and "data.eval" not in context.lines:
         return  # the share is SureFit's default, and no part of another tool's run
-    if isinstance(share, float) and dataset.rows and round(share * dataset.rows) < SMALL_EVALUATION:
-        larger = min(0.5, 50 / dataset.rows)
-        enough = larger * dataset.rows >= SMALL_EVALUATION
+    rows = dataset.divided
+    if isinstance(share, float) and rows and round(share * rows) < SMALL_EVALUATION:
+        larger = min(0.5, 50 / rows)
+        enough = larger * rows >= SMALL_EVALUATION
         yield Finding(
             field="data.eval",
-            message=f"{share:g} of {dataset.rows} rows holds out about {round(share * dataset.rows)}: "
+            message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: "
             "too few to measure anything",
             help=f"{f'hold out more, such as {larger:.2g}' if enough else 'collect more rows'}, "
             "or name a file of rows in data.eval",
