@@ -144,6 +144,7 @@ STARTS_PYTHON = {
     "doctor/devices.py": "the self-test: -P",
     "doctor/probes.py": "names it",
     "doctor/script.py": "names it",
+    "facts/door.py": "tries an expression: -I, which is more",
     "launch/slurm.py": "names its environment",
     "merge/quantised.py": "llama.cpp's converter, in the checkout that the user named",
 }

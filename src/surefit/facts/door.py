@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,13 +127,43 @@ def require_sound_adapter(config: Any, where: object) -> dict[str, Any]:
     for key, (sound, wanted) in ADAPTER.items():
         if config.get(key) is not None and not sound(config[key]):
             raise _refused(where, key, config[key], wanted, "copy the adapter again, or train again")
-    for key in ("rank_pattern", "alpha_pattern"):
-        for pattern in config.get(key) or {}:
-            _require_plain_pattern(pattern, key, where)
-    for key in ("target_modules", "exclude_modules", "layers_pattern"):
-        if type(config.get(key)) is str:
-            _require_plain_pattern(config[key], key, where)
+    for key, problem, help_text in wrong_patterns(config):
+        raise ModelError(problem, path=str(where), field=key, help=help_text)
     return config
+
+
+def wrong_patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(key, problem, help) of what PEFT matches against the name of every module and cannot, or may never get done."""
+    patterns = [(key, config.get(key)) for key in ("target_modules", "exclude_modules", "layers_pattern")]
+    for key in ("rank_pattern", "alpha_pattern"):
+        ranks = config.get(key)
+        patterns += [(key, pattern) for pattern in ranks] if isinstance(ranks, Mapping) else []
+    slow: dict[str, str] = {}
+    for key, pattern in patterns:
+        if type(pattern) is not str:
+            continue
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield key, f"{pattern!r:.60} is no regular expression: {error}", "mend it"
+            continue
+        if len(pattern) > 20_000 or _REPEATED_GROUP.search(pattern):
+            problem = f"{pattern!r:.60} repeats a repetition: matching it may never end"
+            yield key, problem, "write the modules as a list of names"
+        elif sum(map(pattern.count, "*+{")) >= MANY_REPETITIONS:
+            slow[pattern] = key
+    if (pattern := _too_slow(list(slow))) is not None:
+        problem = f"{pattern!r:.60} takes more than a second to match against the name of a module"
+        yield slow[pattern], problem, "write the modules as a list of names"
+
+
+def _too_slow(patterns: list[str]) -> str | None:
+    """Try them: how long repetitions one behind the other take depends on what stands between them."""
+    if not patterns:
+        return None
+    text = json.dumps(patterns)
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", _TRY], input=text, capture_output=True, text=True)
+    return None if done.returncode == 0 else patterns[done.stdout.count("\n") - 1]
 
 
 def _rank(value: Any) -> bool:
@@ -166,25 +198,21 @@ ADAPTER: dict[str, tuple[Callable[[Any], bool], str]] = {
     "auto_mapping": (_object, "an object"),
 }  # fmt: skip
 
+MANY_REPETITIONS = 3
+"""One behind the other; with fewer a match takes at most the square of a name's length."""
+_TRY = """
+import json, re, resource, sys
+patterns = json.load(sys.stdin)
+seconds = 1 + len(patterns) // 1000
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+for pattern in patterns:
+    print(flush=True)
+    for name in ("self_attn.q_proj", "mlp.experts.gate_up_proj"):
+        re.fullmatch(pattern, "base_model.model.model.language_model.layers.100." + name)
+"""
 _REPEATED_GROUP = re.compile(r"[+*}][^()]*\)[+*{]|\)[+*{][^()]*\)[+*{]")
 """A repetition inside a repeated group: the expressions that take exponential time are of this form."""
-
-
-def _require_plain_pattern(pattern: str, key: str, where: object) -> None:
-    """PEFT matches it against the name of every module: it must be an expression, and one that comes to an end."""
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ModelError(
-            f"{pattern!r:.60} is no regular expression: {error}", path=str(where), field=key, help="mend it"
-        ) from None
-    if len(pattern) > 20_000 or _REPEATED_GROUP.search(pattern):
-        raise ModelError(
-            f"{pattern!r:.60} repeats a repetition: matching it may never end",
-            path=str(where),
-            field=key,
-            help="write the modules as a list of names",
-        )
 
 
 def require_sound_special(config: Mapping[str, Any], where: Path) -> None:

@@ -139,7 +139,7 @@ KEYS: dict[str, To] = {
     "use_cache": To(c.switch, None, "use_cache"),
     "per_device_eval_batch_size": To(c.whole, None, "eval_micro_batch"),
     "eval_strategy": To(c.word, None, "eval_strategy"),
-    "eval_steps": To(c.steps, None, "eval_steps"),
+    "eval_steps": To(c.steps, "train.eval_every", "eval_steps"),
     "save_strategy": To(c.word, None, "save_strategy"),
     "save_steps": To(c.steps, "checkpoint.every", "save_steps"),
     "save_total_limit": To(c.limit, "checkpoint.save_total_limit", "save_total_limit"),
@@ -235,6 +235,8 @@ def finish(draft: Draft) -> None:
             draft.without_effect([steps_key], f"{strategy_key} is {strategy}, not steps")
     if draft.flat.get("save_strategy") in ("no", "epoch", "best"):
         draft.config.pop("checkpoint.every", None)
+    if draft.setup.get("eval_strategy", "no") != "steps":
+        draft.config.pop("train.eval_every", None)
 
 
 def warmup(draft: Draft, key: str) -> None:

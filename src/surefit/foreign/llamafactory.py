@@ -58,6 +58,7 @@ KEYS = hf.KEYS | {
     "do_sample": To(c.switch, None, "do_sample"),
     "temperature": To(c.number, None, "temperature"),
     "template": To(c.text, None, "chat_template"),
+    "enable_thinking": To(lambda value: {"enable_thinking": c.switch(value)}, "model.chat_template_kwargs"),
 }
 DEFAULTS = {
     "data.max_length": ("cutoff_len", 2048),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from surefit.core.errors import ModelError
+from surefit.facts.door import wrong_patterns
 from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To, Tool
@@ -31,6 +33,9 @@ GONE = {"enable_lora": "target_modules", "merge_weights": "nothing: merging is a
 
 def _finish(draft: Draft) -> None:
     draft.whole_run = False
+    for key, problem, help_text in wrong_patterns(draft.tree):
+        place = draft.place(key)
+        draft.problems.append(ModelError(problem, path=place.path, line=place.line, field=key, help=help_text))
     if draft.flat.get("use_dora") is True:
         draft.say("adapter", "dora", "use_dora")
         draft.judge("use_dora")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from surefit.config.resolve import leaves, one_line_yaml
+from surefit.config.resolve import leaves, lookup, one_line_yaml
 from surefit.config.schema import Config, DataSection, ModelSection
 from surefit.core.units import shortened
 from surefit.foreign.draft import hidden
@@ -43,11 +43,11 @@ def _values(found: Foreign) -> list[str]:
     assert found.loaded is not None
     config = found.loaded.config
     minimal = Config(model=ModelSection(name_or_path=""), data=DataSection(train=""), output_dir="")
-    defaults = dict(leaves(minimal))
     lines: list[str] = []
     section = ""
-    for dotted, value in leaves(config):
-        if dotted not in found.names or (dotted not in found.loaded.lines and defaults.get(dotted, ...) == value):
+    for dotted, default in leaves(minimal):
+        value = lookup(config, dotted)
+        if dotted not in found.names or (dotted not in found.loaded.lines and default == value):
             continue
         parent, _, leaf = dotted.rpartition(".")
         if parent != section and parent:

@@ -114,7 +114,9 @@ def test_a_special_token_is_a_text(model: Path, value: Any) -> None:
     [
         ("r", "16"), ("r", 0), ("r", 10**12), ("lora_alpha", float("inf")), ("lora_alpha", None.__class__.__name__),
         ("rank_pattern", {"q_proj": -1}), ("rank_pattern", {"(": 2}), ("alpha_pattern", {"(a+)+$": 2.0}),
-        ("target_modules", {"a": 1}), ("target_modules", "((x*)*)*y"), ("modules_to_save", [1]), ("use_dora", "no"),
+        ("target_modules", {"a": 1}), ("target_modules", "((x*)*)*y"),
+        ("target_modules", ".*" * 15 + "Z"), ("rank_pattern", {"q.*.*.*": 4, ".*" * 12 + "Z": 4}),
+        ("modules_to_save", [1]), ("use_dora", "no"),
         ("base_model_name_or_path", 7), ("trainable_token_indices", ["a"]), ("peft_type", ["LORA"]),
     ],
 )  # fmt: skip
@@ -124,3 +126,12 @@ def test_an_adapter_setting_that_cannot_be_is_refused_with_its_key(key: str, val
     with pytest.raises(ModelError) as caught:
         require_sound_adapter(sound | {key: value}, "adapter_config.json")
     assert key in (caught.value.field or "") + caught.value.message
+
+
+def test_expressions_as_tools_write_them_are_sound() -> None:
+    """Unsloth's, with four repetitions one behind the other, and ranks by layer."""
+    parts = "(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense).*?(?:k_proj|v_proj|q_proj|o_proj|up_proj)"
+    written = rf"(?:.*?(?:language|text).*?{parts}.*?)|(?:\bmodel\.layers\.[\d]{{1,}}\.{parts})"
+    ranks = {rf".*\.layers\.({n}|{n}\d+)\..*_proj.*": 8 for n in range(200)}
+    settings = {"target_modules": written, "rank_pattern": ranks}
+    assert require_sound_adapter(settings, "adapter_config.json") is settings

@@ -281,3 +281,15 @@ def test_the_tokenizer_is_judged_where_its_template_is_used(base_model: Path) ->
     context, _ = context_of(reading(FACTORY.replace("surefit/nano", str(base_model)) + "template: qwen\n"))
     assert context.tokenizer is not None
     assert (context.tokenizer.eos_token, context.tokenizer.end_of_turn) == ("<|end|>", None)
+
+
+def test_check_names_the_line_of_an_expression_that_never_ends(tmp_path: Path) -> None:
+    """As PEFT writes the file; `merge` would match it against every module."""
+    text = (
+        '{\n  "base_model_name_or_path": "surefit/nano",\n  "lora_alpha": 16,\n  "peft_type": "LORA",\n  "r": 8,\n'
+        f'  "rank_pattern": {{"q_proj[": 4}},\n  "target_modules": "{".*" * 15}Z",\n  "task_type": "CAUSAL_LM"\n}}'
+    )
+    (tmp_path / "adapter_config.json").write_text(text)
+    context, _ = context_of(read(tmp_path / "adapter_config.json"))
+    wrong = [(one.line, one.field, one.severity) for one in run_rules(context).findings]
+    assert wrong == [(6, "rank_pattern", "error"), (7, "target_modules", "error")]

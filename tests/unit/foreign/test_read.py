@@ -449,6 +449,10 @@ FACTORY = "model_name_or_path: a\nstage: sft\ndataset: b\noutput_dir: c\n"
         (AXOLOTL + "adapter: lora\nload_in_8bit: true\n", "model.quantization", "none"),
         (AXOLOTL + "optimizer: adamw_bnb_8bit\n", "train.optimizer", "adamw_8bit"),
         (AXOLOTL + "early_stopping_patience: 3\nsave_steps: 20\neval_steps: 10\n", "train.early_stopping_patience", 3),
+        (AXOLOTL + "eval_steps: 10\n", "train.eval_every", 10),
+        (TRL + "eval_strategy: steps\neval_steps: 20\n", "train.eval_every", 20),
+        (TRL + "eval_strategy: epoch\neval_steps: 20\n", "train.eval_every", None),
+        (FACTORY + "enable_thinking: false\n", "model.chat_template_kwargs", {"enable_thinking": False}),
         (AXOLOTL + "gradient_checkpointing: offload\n", "train.gradient_checkpointing", "offload"),
         (
             AXOLOTL + "gradient_checkpointing: true\nactivation_offloading: true\n",

@@ -226,8 +226,7 @@ def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFac
         enough = larger * rows >= SMALL_EVALUATION
         yield Finding(
             field="data.eval",
-            message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: "
-            "too few to measure anything",
+            message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: too few to measure anything",
             help=f"{f'hold out more, such as {larger:.2g}' if enough else 'collect more rows'}, "
             "or name a file of rows in data.eval",
         )
