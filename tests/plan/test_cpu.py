@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from surefit.core.units import GIB, MIB
-from surefit.plan.cpu import mapped_bytes, saves_between
+from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
 from surefit.plan.document import planned
 from surefit.plan.forecast import share_of_memory
 from surefit.plan.setting import setting_of
@@ -63,6 +63,19 @@ def test_of_a_quantised_base_the_file_stays_mapped(place) -> None:
     assert mapped_bytes(where.resolved, replace(facts, dtype="bfloat16")) == 0
     plain, _ = place("model.dtype=float32", model="meta-llama/Llama-3.2-1B", gpu="cpu")
     assert mapped_bytes(plain.resolved, stored) == 0
+
+
+def test_products_in_16_bits_take_memory_of_their_own(place) -> None:
+    """oneDNN's copy of the widest weights, here the output head's, and its kernels."""
+    llama = {"model": "meta-llama/Llama-3.2-1B", "gpu": "cpu"}
+    where, facts = place("model.dtype=bfloat16", "data.max_length=512", **llama)
+    extra = 128_256 * 2048 * 2 + 64 * MIB
+    assert product_bytes(where.resolved, facts) == extra
+    setting = setting_of(where.resolved, facts, where.hardware)
+    with_it, without = (simulate(replace(setting, products=size)).reserved for size in (extra, 0))
+    assert 0 <= with_it - without - extra < MIB
+    plain, _ = place("model.dtype=float32", "data.max_length=512", **llama)
+    assert setting_of(plain.resolved, facts, plain.hardware).products == 0
 
 
 def test_the_interval_is_the_simulation_and_the_process() -> None:

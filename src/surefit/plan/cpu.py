@@ -5,16 +5,20 @@ from __future__ import annotations
 from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
+from surefit.core.units import MIB
 from surefit.facts.budget import Budget, target_modules, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import sharing_of
 
+KERNELS = 64 * MIB
+"""Of oneDNN, compiled; by benchmarks/plan_real.py's bfloat16 case with 1,024 kept and with 4."""
 UPDATED = ("optimizer", "masters")
 
 
 def beside_bytes(resolved: Resolved, model: ModelFacts, budget: Budget) -> int:
-    """The checkpoint's copy, where a step has it beside it, and what stays of the weights' files."""
-    return mapped_bytes(resolved, model) + (copied_bytes(resolved, model, budget) if saves_between(resolved) else 0)
+    """The checkpoint's copy, where a step has it beside it, what stays of the files, and what products take."""
+    copied = copied_bytes(resolved, model, budget) if saves_between(resolved) else 0
+    return mapped_bytes(resolved, model) + product_bytes(resolved, model) + copied
 
 
 def copied_bytes(resolved: Resolved, model: ModelFacts, budget: Budget) -> int:
@@ -35,6 +39,20 @@ def mapped_bytes(resolved: Resolved, model: ModelFacts) -> int:
     if config.quantization == "none" or model.dtype != config.dtype:
         return 0
     return DTYPE_BYTES[config.dtype] * sum(out * into for out, into in target_modules(model, AdapterSection()).values())
+
+
+def product_bytes(resolved: Resolved, model: ModelFacts) -> int:
+    """What oneDNN takes beside a step whose products are in 16 bits: the weights of the one at work, in its own layout,
+    and the kernels that it has compiled, one for each shape (ONEDNN_PRIMITIVE_CACHE_CAPACITY: 1,024 of them). Products
+    in float32 are MKL's, and pack little.
+
+    Worked example, SmolLM2-135M: the output head's 49,152 × 576 × 2 bytes and 64 MiB are 123.7 MB. Measured on a
+    processor with AMX: 0.19 GB more than the tensors, of which the kernels 0.06 (docs/LOG.md, 2026-11-23).
+    """
+    if DTYPE_BYTES[resolved.config.model.dtype] > 2:
+        return 0
+    matrices = [out * into for out, into in target_modules(model, AdapterSection()).values()]
+    return 2 * max([model.vocab_size * model.hidden_size, *matrices]) + KERNELS
 
 
 def saves_between(resolved: Resolved) -> bool:

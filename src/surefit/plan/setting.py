@@ -20,7 +20,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
 from surefit.facts.model import ModelFacts, catalogue, read_config
 from surefit.facts.sharding import Sharing, sharing_of
-from surefit.plan.cpu import mapped_bytes, saves_between
+from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
 
 FIELD = "model.name_or_path"
 AMPERE = (8, 0)
@@ -51,6 +51,7 @@ class Setting:
         capability: the GPU's compute capability.
         saves_between: whether there is a step after the first checkpoint.
         mapped: bytes of the weights' files that stay in memory on a CPU beside what was made of them.
+        products: bytes that matrix products take on a CPU beside their operands.
         sharing: which of several processes is meant, and how they share the run; None for one.
     """
 
@@ -75,6 +76,7 @@ class Setting:
     capability: tuple[int, int] = AMPERE
     saves_between: bool = False
     mapped: int = 0
+    products: int = 0
     sharing: Sharing | None = None
 
     @property
@@ -157,6 +159,7 @@ def setting_of(
         capability=hardware.compute_capability or AMPERE,
         saves_between=saves_between(resolved),
         mapped=mapped_bytes(resolved, model) if hardware.kind == "cpu" else 0,
+        products=product_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),
     )
     require_sizes(setting)

@@ -237,6 +237,8 @@ def run_training(
     and a checkpoint."""
     pages = torch.empty(setting.mapped, dtype=torch.uint8)
     recorder.tag([pages], "weight files")
+    working = torch.empty(setting.products, dtype=torch.uint8)
+    recorder.tag([working], "matrix products")
     if whole and setting.cuda and setting.packed and engine.loading_device("cuda") == "cuda":
         _prove_packable(model, recorder)
     model.train()
