@@ -121,6 +121,18 @@ def test_no_run_no_answer(surefit: Any) -> None:
     assert (answer.code, "nowhere: there is no such directory" in answer.text) == (2, True)
 
 
+def test_a_line_that_no_reader_takes_does_not_hide_the_other_runs(surefit: Any) -> None:
+    for name in ("sound", "deep"):
+        run = RunDir(Path("runs") / name)
+        run.create()
+        run.resolved.write_text("recipe: sft\n")
+        run.metrics.write_text('{"step": 7, "loss": 1.0}\n' if name == "sound" else "[" * 100_000 + "\n")
+    answer = surefit("runs", "runs", "--json")
+    assert answer.code == 0, answer.text
+    assert {Path(one["run"]).name for one in answer.json["runs"]} == {"sound", "deep"}
+    assert surefit("runs", "runs").code == 0
+
+
 def line(step: int, **values: Any) -> dict[str, Any]:
     return {"step": step, "loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-3, "tokens": 8} | values
 

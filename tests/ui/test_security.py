@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -53,7 +55,7 @@ def test_every_page_opens_and_carries_the_headers(server: Any) -> None:
 
 @pytest.mark.parametrize("host", [
     "evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "", "a@127.0.0.1:{port}", "127.0.0.1:{port}/x",
-    "localhost.evil.example:{port}", "192.168.0.7:{port}",
+    "localhost.evil.example:{port}", "192.168.0.7:{port}", "127.0.0.1:{port}#x", "127.0.0.1:{port}?x",
 ])  # fmt: skip
 def test_a_host_that_is_not_ours_is_refused(server: Any, host: str) -> None:
     port = urlsplit(server.address).port
@@ -108,6 +110,55 @@ def test_a_run_whose_files_lead_outside_shows_nothing_of_them(server: Any) -> No
     secret.write_text("<p>secret-words</p>")
     run.report.symlink_to(secret)
     assert server.get("/run/report?path=runs/crafted").status == 404
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "eval"])
+def test_a_log_that_is_a_link_to_the_outside_is_not_shown(server: Any, name: str) -> None:
+    run = RunDir(server.workspace / "runs" / f"linked-{name.partition('.')[0]}")
+    run.create()
+    run.note("train", "started")
+    run.resolved.write_text("recipe: sft\n")
+    outside = server.workspace.parent / f"outside-{name}"
+    if name == "eval":
+        outside.mkdir()
+    else:
+        outside.write_text('{"step": 1, "loss": 0.12345, "stage": "secret-words", "event": "started"}\n')
+        (run.path / name).unlink(missing_ok=True)
+    (run.path / name).symlink_to(outside)
+    query = f"path=runs/{run.path.name}"
+    for target in (f"/run?{query}", f"/api/watch?{query}", f"/run/examples?{query}", f"/compare?{query}"):
+        assert server.get(target).status == 404, target
+    listed = server.get("/runs").text
+    assert "runs/first" in listed
+    assert run.path.name not in listed
+    assert "secret-words" not in listed
+
+
+def test_checkpoints_on_another_disk_do_not_hide_a_run(server: Any) -> None:
+    run = RunDir(server.workspace / "runs" / "scratch")
+    run.create()
+    run.note("train", "started")
+    run.resolved.write_text("recipe: sft\n")
+    (server.workspace.parent / "scratch").mkdir()
+    run.checkpoints.symlink_to(server.workspace.parent / "scratch")
+    assert server.get("/run?path=runs/scratch").status == 200
+    assert "runs/scratch" in server.get("/runs").text
+
+
+@pytest.mark.parametrize("named", ["../outside.json", "/etc/hostname", ".env"])
+def test_an_accelerate_file_leads_to_nothing_outside(server: Any, named: str) -> None:
+    (server.workspace.parent / "outside.json").write_text('{"zero_optimization": {"stage": "secret-words"}}')
+    (server.workspace / "accelerate.yaml").write_text(
+        f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {named}}}\nnum_processes: 2\n"
+    )
+    text = CONFIG.format(train="surefit/function-calling-train") + "parallel: {accelerate_config: accelerate.yaml}\n"
+    (server.workspace / "configs" / "shared.yaml").write_text(text)
+    (finding,) = server.post("/api/check", {"name": "x.yaml", "text": text}).json["findings"]
+    assert (finding["field"], finding["line"]) == ("parallel.accelerate_config", 7)
+    assert "is not inside the workspace" in finding["message"]
+    planned = server.post("/api/fit", {"config": "configs/shared.yaml", "changes": {}, "price": None})
+    assert planned.status == 400
+    assert "is not inside the workspace" in planned.text
 
 
 @pytest.mark.parametrize(
@@ -171,6 +222,63 @@ def test_a_body_that_makes_no_sense_is_refused(server: Any, body: bytes) -> None
     server.post("/api/check", {"name": "x", "text": ""})
     for target in ("/api/check", "/api/save", "/api/edit", "/api/fit", "/api/simulate"):
         assert server.ask("POST", target, body, {"X-CSRF-Token": server._csrf}).status == 400
+
+
+LONG = "9" * 200_000
+BODIES: dict[str, dict[str, Any]] = {
+    "half of a pair in a name": {"name": "x\ud800.yaml"},
+    "half of a pair in a text": {"text": "a: \ud800"},
+    "half of a pair in a key": {"changes": {"\ud800": 1}},
+    "a long name": {"name": f"{LONG}.yaml"},
+    "a name that ends early": {"name": "a\0.yaml"},
+    "a long value": {"key": "adapter.r", "value": LONG, "changes": {"adapter.r": LONG}},
+    "a long key": {"key": LONG, "changes": {LONG: 1}},
+    "a rank of 36 digits": {"key": "adapter.r", "value": str(10**35), "changes": {"adapter.r": 10**35}},
+    "a price of 20 digits": {"price": 10**19},
+    "a price that no float holds": {"price": 10**400},
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_no_value_is_a_fault_of_the_server(server: Any, what: str) -> None:
+    """A traceback answers 500."""
+    usual = {"name": "odd.yaml", "text": "a: 1", "known": "", "key": "adapter.r", "value": "8",
+             "config": "", "changes": {"model.name_or_path": "surefit/nano"}, "price": None}  # fmt: skip
+    for target in ("/api/check", "/api/save", "/api/edit", "/api/fit"):
+        answer = server.post(target, usual | BODIES[what])
+        assert answer.status in (200, 400, 404, 409), (target, answer.text[:300])
+    assert not (server.workspace / "odd.yaml").exists()
+
+
+def test_only_files_are_saved_to(server: Any) -> None:
+    space = server.workspace
+    (space / "there.yaml").write_text("a: 1\n")
+    (space / "also.yaml").symlink_to(space / "there.yaml")
+    os.mkfifo(space / "pipe.yaml")
+    for name, status in (("there.yaml/", 404), ("new.yaml/", 404), ("pipe.yaml", 404), ("also.yaml", 400)):
+        answer = server.post("/api/save", {"name": name, "text": "x: 1", "known": None})
+        assert answer.status == status, (name, answer.text)
+    assert server.get("/config?open=pipe.yaml").status == 404
+    assert (space / "there.yaml").read_text() == "a: 1\n"
+    assert not (space / "new.yaml").exists()
+
+
+def test_requests_that_never_end_do_not_keep_others_out(start: Callable[..., Any], tmp_path: Path) -> None:
+    """More connections than the process may have files open."""
+    own, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 2_000:
+        pytest.skip("this test may not open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(own, 2_000), most))
+    with start(tmp_path) as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1_024, 1_024))
+        address = ("127.0.0.1", urlsplit(server.address).port)
+        waiting = [socket.create_connection(address, 30) for _ in range(1_200)]
+        for one in waiting:
+            with suppress(OSError):  # ended already
+                one.sendall(b"GET /runs HTTP/1.1\r\nHo")
+        assert server.get("/runs").status == 200
+        for one in waiting:
+            one.close()
 
 
 def test_the_files_of_a_run_are_not_written(server: Any) -> None:

@@ -35,6 +35,7 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
         import uvicorn
 
         from surefit.ui.app import create_app
+        from surefit.ui.connection import MakesRoom
         from surefit.ui.security import Door, is_loopback
         from surefit.ui.workspace import Workspace
     except ModuleNotFoundError as error:
@@ -58,7 +59,7 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
     app: Any = create_app(Workspace(root), stages(), door)
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="off",
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=2, http=MakesRoom,
     )  # fmt: skip
     uvicorn.Server(settings).run(sockets=[listening])
     return EXIT_OK

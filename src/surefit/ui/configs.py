@@ -23,7 +23,7 @@ from surefit.config.schema import Config
 from surefit.config.starter import starter
 from surefit.core.errors import ConfigError
 from surefit.ui.pages import Ui, text_of
-from surefit.ui.workspace import version
+from surefit.ui.workspace import LONGEST_NAME, version
 
 FORM = (
     "recipe", "model.name_or_path", "model.quantization", "data.train", "data.eval", "data.max_length", "adapter.kind",
@@ -97,6 +97,8 @@ def _is_union(annotation: Any) -> bool:
 def check(ui: Ui, body: dict[str, Any]) -> dict[str, Any]:
     """What `surefit check` says of a text, and the values of the form's fields in it."""
     name, text = Path(text_of(body, "name") or "config.yaml").name or "config.yaml", text_of(body, "text")
+    if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+        raise HTTPException(400, "name must be a file name")
     start = time.perf_counter()
     report = ui.stages.check(text, name, ui.workspace.refuse)
     seconds = time.perf_counter() - start

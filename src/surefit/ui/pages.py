@@ -94,8 +94,9 @@ async def posted(request: Request) -> dict[str, Any]:
     """
     try:
         body = json.loads(await request.body())
+        json.dumps(body, ensure_ascii=False).encode()  # no file and no answer can hold half of a surrogate pair
     except (ValueError, RecursionError):
-        raise HTTPException(400, "not JSON") from None
+        raise HTTPException(400, "not JSON in UTF-8") from None
     if not isinstance(body, dict):
         raise HTTPException(400, "not a JSON object")
     return body

@@ -52,6 +52,8 @@ CHOICES = (
     "model.name_or_path", "hardware.gpu", "train.per_device_train_batch_size", "train.gradient_checkpointing",
     "model.quantization", "adapter.kind", "data.packing", "parallel.mode",
 )  # fmt: skip
+MAX_PRICE = 1_000_000
+"""Of an hour of one device, in any currency."""
 MOMENTS = {"gather": "gathering shards", "loss": "the loss", "backward": "the backward pass", "step": "the update"}
 
 
@@ -98,8 +100,8 @@ def price_of(body: dict[str, Any]) -> float | None:
     price = body.get("price")
     if price is None:
         return None
-    if not isinstance(price, int | float) or not 0 <= price < math.inf:
-        raise ConfigError("a price is a number, 0 or more")
+    if not isinstance(price, int | float) or not 0 <= price <= MAX_PRICE:
+        raise ConfigError(f"a price is a number from 0 to {MAX_PRICE:,}")
     return float(price)
 
 

@@ -39,7 +39,7 @@ CHARTS = {
 def show_all(ui: Ui, request: Request) -> Response:
     """The list."""
     rows = [row | {"name": ui.workspace.name(Path(row["run"]))} for row in ui.stages.runs(ui.workspace.root)]
-    return ui.page("runs", runs=[row for row in rows if ui.workspace.holds(Path(row["run"]).resolve())])
+    return ui.page("runs", runs=[row for row in rows if ui.workspace.shows(Path(row["run"]))])
 
 
 def show(ui: Ui, request: Request) -> Response:

@@ -90,7 +90,7 @@ class Door:
             name, port = (parts.hostname or "").lower(), parts.port or 80
         except ValueError:
             return False
-        if port != self.port or parts.path or parts.username is not None:
+        if port != self.port or parts.netloc != header or parts.username is not None:
             return False
         if is_loopback(self.host):
             return name in LOOPBACK_NAMES or name == self.host

@@ -27,7 +27,7 @@ async def simulate(request: Request) -> Response:
     """`surefit plan` for the planner's form."""
     ui: Ui = request.app.state.ui
     body = await posted(request)
-    config = await run_sync(planned_config, ui, body)
+    config, price = await run_sync(planned_config, ui, body), price_of(body)
     if config.model.trust_remote_code:
         problem = "this model brings code along, which is not run for a page"
         raise ConfigError(problem, help="use the command line: `surefit plan CONFIG`")
@@ -38,7 +38,7 @@ async def simulate(request: Request) -> Response:
         document = await _plan(ui, config)
     finally:
         ui.simulating = False
-    return JSONResponse(said(document, config, price_of(body)))
+    return JSONResponse(said(document, config, price))
 
 
 async def _plan(ui: Ui, config: Config) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from starlette.exceptions import HTTPException
 
 from surefit.config.edit import write_edited
-from surefit.config.load import MAX_BYTES
+from surefit.config.load import MAX_BYTES, parse_yaml, read_text
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir, file_sha256, write_atomic
@@ -67,16 +67,24 @@ class Workspace:
     def config(self, text: str) -> Path:
         """A config file of a request, there or not."""
         path = self.path(text)
-        if path.suffix not in CONFIG_SUFFIXES or path.is_dir():
+        if path.suffix not in CONFIG_SUFFIXES or text.endswith("/") or (path.exists() and not path.is_file()):
             raise _absent()
         return path
 
     def run(self, text: str) -> RunDir:
         """A run directory of a request."""
         run = RunDir(self.path(text))
-        if not is_run(run.path):
+        if not is_run(run.path) or not self.shows(run.path):
             raise _absent()
         return run
+
+    def shows(self, directory: Path) -> bool:
+        """Whether all that pages show of a run is inside the workspace; checkpoints may be links to another disk."""
+        links = (path for path in directory.rglob("*") if path.is_symlink() and path != directory / "checkpoints")
+        try:
+            return self.holds(directory.resolve()) and all(self.holds(link.resolve()) for link in links)
+        except (OSError, RuntimeError):  # links in a circle, or no right to follow one
+            return False
 
     def file_of(self, run: RunDir, path: Path) -> Path:
         """A file of a run, proven to be inside the workspace when links are followed."""
@@ -112,10 +120,12 @@ class Workspace:
 
         Raises:
             HTTPException: 409 where the file is not what was opened.
-            ConfigError: it would be too large, or inside a run.
+            ConfigError: it would be too large, is a link, or is inside a run.
             MachineError: it cannot be written.
         """
         path = self.config(text)
+        if (self.root / text).is_symlink():
+            raise ConfigError("this is a link", help=f"open {self.name(path)}, where it leads to")
         if len(content.encode("utf-8", "replace")) > MAX_BYTES:
             raise ConfigError(f"larger than {MAX_BYTES:,} bytes: this is no config file")
         if any(is_run(folder) for folder in path.parents if folder.is_relative_to(self.root)):
@@ -139,9 +149,24 @@ class Workspace:
                 field=key,
                 help="move it there, or use the command line: `surefit check`",
             )
-            for key, text in named_paths(config)
+            for key, text in (*named_paths(config), *self._named_by_accelerate(config))
             if not self._may_be_read(text)
         ]
+
+    def _named_by_accelerate(self, config: Config) -> Iterator[tuple[str, str]]:
+        """The DeepSpeed file that an Accelerate file in the workspace names, which is read with it."""
+        named = config.parallel.accelerate_config
+        if named is None or not self._may_be_read(named):
+            return
+        path = self.root / named
+        try:
+            tree, _ = parse_yaml(read_text(path), path)
+        except SureFitError:  # `check` says what is wrong with it
+            return
+        section = tree.get("deepspeed_config") if isinstance(tree, dict) else None
+        file = section.get("deepspeed_config_file") if isinstance(section, dict) else None
+        if isinstance(file, str):
+            yield "parallel.accelerate_config", str(path.parent / file)
 
     def _may_be_read(self, text: str) -> bool:
         try:
