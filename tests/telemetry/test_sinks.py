@@ -72,6 +72,19 @@ def test_wandb_online_without_a_login_is_refused_and_asks_nobody(run: RunDir) ->
         make_sinks(TelemetrySection(wandb="online"), run)
 
 
+def test_mlflow_is_asked_where_its_own_variable_says(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    section = TelemetrySection(mlflow_uri="env")
+    with pytest.raises(MachineError, match="MLFLOW_TRACKING_URI is not set") as caught:
+        make_sinks(section, run)
+    assert caught.value.field == "telemetry.mlflow_uri"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run.path}/from-env.db")
+    (sink,) = make_sinks(section, run)
+    assert sink.uri == f"sqlite:///{run.path}/from-env.db"
+    (sink,) = make_sinks(TelemetrySection(mlflow_uri="sqlite:///named.db"), run)
+    assert sink.uri == "sqlite:///named.db"
+
+
 def test_ids_are_kept_side_by_side(run: RunDir) -> None:
     assert remembered(run, "mlflow") is None
     remember(run, "mlflow", "one")

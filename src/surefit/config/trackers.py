@@ -21,7 +21,8 @@ class TelemetrySection(Section):
     """Where else the numbers of a run go; metrics.jsonl always has them all."""
 
     mlflow_uri: str | None = None
-    """An MLflow tracking server, such as http://127.0.0.1:5000, or a database, such as sqlite:///mlflow.db."""
+    """An MLflow tracking server, such as http://127.0.0.1:5000, or a database, such as sqlite:///mlflow.db; env: the
+    one that the variable MLFLOW_TRACKING_URI names."""
     mlflow_experiment: str = "surefit"
     """The experiment that the run is logged under."""
     wandb: Literal["off", "offline", "online"] = "off"
@@ -34,6 +35,11 @@ class TelemetrySection(Section):
     """Serve /metrics on this port while training; 0 takes any free one."""
     prometheus_host: str = "127.0.0.1"
     """The address that /metrics listens on; 0.0.0.0 lets a Prometheus on another machine in."""
+
+    @property
+    def mlflow_address(self) -> str | None:
+        """What `mlflow_uri` stands for; None where nothing is named."""
+        return env.tracking_uri() if self.mlflow_uri == "env" else self.mlflow_uri
 
     @field_validator("mlflow_uri")
     @classmethod
@@ -113,7 +119,7 @@ class Tracker:
 TRACKERS = {
     "mlflow": Tracker(
         "MLflow", "mlflow_uri", ("mlflow", "mlflow-skinny"), "mlflow", "mlflow:MLflow",
-        lambda section: (section.mlflow_uri, section.mlflow_experiment),
+        lambda section: (section.mlflow_address, section.mlflow_experiment),
         axolotl=("use_mlflow", "mlflow_tracking_uri"),
         axolotl_values={"mlflow_tracking_uri": "mlflow_uri", "mlflow_experiment_name": "mlflow_experiment"},
         quiet={"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",

@@ -112,6 +112,7 @@ def load_dotenv(directory: Path | None = None) -> Dotenv | None:
         if "\0" in value:
             raise _bad_dotenv(path, f"{name} holds a NUL")
     os.environ.update({name: value.replace("${HOME}", str(Path.home())) for name, value in taken.items()})
+    _pass_on_the_hub_token()
     return Dotenv(path, tuple(taken), tuple(name for name in values if name not in taken))
 
 
@@ -150,9 +151,18 @@ def safe_path_for_children() -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = before
 
 
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+
+
+def _pass_on_the_hub_token() -> None:
+    """transformers loads with the token that huggingface_hub finds by itself, by the first two names only."""
+    if (token := os.environ.get(HUB_TOKENS[-1])) and not names_any(HUB_TOKENS[:-1]):
+        os.environ[HUB_TOKENS[0]] = token
+
+
 def hub_token() -> str | None:
     """The Hugging Face token of the environment or of `huggingface-cli login`, if there is one."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
+    for name in HUB_TOKENS:
         if os.environ.get(name):
             return os.environ[name]
     file = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")
@@ -219,6 +229,11 @@ def steering_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in STEERING if os.environ.get(name)}
 
 
+def tracking_uri() -> str | None:
+    """The tracking server that MLflow's own variable names."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
 def names_any(names: Iterable[str]) -> bool:
     """Whether any of these variables is set; never what it says."""
     return any(os.environ.get(name) for name in names)
@@ -282,6 +297,7 @@ def malloc_chosen() -> bool:
 
 def quiet_libraries() -> None:
     """One progress line is ours: keep the libraries' own bars and banners away from it. Call before importing them."""
+    _pass_on_the_hub_token()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

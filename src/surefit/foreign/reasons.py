@@ -10,7 +10,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         " ".join((*TRACKERS, "comet trackio swanlab otel report_to project run_name")),
     ),
     (
-        "SureFit trains on all rows of a set, or on data.limit of the first",
+        "SureFit trains on all rows of a set, or on data.limit of them, taken evenly",
         "max_samples shard_num shard_idx =shards interleave dataset_exact_dedup",
     ),
     ("SureFit publishes nothing", "hub push export_"),

@@ -53,6 +53,12 @@ def _problems(extra: str, config: TelemetrySection) -> Iterator[MachineError]:
             problem = f"needs a package that is not installed or does not fit: {env.first_line(error)}"
             pip = "pip install"
         yield MachineError(problem, field=field, help=f"{pip} 'surefit[{extra}]', or take {field} out")
+    if extra == "mlflow" and config.mlflow_address is None:
+        yield MachineError(
+            "MLFLOW_TRACKING_URI is not set",
+            field=field,
+            help=f"set it in the environment or in .env, or write {field}: ADDRESS",
+        )
     if tracker.asks(config) and not tracker.is_set_up:
         yield MachineError(
             f"online, and nobody is logged in to {tracker.title} on this machine: it would ask",

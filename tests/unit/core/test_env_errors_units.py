@@ -105,6 +105,26 @@ def test_token_file_of_the_hub_login(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert env.hub_token() == "stored-token"
 
 
+@pytest.mark.parametrize("first", ["", "hf_of-the-first-name"])
+def test_the_libraries_send_the_token_whichever_name_it_has(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers loads models with what huggingface_hub finds by itself."""
+    from huggingface_hub import get_token
+
+    for name in env.HUB_TOKENS:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", first)
+    monkeypatch.setenv("HUGGINGFACE_HUB_TOKEN", "hf_of-the-last-name")
+    env.quiet_libraries()
+    assert get_token() == env.hub_token() == (first or "hf_of-the-last-name")
+    for name in env.HUB_TOKENS:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / ".env").write_text("HUGGINGFACE_HUB_TOKEN=hf_of-the-file\n")
+    env.load_dotenv(tmp_path)
+    assert get_token() == "hf_of-the-file"
+
+
 def test_redact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery")
     made_up = "hf_" + "a1B2" * 6
