@@ -151,6 +151,21 @@ def test_a_dotenv_that_is_not_text(surefit: Surefit, tmp_path: Path) -> None:
     assert surefit("no-such-verb").code == 2
 
 
+def test_a_chat_template_without_end_stops_check_and_training(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    """In `check` it took 40 s and 5 GB, and in `train` the process."""
+    shutil.copytree(NANO, tmp_path / "base")
+    (tmp_path / "base/chat_template.jinja").write_text(
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    for verb in ("check", "train"):
+        started = time.process_time()
+        answer = surefit(verb, config, "--set", f"model.name_or_path={tmp_path / 'base'}")
+        assert time.process_time() - started < 20
+        assert answer.code == 1, answer.text
+        assert "the chat template cannot be used: its loops take more than 500,000 turns" in answer.text
+    assert not Path("runs/one/adapter").exists()
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(
     surefit: Surefit, config: Path, tmp_path: Path

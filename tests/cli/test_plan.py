@@ -46,6 +46,10 @@ def test_a_plan_for_several_processes_is_that_of_the_fullest_and_says_what_they_
     assert "Memory of one of 2 GPUs, by phase" in text
     assert "one of 2 × T4" in Path("memory.svg").read_text(encoding="utf-8")
 
+    on_cpu = surefit("plan", config, "--quick", "--gpus", "2").stdout
+    assert "Per process of 2 processes, ddp" in " ".join(on_cpu.split())
+    assert "GPU" not in on_cpu, "the config asks for a CPU"
+
 
 def test_a_quick_plan_needs_no_torch(config: Path) -> None:
     arguments = ["-X", "importtime", "-m", "surefit", "plan", str(config), "--quick", "--gpu", "h100"]

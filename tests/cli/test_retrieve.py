@@ -49,6 +49,20 @@ def test_a_counting_one_needs_no_training(surefit: Surefit, reviews: Path) -> No
     assert not Path("rows/retriever.pt").exists()
 
 
+def test_so_many_titles_of_a_history_are_shown_as_are_asked_for(surefit: Surefit, reviews: Path) -> None:
+    for asked, shown in (
+        (["--history", "3"], 3),
+        ([], 5),
+    ):  # a user has seven events, of which the last two are asked for
+        assert surefit("retrieve", reviews, "-o", "rows", "--retriever", "popularity", *asked).code == 0
+        rows = [json.loads(line) for line in Path("rows/valid.jsonl").read_text().splitlines()]
+        assert {len(row["history"]) for row in rows} == {shown}
+    first = rows[0]["history"]
+    surefit("retrieve", reviews, "-o", "rows", "--retriever", "popularity", "--history", "3")
+    assert json.loads(Path("rows/valid.jsonl").read_text().splitlines()[0])["history"] == first[-3:]
+    assert surefit("retrieve", reviews, "-o", "rows", "--history", "0").code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

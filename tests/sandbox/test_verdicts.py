@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -184,7 +185,8 @@ def test_many_at_once_keep_their_order_and_ends() -> None:
     assert seen == list(range(12))
 
 
-def test_a_program_ends_with_its_caller_however_that_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_ends_with_its_caller_however_that_ends(signal_: int) -> None:
     """SIGKILL leaves the caller no time for a `finally`: the kernel ends what it started."""
     mark = f"{os.getpid()}{time.monotonic_ns()}"
     script = (
@@ -198,7 +200,7 @@ def test_a_program_ends_with_its_caller_however_that_ends(tmp_path: Path) -> Non
         inside = descendants(caller.pid)
         time.sleep(0.05)
     assert len(inside) >= 3
-    caller.kill()
+    caller.send_signal(signal_)
     caller.wait()
     limit = time.monotonic() + 10
     while any(alive(number) for number in inside) and time.monotonic() < limit:

@@ -365,6 +365,7 @@ def retrieve(
     seed: Annotated[int, typer.Option(min=0, help="Of the training, and of the wrong candidates.")] = 0,
     train_rows: Annotated[int, typer.Option(min=1, help="Rows for the ranker to learn from, at most.")] = 10_000,
     candidates: Annotated[int, typer.Option(min=2, max=26, help="Titles to choose from in each row.")] = 20,
+    history: Annotated[int, typer.Option(min=1, max=500, help="Titles of a user's history in each row.")] = 20,
     core: Annotated[int, typer.Option(min=3, help="Events that each user and each item must have.")] = 5,
     as_json: Json = False,
 ) -> None:
@@ -372,7 +373,15 @@ def retrieve(
     finish(
         as_json,
         lambda out: _cli("retrieving").retrieve(
-            out, data, output, retriever=retriever, seed=seed, train_rows=train_rows, candidates=candidates, core=core
+            out,
+            data,
+            output,
+            retriever=retriever,
+            seed=seed,
+            train_rows=train_rows,
+            candidates=candidates,
+            history=history,
+            core=core,
         ),
     )
 

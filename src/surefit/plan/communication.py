@@ -71,7 +71,7 @@ def exchange(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, len
     inside, link = sharing.size <= sharing.each, link_of(hardware.name)
     across = _across(resolved, model, sharing, length) if sharing.processes > sharing.each else 0
     if link is None and inside:
-        return Exchange(size, what, None, "how fast these GPUs exchange tensors is not known", waited=keys)
+        return Exchange(size, what, None, "how fast these devices exchange tensors is not known", waited=keys)
     if inside:
         assert link is not None
         return Exchange(size + across, what, REACHED * link.bandwidth, link.source, across, keys)

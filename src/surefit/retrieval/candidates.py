@@ -18,8 +18,6 @@ from surefit.core.units import shortened
 from surefit.retrieval.interactions import Interactions
 from surefit.retrieval.ranking import Ranking
 
-SHOWN = 20
-"""Titles of a history that are shown."""
 TITLE = 96
 """Characters of a title. LlamaRec cuts at 32 tokens; no tokenizer is known here, and titles take about three characters
 per token."""
@@ -32,11 +30,13 @@ class RankerRows:
     Attributes:
         interactions: the histories.
         candidates: how many titles there are to choose from: 2 to 26, one for each letter.
+        history: how many titles of a history are shown, the last ones.
         seed: of which places in the histories are asked about, and of the wrong candidates.
     """
 
     interactions: Interactions
     candidates: int = 20
+    history: int = 20
     seed: int = 0
 
     def train(self, count: int) -> Iterator[dict[str, Any]]:
@@ -69,7 +69,7 @@ class RankerRows:
     def _row(self, user: int, history: Sequence[int], items: Sequence[int]) -> dict[str, Any]:
         return {
             "user": str(self.interactions.users[user]),
-            "history": [self._title(item) for item in history[-SHOWN:]],
+            "history": [self._title(item) for item in history[-self.history :]],
             "candidates": [self._title(item) for item in items],
         }
 

@@ -33,6 +33,7 @@ class Retrieval:
         train_rows: for the ranker to learn from, at most.
         core: events that a user and an item have at least.
         candidates: titles in a row.
+        history: titles of a user's history in a row, at most.
         numbering: of the items (`interactions.Numbering`).
     """
 
@@ -43,6 +44,7 @@ class Retrieval:
     train_rows: int = 10_000
     core: int = 5
     candidates: int = 20
+    history: int = 20
     numbering: Numbering = "sorted"
 
     def __post_init__(self) -> None:
@@ -74,7 +76,7 @@ def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, An
     interactions = build(events, asked.core, asked.numbering)
     made = make(asked.retriever, interactions, asked.seed, asked.output / "retriever.pt", on_progress)
     rankings = {split: _ranked(made.retriever, interactions, split, asked.candidates) for split in SPLITS}
-    rows = RankerRows(interactions, asked.candidates, asked.seed)
+    rows = RankerRows(interactions, asked.candidates, asked.history, asked.seed)
     written: dict[str, list[dict[str, Any]]] = {
         "candidates": [line for split in SPLITS for line in candidate_lines(interactions, split, rankings[split])],
         "train": list(rows.train(asked.train_rows)),

@@ -217,6 +217,26 @@ def test_truncated_parquet(tmp_path, keep):
     assert "not a readable Parquet file" in error.message
 
 
+def test_values_that_python_cannot_hold_are_the_files_fault(tmp_path):
+    """A date beyond the year 9999, and a text that is no UTF-8: Parquet takes both."""
+    late = pa.array([2**63 - 1], pa.timestamp("us"))
+    parquet.write_table(pa.table({"prompt": ["a"], "when": late}), tmp_path / "late.parquet")
+    broken = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe"))
+    parquet.write_table(pa.table({"prompt": broken}), tmp_path / "broken.parquet")
+    for name, told in (("late", "date value out of range"), ("broken", "can't decode byte 0xff")):
+        error = refused(tmp_path / f"{name}.parquet")
+        assert error.path == str(tmp_path / f"{name}.parquet")
+        assert told in error.message
+
+
+def test_a_line_of_20_megabytes_is_refused_by_its_bytes(write, monkeypatch):
+    """Tokenised, one such row took 8.3 GB."""
+    path = write("a.jsonl", GOOD + "\n" + json.dumps({"prompt": "x" * 20_000_000, "completion": "b"}) + "\n")
+    error = refused(path)
+    assert (error.path, error.line) == (str(path), 2)
+    assert "a row of more than 8.0 MiB" in error.message
+
+
 def dictionary(text: str, rows: int) -> pa.Table:
     return pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [text])})
 
