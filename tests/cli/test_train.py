@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,21 @@ def test_an_error_is_in_the_log_too(surefit: Surefit, config: Path) -> None:
     assert merged.code != 0
     error = next(line for line in merged.stderr.splitlines() if line.startswith("error"))
     assert error.removeprefix("error ") in run.log.read_text(encoding="utf-8")
+
+
+def test_resume_does_not_wait_for_a_pipe(surefit: Surefit, config: Path) -> None:
+    """A pipe that nobody writes to, in the place of the newest manifest and then of the log."""
+    several = ("--set", "checkpoint.every=1", "--set", "checkpoint.save_total_limit=3")
+    assert surefit("train", config, *several).code == 0
+    run = RunDir(Path("runs/one"))
+    manifest = run.checkpoints / "step-3" / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    resumed = surefit("train", config, *several, "--resume")
+    assert resumed.code == 0, resumed.text
+    assert "step-3 is damaged and was skipped" in resumed.text
+    run.metrics.unlink()
+    os.mkfifo(run.metrics)
+    refused = surefit("train", config, *several, "--resume")
+    assert refused.code == 2, refused.text
+    assert "metrics.jsonl: cannot be read: not a regular file" in refused.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.cli.conftest import call
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
@@ -19,6 +21,7 @@ from surefit.foreign import read, tool_of
 from surefit.foreign.python_source import COMPUTED, parse
 from surefit.lint.engine import run_rules
 from surefit.lint.rule import Finding, LintContext
+from surefit.nano import PATH as NANO
 
 SOUND = """\
 import torch
@@ -270,3 +273,34 @@ def test_requirements_that_are_none(tmp_path: Path) -> None:
     )
     assert [problem.line for problem in found.problems] == [1, 2]
     assert [one.line for one in found.lost] == [3, 4]
+
+
+PADDED = """from transformers import AutoModelForCausalLM, AutoTokenizer, COLLATOR, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("base")
+tokenizer = AutoTokenizer.from_pretrained("base")
+arguments = TrainingArguments(output_dir="out", num_train_epochs=1)
+Trainer(model=model, args=arguments, train_dataset=rows, data_collator=COLLATOR(tokenizer)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("pad", "collator", "found"),
+    [
+        ("<|end|>", "DataCollatorForLanguageModeling", "TPL003"),
+        ("<|pad|>", "DataCollatorForLanguageModeling", None),
+        (None, "DataCollatorForSeq2Seq", "TPL004"),
+        ("<|pad|>", "DataCollatorForSeq2Seq", None),
+    ],
+)
+def test_the_collator_is_judged_beside_the_tokenizer_that_is_here(
+    pad: str | None, collator: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(NANO, tmp_path / "base")
+    tokenizer = tmp_path / "base" / "tokenizer_config.json"
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"pad_token": pad}))
+    Path("train.py").write_text(PADDED.replace("COLLATOR", collator))
+    answer = call("check", "train.py", "--json")
+    told = {(each["code"], each["line"]) for each in answer.json["findings"] if each["code"].startswith("TPL")}
+    assert told == ({(found, 6)} if found else set())
