@@ -75,7 +75,8 @@ class ModelSection(Section):
     quantization: Literal["none", "nf4", "fp8"] = "none"
     """How the frozen weights under an adapter are stored: nf4 takes a quarter of bfloat16's memory, fp8 half."""
     chat_template: PathText | None = None
-    """Write conversations with this Jinja file, or with `plain` where a base model has no template of its own."""
+    """Write conversations with this Jinja file; where a base model has no template of its own, with `plain`, or with
+    `chatml` or `llama3` if it has their tokens."""
     chat_template_kwargs: dict[Switch, SwitchValue] = Field(default_factory=dict)
     """Switches of the chat template, such as {enable_thinking: false}: in training, in answers, in what is merged."""
     trust_remote_code: bool = False

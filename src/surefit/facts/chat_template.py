@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 from surefit.core.errors import ModelError
@@ -31,6 +31,32 @@ PLAIN = """\
 """
 """For a base model: roles in words, and its own token of the end of a text after every answer. It needs no token that
 the model has never seen, so nothing but the adapter has to be trained."""
+CHATML = """\
+{%- if tools %}{{ "<|im_start|>system\\nTools:\\n" + (tools | tojson) + "<|im_end|>\\n" }}{% endif -%}
+{%- for message in messages -%}
+{{- "<|im_start|>" + message.role + "\\n" + (message.content or "") -}}
+{%- if message.tool_calls %}{{ message.tool_calls | map(attribute="function") | list | tojson }}{% endif -%}
+{{- "<|im_end|>\\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif -%}
+"""
+LLAMA3 = """\
+{%- set head, end = "<|start_header_id|>", "<|end_header_id|>\\n\\n" -%}
+{{- bos_token -}}
+{%- if tools %}{{ head + "system" + end + "Tools:\\n" + (tools | tojson) + "<|eot_id|>" }}{% endif -%}
+{%- for message in messages -%}
+{{- head + message.role + end + (message.content or "") -}}
+{%- if message.tool_calls %}{{ message.tool_calls | map(attribute="function") | list | tojson }}{% endif -%}
+{{- "<|eot_id|>" -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ head + "assistant" + end }}{% endif -%}
+"""
+NAMED = {PLAIN_NAME: PLAIN, "chatml": CHATML, "llama3": LLAMA3}
+TOKENS = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+}
+"""What a template needs as one token each: spelt in letters they would be text that the user can write as well."""
 
 
 def with_defaults(template: str, switches: Mapping[str, bool | int | str]) -> str:
@@ -48,15 +74,31 @@ def with_defaults(template: str, switches: Mapping[str, bool | int | str]) -> st
     return template if template.startswith(own) else own + template  # the file of a trained model has them already
 
 
+def require_tokens(wanted: str | None, vocabulary: Container[str] | None, eos_token: str | None) -> None:
+    """That the tokenizer has what a named template is written with; `vocabulary` is None where it is not known.
+
+    Raises:
+        ModelError: a token is missing.
+    """
+    missing = [token for token in TOKENS.get(wanted or "", ()) if vocabulary is not None and token not in vocabulary]
+    if missing:
+        problem = f"{wanted} is written with {' and '.join(missing)}, and the tokenizer has no such token"
+        help_text = f"write {PLAIN_NAME}, which needs none, or add them to the model and train its embeddings"
+        raise ModelError(problem, field=FIELD, help=help_text)
+    if wanted == PLAIN_NAME and eos_token is None:
+        problem = f"{PLAIN_NAME} ends answers with the tokenizer's end-of-text token, and it has none"
+        raise ModelError(problem, field=FIELD, help="name a Jinja file that ends them in another way")
+
+
 def template_text(wanted: str) -> str:
     """The template that `model.chat_template` names.
 
     Raises:
         ModelError: no such file, not a text, or not a Jinja template.
     """
-    if wanted == PLAIN_NAME:
-        return PLAIN
-    help_text = f"name a Jinja file, or write {PLAIN_NAME} for a base model without a template"
+    if wanted in NAMED:
+        return NAMED[wanted]
+    help_text = f"name a Jinja file, or write {' or '.join(NAMED)} for a base model without a template"
     try:
         path = Path(wanted).expanduser()
     except RuntimeError:  # ~somebody, who has no home here

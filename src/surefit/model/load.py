@@ -24,7 +24,7 @@ from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, SureFitError
 from surefit.core.reading import reason_of
-from surefit.facts.chat_template import template_text, with_defaults
+from surefit.facts.chat_template import require_tokens, template_text, with_defaults
 from surefit.facts.gguf_source import gguf_source
 from surefit.facts.hardware import cpu_count
 from surefit.facts.model import NANO, PICKLES, read_config
@@ -97,6 +97,7 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
         )
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     if section.chat_template is not None:
+        require_tokens(section.chat_template, tokenizer.get_vocab(), tokenizer.eos_token)
         tokenizer.chat_template = template_text(section.chat_template)
     return with_switches(tokenizer, section.chat_template_kwargs)
 

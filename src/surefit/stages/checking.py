@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
-from surefit.core.errors import GateError, ModelError, SureFitError
+from surefit.core.errors import GateError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.prepare import Gathered, row_counts
 from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, tasks_without_rows
@@ -84,16 +84,19 @@ def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
 
 def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:
     """The tokenizer of a model that is on this machine, and what reading it runs into."""
-    from surefit.facts.chat_template import FIELD, PLAIN_NAME
+    from surefit.facts.chat_template import require_tokens
     from surefit.facts.tokenizer import facts_of_tokenizer
 
     try:
         facts = facts_of_tokenizer(found.model) if found.model else None
     except SureFitError as error:
         return None, [error]
-    if facts is not None and facts.eos_token is None and found.loaded.config.model.chat_template == PLAIN_NAME:
-        problem = f"{PLAIN_NAME} ends answers with the tokenizer's end-of-text token, and it has none"
-        return facts, [ModelError(problem, field=FIELD, help="name a Jinja file that ends them in another way")]
+    if facts is not None:
+        try:
+            vocabulary = facts.added if facts.file is not None else None
+            require_tokens(found.loaded.config.model.chat_template, vocabulary, facts.eos_token)
+        except SureFitError as error:
+            return facts, [error]
     return facts, []
 
 

@@ -77,10 +77,58 @@ def test_plain_needs_a_token_that_ends_answers(base: Path, tmp_path: Path) -> No
     assert any("it has none" in finding.message for finding in found.errors)
 
 
-def test_a_question_s_text_is_the_beginning_of_the_text_with_its_answer() -> None:
-    """What is trained equals what `generate` is given."""
-    asked = render(PLAIN, CHAT[:2], add_generation_prompt=True, special={"eos_token": "</s>"})
-    assert render(PLAIN, CHAT[:3], special={"eos_token": "</s>"}) == f"{asked}4</s>\n"
+def test_chatml_and_llama3_as_their_models_write_them() -> None:
+    """The first is Qwen's of every conversation without tools, the second Llama 3's."""
+    assert render(template_text("chatml"), CHAT[:3]) == (
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n"
+        "<|im_start|>assistant\n4<|im_end|>\n"
+    )
+    text = render(template_text("llama3"), CHAT[1:2], add_generation_prompt=True, special={"bos_token": "<|bos|>"})
+    assert text == (
+        "<|bos|><|start_header_id|>user<|end_header_id|>\n\nWhat is 2 + 2?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["plain", "chatml", "llama3"])
+def test_a_question_s_text_is_the_beginning_of_the_text_with_its_answer(name: str) -> None:
+    """What is trained equals what `generate` is given, with tools and calls too."""
+    template, special = template_text(name), {"eos_token": "</s>", "bos_token": "<s>"}
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    answers = [{"role": "assistant", "content": "4"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    for answer, tools in zip(answers, (None, [tool]), strict=True):
+        asked = render(template, CHAT[:2], tools=tools, add_generation_prompt=True, special=special)
+        written = render(template, [*CHAT[:2], answer], tools=tools, special=special)
+        end = {"plain": "</s>\n", "chatml": "<|im_end|>\n", "llama3": "<|eot_id|>"}[name]
+        said = "4" if tools is None else '[{"name": "add", "arguments": {"a": 1}}]'
+        assert written == f"{asked}{said}{end}"
+
+
+def test_a_named_template_needs_its_tokens(base: Path, tmp_path: Path) -> None:
+    values = {
+        "recipe": "function_calling",
+        "model": {"name_or_path": str(base), "chat_template": "chatml"},
+        "data": {"train": "surefit/function-calling-train", "eval": 0.002, "max_length": 512},
+        "train": {"max_steps": 1, "global_batch_size": 4},
+        "output_dir": str(tmp_path / "run"),
+    }
+    chatml = surefit.Config.from_dict(values)
+    (finding,) = surefit.check(chatml).errors
+    assert "<|im_start|> and <|im_end|>" in finding.message
+    assert "write plain" in str(finding.help)
+    with pytest.raises(ModelError, match="has no such token"):
+        load_tokenizer(ModelSection(name_or_path=str(base), chat_template="chatml"))
+    # A base as Qwen's is: the tokens are in its vocabulary, a template is not.
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (base / name).read_text()
+        (base / name).write_text(text.replace("<|user|>", "<|im_start|>").replace("<|tool|>", "<|im_end|>"))
+    assert surefit.check(chatml).errors == ()
+    run = surefit.train(chatml, quiet=True)
+    assert run.output is not None
+    tokenizer = load_tokenizer(ModelSection(name_or_path=str(base), chat_template="chatml"))
+    model = load_model(ModelSection(name_or_path=str(base), dtype="float32"), type("Cpu", (), {"kind": "cpu"})())
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in stop_token_ids(model, tokenizer)
 
 
 def test_a_base_model_is_trainable_with_it_and_without_it_is_not(base: Path, tmp_path: Path) -> None:

@@ -197,7 +197,8 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
         yield Finding(
             field=NAME,
             message=f"{model.name} has no chat template, and the rows are conversations",
-            help="take the instruct variant, or set model.chat_template: plain (roles in words) or a Jinja file",
+            help="take the instruct variant, or set model.chat_template: plain (roles in words), chatml, llama3 or a "
+            "Jinja file",
         )
 
 
