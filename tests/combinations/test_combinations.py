@@ -24,7 +24,7 @@ from combination_run import on_tiny, tried
 from tiny_run import save_base
 
 from surefit import samples
-from surefit.config.capabilities import BITSANDBYTES, CONFLICTS, QUANTIZED, Conflict, Trait
+from surefit.config.capabilities import CONFLICTS, NOT_ADAMW, QUANTIZED, Conflict, Trait
 from surefit.lint.engine import choose_rules
 from surefit.parallel.mesh import World
 from surefit.plan.forecast import Planner
@@ -45,7 +45,7 @@ PLACED: dict[Trait, dict[str, Any]] = {
     "answers in training": {"evaluate": {"in_training": True}},
     "shared tokens": {"parallel": {"mode": "cp", "cp": 2}},
 } | {kind: {"model": {"quantization": kind}} for kind in QUANTIZED} | {
-    name: {"train": {"optimizer": name}} for name in BITSANDBYTES
+    name: {"train": {"optimizer": name}} for name in NOT_ADAMW
 } | {mode: {"parallel": {"mode": mode}} for mode in ("single", "ddp", "fsdp", "zero2", "zero3")} | {
     mode: {"parallel": {"mode": mode, mode: 2}} for mode in ("tp", "cp", "pp")
 }  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from surefit.config.modes import ModeName
-from surefit.config.optimizers import BitsAndBytesName
+from surefit.config.optimizers import BitsAndBytesName, OtherName
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 
@@ -20,7 +20,7 @@ Trait = Literal[
     ModeName,
     "shared tokens",  # parallel.cp, under any mode
     "nf4", "fp8",  # model.quantization
-    BitsAndBytesName,  # train.optimizer
+    OtherName,  # train.optimizer
     "all weights", "DoRA", "fused LoRA", "compiled layers", "NEFTune", "flash attention", "answers in training",
 ]  # fmt: skip
 """What a run has, as far as it matters for the table."""
@@ -28,9 +28,10 @@ TRAITS: tuple[Trait, ...] = get_args(Trait)
 
 QUANTIZED: tuple[Trait, ...] = ("nf4", "fp8")
 BITSANDBYTES: tuple[Trait, ...] = get_args(BitsAndBytesName)
+NOT_ADAMW: tuple[Trait, ...] = get_args(OtherName)
 WITHOUT: dict[Trait, str] = {
     **dict.fromkeys(QUANTIZED, "model.quantization: none"),
-    **dict.fromkeys(BITSANDBYTES, "train.optimizer: adamw"),
+    **dict.fromkeys(NOT_ADAMW, "train.optimizer: adamw"),
     "all weights": "adapter.kind: lora",
     "DoRA": "adapter.use_dora: false",
     "fused LoRA": "speed.fused_lora: false",
@@ -74,7 +75,7 @@ class Conflict:
 
 
 def _named(trait: Trait) -> str:
-    if trait in (*QUANTIZED, *BITSANDBYTES):
+    if trait in (*QUANTIZED, *NOT_ADAMW):
         return f"{WITHOUT[trait].partition(':')[0]} {trait}"
     return trait if trait in WITHOUT else f"parallel.mode {trait}"
 
@@ -92,8 +93,8 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("PAR009", ["tp"], QUANTIZED, "the blocks of quantised weights run across the edges of slices",
            "parallel.mode: pp or ddp"),
     *_rows("PAR012", ["fsdp"], BITSANDBYTES, "the optimizers of bitsandbytes cannot update shards", WHOLE),
-    *_rows("PAR012", ["zero2", "zero3"], BITSANDBYTES,
-           "its state is not one number per weight, so DeepSpeed cannot share it out", WHOLE),
+    *_rows("PAR012", ["zero2", "zero3"], NOT_ADAMW,
+           "DeepSpeed shares out the state of torch's AdamW, and of no other optimizer", WHOLE),
     *_rows("PAR012", ["tp"], BITSANDBYTES, "it cannot update matrices that several processes share",
            "another parallel.mode"),
     *_rows("PAR012", ["zero3"], ["fused LoRA"],

@@ -11,7 +11,9 @@ from typing import Literal
 
 BitsAndBytesName = Literal["adamw_8bit", "paged_adamw", "paged_adamw_8bit"]
 """Those of bitsandbytes."""
-OptimizerName = Literal["adamw", BitsAndBytesName]
+OtherName = BitsAndBytesName
+"""All but torch's AdamW, the one whose state DeepSpeed shares out."""
+OptimizerName = Literal["adamw", OtherName]
 """Values of `train.optimizer`."""
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import clip_grad_norm_
 
+from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.schema import TrainSection
 from surefit.core.errors import ConfigError
 from surefit.train.optim import (
@@ -27,7 +28,7 @@ from surefit.train.optim import (
     make_optimizer,
 )
 
-KINDS = ("adamw", *BitsAndBytesAdamW.CLASSES)
+KINDS = tuple(OPTIMIZERS)
 WIDTH = 128
 """So that the matrices have the 4,096 numbers from which on bitsandbytes keeps 8 bits."""
 
@@ -43,7 +44,7 @@ def one_thread_and_paging_unwarned() -> Iterator[None]:
 
 
 def made(model: torch.nn.Module, kind: str, weight_decay: float = 0.0) -> MasterOptimizer:
-    if kind != "adamw":
+    if kind in BitsAndBytesAdamW.CLASSES:
         pytest.importorskip("bitsandbytes")
     train = TrainSection.model_validate({"optimizer": kind, "weight_decay": weight_decay})
     optimizer = make_optimizer(model, train)
