@@ -61,7 +61,7 @@ class Tracker:
     Attributes:
         title: its name in a sentence.
         setting: what switches it on, in `TelemetrySection`.
-        packages: of which one has to be installed; the last is the one that has the code. None: Python has it.
+        packages: of which one has to be installed; the last is the one that has the code. Empty: Python has it.
         module: what is imported to see whether it works.
         sink: module and class in telemetry/, imported when it is used.
         arguments: what the sink takes before the run directory.

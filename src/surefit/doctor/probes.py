@@ -129,9 +129,11 @@ def trackers() -> Iterator[Probe]:
     for name, tracker in TRACKERS.items():
         if not tracker.unknown:
             continue
-        version = installed_version(tracker.packages[0])
         state = "set up" if tracker.is_set_up else f"not set up: it {tracker.unknown}"
-        yield Probe(f"tracker {name}", f"{version}, {state}" if version else "not installed")
+        if tracker.packages:
+            version = installed_version(tracker.packages[0])
+            state = f"{version}, {state}" if version else "not installed"
+        yield Probe(f"tracker {name}", state)
 
 
 def variables() -> Iterator[Probe]:

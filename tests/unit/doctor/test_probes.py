@@ -8,11 +8,13 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from surefit.config.trackers import TRACKERS
 from surefit.doctor import probes
 from surefit.doctor.probe import Probe
 from surefit.doctor.probes import probe_all
@@ -100,6 +102,8 @@ def test_trackers_are_said_to_be_set_up_and_no_more(monkeypatch: pytest.MonkeyPa
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0123456789\n")
     assert named(probes.trackers(), "tracker wandb").fact == "0.28.0, set up"
     assert named(probes.trackers(), "tracker mlflow").fact == "not installed"
+    monkeypatch.setitem(TRACKERS, "mlflow", replace(TRACKERS["mlflow"], packages=()))
+    assert named(probes.trackers(), "tracker mlflow").fact == "not set up: it logs below ./mlruns"
 
 
 def test_only_variables_that_steer_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
