@@ -142,7 +142,7 @@ class TrainSection(Section):
     epochs: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Passes over the training rows."""
     max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """Stop after this many optimizer steps, whatever epochs says."""
+    """At most this many optimizer steps; a run whose epochs end earlier ends with them."""
     learning_rate: Annotated[float, Field(gt=0, lt=10)] = 2e-4
     """The peak learning rate."""
     global_batch_size: Annotated[int, Field(ge=1, le=2**20)] = 64
