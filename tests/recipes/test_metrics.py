@@ -1,10 +1,13 @@
-"""The names that a recipe says its scores can have are those that they have."""
+"""What holds of every recipe: the metrics that it names are those of its scores; constraints need no gold answer."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 
 from surefit import recipes
+from surefit.core.errors import DataError
 from surefit.recipes import code_generation
 from surefit.task import Prediction, Row
 
@@ -48,3 +51,19 @@ def test_every_metric_is_said_and_no_other(name: str, monkeypatch: pytest.Monkey
     assert set(recipe.metrics) == given
     assert len(recipe.metrics) == len(given)
     assert recipe.primary_metric in recipe.metrics
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if (r := recipes.get(name)).grammar or r.choices])
+def test_constraints_are_known_without_the_gold_answer(name: str) -> None:
+    """`surefit predict` asks for them too, of rows that have no answer yet."""
+    recipe = recipes.get(name)
+    asked = [{key: value for key, value in row.items() if key != gold} for row in ROWS[name] for gold in row]
+    tried = 0
+    for row in asked:
+        with contextlib.suppress(DataError):
+            example = recipe.to_example(row)
+            if example.completion is None:
+                tried += 1
+                assert recipe.grammar is None or recipe.grammar(example).source
+                assert recipe.choices is None or recipe.choices(example)
+    assert tried, "no row without its gold column can be asked"

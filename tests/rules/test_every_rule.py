@@ -25,9 +25,10 @@ def by_code(rule: Rule) -> str:
 
 @pytest.mark.parametrize("rule", RULES, ids=by_code)
 def test_the_bad_config_triggers_exactly_this_rule(rule: Rule, gather) -> None:
-    findings = run_rules(gather(fixture(rule.code, "bad"))).findings
-    assert {finding.code for finding in findings} == {rule.code}, findings
-    for finding in findings:
+    result = run_rules(gather(fixture(rule.code, "bad")))
+    lacked = f"skipped: this fixture has no {result.skipped[rule.code]}" if rule.code in result.skipped else "it looked"
+    assert {finding.code for finding in result.findings} == {rule.code}, (lacked, result.findings)
+    for finding in result.findings:
         assert finding.message
         assert finding.help, "a finding says what to do"
         assert finding.path
