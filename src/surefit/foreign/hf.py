@@ -221,6 +221,7 @@ def finish(draft: Draft) -> None:
     """What several of the Trainer's arguments say together."""
     warmup(draft, "warmup_steps")
     global_batch(draft, "per_device_train_batch_size", 8, "gradient_accumulation_steps")
+    _steps_in_place_of_epochs(draft)
     mixed_precision(draft)
     best_model(draft)
     padded(draft, "packing")
@@ -261,6 +262,17 @@ def global_batch(draft: Draft, micro_key: str, default: int, accumulation_key: s
     draft.config.setdefault("train.per_device_train_batch_size", micro)
     draft.names.setdefault("train.per_device_train_batch_size", micro_key)
     draft.judged.pop(accumulation_key, None)
+
+
+def _steps_in_place_of_epochs(draft: Draft) -> None:
+    """The Trainer goes round its rows until `max_steps` are done, whatever its epochs (TrainingArguments: "it will
+    override `num_train_epochs`"); SureFit's run ends with the one that comes first. So many epochs are enough for a
+    single row."""
+    steps = draft.config.get("train.max_steps")
+    if steps is None:
+        return
+    draft.without_effect(["num_train_epochs"], "max_steps takes its place")
+    draft.carry("train.epochs", float(min(10**6, steps * draft.config["train.global_batch_size"])), "max_steps")
 
 
 def mixed_precision(draft: Draft) -> None:
