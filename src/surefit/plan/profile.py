@@ -23,16 +23,14 @@ Curve = Sequence[tuple[float, float]]
 HEADS_WIDE = (64, 128)
 """Widths of a head that attention is measured with."""
 
-EFFICIENCY = 0.50
-"""What training reaches of a data sheet's rates: least squares over 36 published runs of Llama-3.2-3B on an L40S
-(`benchmarks/time_published.py`)."""
-LARGE_PRODUCTS = 0.70
-"""What a large product reaches of a data sheet's rate, assumed; attention's kernels are compared with it, whose own
-authors give shares of the data sheet, and not with what all of training reaches."""
-LAUNCH_SECONDS = 7.9e-6
-"""What a launch takes the processor, assumed: those runs never wait for one, and only say that it is 36 µs at most."""
+PRODUCTS, MOVEMENT = 0.70, 0.82
+"""What training reaches of a data sheet's FLOP/s, and of its bandwidth."""
+LAUNCH_SECONDS = 21e-6
+"""What an operator of transformers' and PEFT's own Python takes the processor. All three are fitted to the steps of 16
+published runs of Llama-3.2-3B on an L40S (`benchmarks/time_published.py`): full training, which is the optimizer's
+bytes for the most part, tells the second from the first. Runs on an A100 and an H100 agree (docs/plan-method.md)."""
 SHEET_MARGIN = 0.20
-"""Nine in ten of those runs are within this, each predicted from the others. Other GPUs were not measured."""
+"""Nine in ten of those runs are within this, each predicted from the others."""
 CALIBRATED_MARGIN = 0.15
 """For a measured device; an assumption, until runs on GPUs have been compared with it."""
 
@@ -49,9 +47,8 @@ class Rates:
         margin: how far a prediction with them may be off, as a share of it.
         source: where they come from, in words.
         attention: FLOP/s over FLOP of attention's kernels that were measured, by `attention_key`.
-        products: FLOP/s of large products by type, where they were measured; the other kernels get a share of it, or
-            else of the fastest product.
-        capability: of a GPU, which decides that share; None: all of it.
+        capability: of a GPU, which decides what share of the fastest product attention gets where it was not measured;
+            None: all of it.
         overlaps: whether kernels run while the next are launched, as on a GPU.
     """
 
@@ -62,7 +59,6 @@ class Rates:
     margin: float
     source: str
     attention: Mapping[str, Curve] = field(default_factory=dict)
-    products: Mapping[str, float] = field(default_factory=dict)
     capability: Capability | None = None
     overlaps: bool = True
 
@@ -80,10 +76,7 @@ class Rates:
         if found:
             return speed_at(found[min(found, key=lambda each: abs(each - width))], flops)
         share = share_of_products(kernel, self.capability, backward=backward, width=width) if self.capability else 1.0
-        fastest = self.products.get(dtype) or max(
-            speed for _, speed in self.matmul.get(dtype) or self.matmul["float32"]
-        )
-        return share * fastest
+        return share * max(speed for _, speed in self.matmul.get(dtype) or self.matmul["float32"])
 
 
 @dataclass(frozen=True)
@@ -200,13 +193,12 @@ def rates_of(device: Gpu | Profile) -> Rates:
             help="run `surefit calibrate` on one, and copy the profile into SureFit's cache folder",
         )
     return Rates(
-        {dtype: [(1.0, rate * EFFICIENCY)] for dtype, rate in peak.items()},
-        [(1.0, device.bandwidth * EFFICIENCY)],
+        {dtype: [(1.0, rate * PRODUCTS)] for dtype, rate in peak.items()},
+        [(1.0, device.bandwidth * MOVEMENT)],
         LAUNCH_SECONDS,
         peak,
         SHEET_MARGIN,
         f"data sheet: {device.rates_source}",
-        products={dtype: rate * LARGE_PRODUCTS for dtype, rate in peak.items()},
         capability=device.compute_capability,
     )
 
@@ -226,7 +218,6 @@ def _measured(profile: Profile) -> Rates:
         CALIBRATED_MARGIN,
         source,
         profile.attention,
-        fastest,
         capability if profile.kind == "cuda" else None,
         profile.kind == "cuda",
     )

@@ -9,7 +9,8 @@ take n × (R + W × t), with t tokens in the longest answer: as many as a right 
 Worked example, Llama-3.1-8B in bfloat16 on an H100, 16 prompts of 2,048 tokens with answers of up to 256: a pass reads
 14.96 GiB of weights and, when half of an answer is written, 16 × 2,176 × 128 KiB = 4.25 GiB of cache. transformers'
 cache is copied to grow, so that is read twice and written once: 27.7 GiB, which a bandwidth of 3.35 TB/s, of which
-training reaches 0.50 (`plan/profile.py`), moves in 18 ms; 256 passes take 4.5 s a batch, if launches take no longer.
+training reaches 0.82 (`plan/profile.py`), moves in 11 ms; 256 passes take 2.8 s a batch. With more than 516 kernels of
+21 µs to launch, a pass waits for them instead.
 
 Source: Pope et al. 2022, Efficiently Scaling Transformer Inference (arXiv 2211.05102), section 2: decoding is bound by
 memory. What a pass does is not taken from there but counted, operator by operator.
