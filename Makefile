@@ -1,7 +1,7 @@
 # From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference nano samples gpu-kit lock clean
+.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference cards nano samples gpu-kit lock clean
 
 # The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -67,6 +67,9 @@ samples: $(VENV)/.core ## rebuild the sample sets
 
 reference: $(VENV)/.core ## rewrite docs/reference/ from the schema and the rules
 	$(RUN)/python scripts/reference.py
+
+cards: $(VENV)/.core ## rewrite docs/reference/cards.md, what common GPUs can train; minutes
+	$(RUN)/python scripts/cards.py
 
 gpu-kit: $(VENV)/.core ## wheels and predictions for a GPU machine without a network, into benchmarks/gpu-kit/
 	$(RUN)/python benchmarks/gpu_kit.py

@@ -127,6 +127,7 @@ def gpus_page() -> str:
     return f"""# GPUs
 
 {len(GPUS)} models, by the name that `--gpu` takes; other spellings ("NVIDIA A100-SXM4-80GB") are understood.
+What the commonest of them can train: [cards](cards.md).
 
 {table()}
 

@@ -12,7 +12,7 @@ import pytest
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import GIB
 from surefit.plan.forecast import Lengths, Planner
-from surefit.plan.search import _bisect, _correct, candidates, optimize, solve
+from surefit.plan.search import _correct, bisect, candidates, optimize, solve
 from surefit.plan.verdict import Need, need, verdict
 
 
@@ -165,7 +165,7 @@ def test_bisection_and_correction_agree(answer: int, guess: int) -> None:
         asked.append(index)
         return index <= answer
 
-    assert _bisect(fits, 100) == answer
+    assert bisect(fits, 100) == answer
     asked.clear()
     assert _correct(fits, guess, 100) == answer
     assert len(asked) <= 16

@@ -130,7 +130,7 @@ def compare_gpus(out: Output, run: Prepared, gpus: str, prices: str | None) -> i
         [
             _which(one), one["verdict"], f"{one['high_bytes'] / GIB:.1f}",
             f"{one['memory_bytes'] / GIB:.1f}" if one["memory_bytes"] else "n/a",
-            f"{one['micro_batch']} × {one['accumulation']}{_letter(one)}",
+            f"{one['micro_batch']} × {one['accumulation']}{letters(one)}",
             duration_text(one["seconds"]) if one["seconds"] is not None else "–",
             f"{one['cost']:.2f}" if one["cost"] is not None else "–",
         ]
@@ -154,9 +154,10 @@ def _which(one: dict[str, Any]) -> str:
     return f"{one['processes']} × {one['gpu']} {_way(one)}" if one["processes"] > 1 else str(one["gpu"])
 
 
-def _letter(one: dict[str, Any]) -> str:
-    letters = {False: "", "selective": "s", True: "c", "offload": "o"}[one["checkpointing"]] + "t" * one["tiled_mlp"]
-    return f" {letters}" if letters else ""
+def letters(one: dict[str, Any]) -> str:
+    """What is recomputed and tiled, as the table of `--compare` has it: after a space, where it is anything."""
+    found = {False: "", "selective": "s", True: "c", "offload": "o"}[one["checkpointing"]] + "t" * one["tiled_mlp"]
+    return f" {found}" if found else ""
 
 
 def solve(out: Output, run: Prepared, field: str) -> int:

@@ -319,10 +319,10 @@ def solve(field: Field, planner: Planner, place: Machine) -> Solution:
         estimate = round(scale.closed_form(index).bytes * ratio)
         return verdict(need(estimate, place.hardware.kind, "simulation"), place.hardware.memory_bytes) == "fits"
 
-    first = max(0, _bisect(lambda index: about(index, 1.0), scale.count))
+    first = max(0, bisect(lambda index: about(index, 1.0), scale.count))
     fits(first)
     ratio = needs[first].bytes / scale.closed_form(first).bytes
-    found = _correct(fits, max(0, _bisect(lambda index: about(index, ratio), scale.count)), scale.count)
+    found = _correct(fits, max(0, bisect(lambda index: about(index, ratio), scale.count)), scale.count)
     after = found + 1 if found + 1 < scale.count else None
     return Solution(
         field,
@@ -394,7 +394,7 @@ def _values(field: Field, model: ModelFacts, config: Config) -> tuple[Sequence[i
             raise ConfigError(f"{field!r} cannot be solved for", help=f"one of {', '.join(FIELDS)}")
 
 
-def _bisect(fits: Callable[[int], bool], count: int) -> int:
+def bisect(fits: Callable[[int], bool], count: int) -> int:
     """The largest index below `count` that fits, -1 where none does; whatever fits, all before it do."""
     low, high = -1, count
     while high - low > 1:
