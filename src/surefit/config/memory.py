@@ -58,22 +58,23 @@ def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tu
         needed: what a way takes.
 
     Returns:
-        Dotted key → (value, reason), whether "auto" or not; where nothing fits, the way that takes least. None where
-        nobody knows what is needed.
+        Dotted key → (value, reason), whether "auto" or not; where nothing fits, the first way that takes least. None
+        where nobody knows what is needed.
     """
-    ways = list(_ways(config))
+    tried: list[tuple[int, MemoryChoice]] = []
     too_large: dict[str, int] = {}
-    way, size = ways[-1], 0
-    for way in ways:
-        tried = way.of(config)
-        found = needed(tried, accumulation(tried))
+    for way in _ways(config):
+        changed = way.of(config)
+        found = needed(changed, accumulation(changed))
         if found is None:
             return None
-        size = found
-        if size <= capacity:
+        tried.append((found, way))
+        if found <= capacity:
             break
         # Of each level the smallest micro batch comes last: it says whether the level can be had at all.
-        too_large[_level(way)] = size
+        too_large[_level(way)] = found
+    # Where nothing fits, several ways may take the least: the update takes the same whatever was recomputed.
+    size, way = tried[-1] if tried[-1][0] <= capacity else min(tried, key=lambda one: one[0])
     too_large.pop(_level(way), None)
     return _explained(way, size, capacity, too_large)
 

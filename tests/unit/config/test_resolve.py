@@ -90,7 +90,7 @@ def test_whole_logits_limit_the_micro_batch(tmp_path: Path) -> None:
     assert resolved.config.train.per_device_train_batch_size == 2
 
 
-def _grows(base: int, kept: dict[Any, int]) -> Needed:
+def _grows(base: int, kept: dict[Any, float]) -> Needed:
     """A model that takes `base` GiB, and for each example of a micro batch what is kept for it."""
 
     def needed(config: Config, micro_batches: int) -> int:
@@ -126,6 +126,19 @@ def test_what_fits_decides(tmp_path: Path, memory: int, overrides: list[str], ex
     assert found == expected
     reasons = [str(resolved.provenance[key]) for key in (CHECKPOINTING, MICRO, TILED)]
     assert all(f"of {memory}.00 GiB" in reason or reason.startswith("--set") for reason in reasons)
+
+
+def test_where_nothing_fits_it_is_the_fastest_of_those_that_take_least(tmp_path: Path) -> None:
+    """The update of all weights takes the same whatever is recomputed before it."""
+
+    def needed(config: Config, micro_batches: int) -> int:
+        return round(max(27 * GIB, _grows(20, {False: 8, "selective": 1, True: 0.5})(config, micro_batches) or 0))
+
+    resolved = resolve(loaded(tmp_path), Model(), Hardware(memory_bytes=24 * GIB), 3000, 0, needed)
+    train = resolved.config.train
+    assert (train.gradient_checkpointing, train.per_device_train_batch_size) == ("selective", 4)
+    assert resolved.config.speed.tiled_mlp is False
+    assert "the least of all ways, and still up to 27.00 GiB of 24.00 GiB" in str(resolved.provenance[MICRO])
 
 
 def test_the_reason_names_what_did_not_fit(tmp_path: Path) -> None:
