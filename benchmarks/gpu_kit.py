@@ -27,10 +27,10 @@ PREDICTIONS = "predictions.json"
 MOST_BYTES = 45_000_000
 WHEELS = (
     "annotated-types", "bitsandbytes", "datasets", "dill", "hypothesis", "iniconfig", "liger-kernel", "multiprocess",
-    "penman", "pluggy", "pydantic", "pydantic-core", "pytest", "python-dotenv", "sortedcontainers", "trl",
-    "typing-extensions", "typing-inspection", "xxhash",
+    "pandas", "penman", "pluggy", "pydantic", "pydantic-core", "pytest", "python-dateutil", "python-dotenv",
+    "sortedcontainers", "trl", "typing-extensions", "typing-inspection", "xxhash",
 )  # fmt: skip
-"""Beside torch, transformers and PEFT. TRL wants pandas and pyarrow too, which together are over the limit."""
+"""Beside torch, transformers, PEFT, accelerate and PyArrow, which alone is over the limit."""
 LIBRARY = "libbitsandbytes_cuda130.so"
 GLIBC = ("_2_34", "_2_28", "_2_27", "_2_24", "_2_17", "2014")
 

@@ -149,11 +149,15 @@ def environment(here: Here) -> None:
 
 
 def tests(here: Here) -> None:
-    here.need_gpu()
     here.need("pytest", "hypothesis")
+    if not here.gpu:  # they can be imported at least, with what the kit brings
+        here.once("collection", lambda: run_pytest([*gpu_files(), "--collect-only"], 2 * OTHER_FILE_SECONDS))
+        if here.failed:
+            return
+    here.need_gpu()
     for file in gpu_files():
         if file != POLICY:
-            here.once(file, lambda file=file: pytest_file(file, FILE_SECONDS.get(file, OTHER_FILE_SECONDS)))
+            here.once(file, lambda file=file: run_pytest([file], FILE_SECONDS.get(file, OTHER_FILE_SECONDS)))
 
 
 def gpu_files() -> list[str]:
@@ -163,8 +167,9 @@ def gpu_files() -> list[str]:
     return sorted(names, key=lambda name: FILE_SECONDS.get(name, 0.0))
 
 
-def pytest_file(file: str, seconds: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "pytest", file, "-m", "gpu", "-q", "-p", "no:cacheprovider", "--color=no"]
+def run_pytest(arguments: list[str], seconds: float) -> dict[str, Any]:
+    """The tests marked gpu among what is named."""
+    command = [sys.executable, "-m", "pytest", *arguments, "-m", "gpu", "-q", "-p", "no:cacheprovider", "--color=no"]
     start = time.monotonic()
     code, said = run_group(command, seconds)
     last = said.strip().splitlines()
@@ -183,7 +188,7 @@ def attention(here: Here) -> None:
     import gpu_attention
 
     if here.gpu:
-        here.once("policy", lambda: pytest_file(POLICY, 90))
+        here.once("policy", lambda: run_pytest([POLICY], 90))
         for length in gpu_attention.NAN_LENGTHS:
             here.once(f"grad_q at {length}", lambda length=length: gpu_attention.non_finite(length))
         for cudnn in (True, False):
@@ -299,13 +304,14 @@ def trl(here: Here) -> None:
 
 def plan(here: Here) -> None:
     """plan_accuracy.py keeps its own lines; a case that failed is one of them, and no failure of the day."""
-    here.need_gpu()
     predictions = here.kit / "predictions.json"
     command = [sys.executable, str(HERE / "plan_accuracy.py"), "--twelve", "--limit", "90", "--json"]
     command += ["--results", str(here.out / "plan.jsonl")]
     if not predictions.is_file():
         raise Skip("the kit has no predictions.json")
     done = subprocess.run([*command, "--predictions", str(predictions)], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode == SKIPPED:
+        raise Skip(done.stdout.strip())
     if done.returncode != 0:
         here.failed.append(f"plan_accuracy.py: exit {done.returncode}")
     else:
