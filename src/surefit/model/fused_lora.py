@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from peft.tuners.lora.layer import Linear as PeftLinear
 from peft.tuners.lora.layer import LoraLayer
 from torch.autograd.function import once_differentiable
 
+from surefit.model.lora_products import joined, outputs, products, through_b
 from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
@@ -74,45 +76,29 @@ class _Products(torch.autograd.Function):
         """x: (rows, inputs). factors: A₁ (r₁, inputs), B₁ (outputs₁, r₁), A₂, … Returns (rows, outputsᵢ) each."""
         a, b = factors[::2], factors[1::2]
         dropped, mask = torch.native_dropout(x, drop, True) if drop else (x, None)
-        low = dropped @ _joined(a).T
+        low = dropped @ joined(a).T
         del dropped
-        outputs = []
-        for base, scaling, part, up in zip(bases, scalings, _columns(low, a), b, strict=True):
-            outputs.append(base(x).addmm_(part, up.T, alpha=scaling))
         ctx.save_for_backward(x, mask, low, *factors)
         ctx.bases, ctx.scalings, ctx.drop = bases, scalings, drop
         ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        return tuple(outputs([partial(base, x) for base in bases], low, a, b, scalings))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         x, mask, low, *factors = ctx.saved_tensors
         a, b = factors[::2], factors[1::2]
-        d_b, d_low = [], []
-        for dy, up, part, scaling in zip(grads, b, _columns(low, a), ctx.scalings, strict=True):
-            d_b.append(None if dy is None else (dy.T @ part).mul_(scaling))
-            d_low.append(torch.zeros_like(part) if dy is None else (dy @ up).mul_(scaling))
-        joined = torch.cat(d_low, dim=1) if len(d_low) > 1 else d_low[0]
-        d_a = torch.split(joined.T @ _masked(x, mask, ctx.drop), [len(factor) for factor in a])
+        d_low, d_b = through_b(grads, low, a, b, ctx.scalings)
+        d_a = torch.split(d_low.T @ _masked(x, mask, ctx.drop), [len(factor) for factor in a])
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = _masked(joined @ _joined(a), mask, ctx.drop)
+            dx = _masked(d_low @ joined(a), mask, ctx.drop)
             for dy, base in zip(grads, ctx.bases, strict=True):
                 if dy is not None:
                     dx.addmm_(dy, frozen_matrix(base).to(dy.dtype))
         unused = [dy is None for dy in grads]
         pairs = [(None, None) if skip else pair for skip, *pair in zip(unused, d_a, d_b, strict=True)]
         return dx, None, None, None, *(gradient for pair in pairs for gradient in pair)
-
-
-def _columns(low: torch.Tensor, a: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The columns of A x that belong to each projection."""
-    return torch.split(low, [len(factor) for factor in a], dim=1)
-
-
-def _joined(a: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(tuple(a)) if len(a) > 1 else a[0]
 
 
 def _masked(tensor: torch.Tensor, mask: torch.Tensor | None, drop: float) -> torch.Tensor:
@@ -122,20 +108,33 @@ def _masked(tensor: torch.Tensor, mask: torch.Tensor | None, drop: float) -> tor
 
 def _run(layers: Sequence[Any], x: torch.Tensor) -> list[torch.Tensor]:
     """The outputs of plain layers, each (…, outputs), for x (…, inputs)."""
-    names = [layer.active_adapters[0] for layer in layers]
-    factors = [
-        factor
-        for layer, name in zip(layers, names, strict=True)
-        for factor in (layer.lora_A[name].weight, layer.lora_B[name].weight)
-    ]
-    outputs = _Products.apply(  # type: ignore[no-untyped-call]
-        x.reshape(-1, x.shape[-1]),
-        tuple(layer.base_layer for layer in layers),
-        tuple(float(layer.scaling[name]) for layer, name in zip(layers, names, strict=True)),
-        _drop(layers[0]),
-        *factors,
-    )
-    return [output.view(*x.shape[:-1], output.shape[-1]) for output in outputs]
+    rows, bases = x.reshape(-1, x.shape[-1]), [layer.base_layer for layer in layers]
+    a, b, scalings = zip(*map(_factors, layers), strict=True)
+    if not torch.compiler.is_compiling():
+        factors = [factor for pair in zip(a, b, strict=True) for factor in pair]
+        found = _Products.apply(rows, bases, scalings, _drop(layers[0]), *factors)  # type: ignore[no-untyped-call]
+    elif all(type(base) is torch.nn.Linear for base in bases):
+        # Not `_Products`: traced by torch 2.11 its gradients come out as zeros, without an error (2.13's are right).
+        drop = _drop(layers[0])
+        dropped = torch.nn.functional.dropout(rows, drop) if drop else None
+        weights, biases = [base.weight for base in bases], [base.bias for base in bases]
+        found = products(rows, dropped, weights, biases, list(a), list(b), list(scalings))[:-1]
+    else:
+        found = [_traced(layer, rows) for layer in layers]
+    return [output.view(*x.shape[:-1], output.shape[-1]) for output in found]
+
+
+def _factors(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Its A, its B, and what their product is scaled with."""
+    name = layer.active_adapters[0]
+    return layer.lora_A[name].weight, layer.lora_B[name].weight, float(layer.scaling[name])
+
+
+def _traced(layer: Any, rows: torch.Tensor) -> torch.Tensor:
+    """The same sum over a quantised base, in operators that torch.compile differentiates and fuses itself."""
+    a, b, scaling = _factors(layer)
+    low = torch.nn.functional.linear(layer.lora_dropout[layer.active_adapters[0]](rows), a)
+    return torch.addmm(layer.base_layer(rows), low, b.T, alpha=scaling)
 
 
 class _Group:
@@ -192,7 +191,12 @@ class _Group:
         return result
 
     def _state(self, x: torch.Tensor) -> tuple[Any, ...]:
-        """All that a result depends on beside x itself."""
+        """All that a result depends on beside x itself.
+
+        The compiler follows no versions: in a model that it compiles, x must not change in place between siblings.
+        """
+        if torch.compiler.is_compiling():
+            return (torch.is_grad_enabled(),)
         factors = [f for member in self.members for f in (*member.lora_A.values(), *member.lora_B.values())]  # type: ignore[operator]
         versions = [_version(x), *(_version(factor.weight) for factor in factors)]
         scalings = [tuple(member.scaling.values()) for member in self.members]  # type: ignore[operator]
@@ -214,22 +218,8 @@ def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
     """The output, or None where PEFT must compute it."""
     if not _plain_for(layer, x):
         return None
-    if torch.compiler.is_compiling():
-        return _traced(layer, x)
     group: _Group | None = getattr(layer, "fused_group", None)
     return _run([layer], x)[0] if group is None else group.output(layer, x)
-
-
-def _traced(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same sum for torch.compile, which differentiates it, decides what to keep and fuses the rest.
-
-    Not `_Products`: traced by torch 2.11 its gradients come out as zeros, without an error (2.13's are right). And not
-    grouped: the tracer would have to follow a result from call to call.
-    """
-    name, rows = layer.active_adapters[0], x.reshape(-1, x.shape[-1])
-    low = torch.nn.functional.linear(layer.lora_dropout[name](rows), layer.lora_A[name].weight)
-    out = torch.addmm(layer.base_layer(rows), low, layer.lora_B[name].weight.T, alpha=float(layer.scaling[name]))
-    return out.view(*x.shape[:-1], out.shape[-1])
 
 
 class FusedLinear(PeftLinear):

@@ -1,10 +1,13 @@
 """Compiled decoder layers: the same numbers, one artefact for like layers, none anew for another length."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 import torch
 from peft import PeftModel
+from torch._inductor.utils import run_and_get_code
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefit.config.schema import AdapterSection
@@ -85,12 +88,20 @@ def test_traced_layers_compute_the_same_and_share_their_graph(
 
 @pytest.mark.slow
 def test_compiled_code_computes_the_same(graphs: dict[str, int]) -> None:
+    """And adds LoRA's products in place: 14 `addmm` per layer would each write a tensor of their own."""
     model = adapted(layers=2)
     expected = steps(model)
     fuse_lora(model)
     compile_layers(model)
-    assert same(steps(model), expected)
+    found, codes = run_and_get_code(lambda: steps(model))
+    assert same(found, expected)
     assert graphs["unique_graphs"] <= 2
+    assert len(codes) == 4, "forward and backward, with and without a gradient of the input"
+    for code in codes:
+        called = Counter(re.findall(r"(?:extern_kernels|torch\.ops\.surefit)\.(\w+)", code))
+        assert not any("addmm" in name for name in called)
+        # q, k and v; o; gate and up; down
+        assert called["lora"] + called["lora_backward"] == 4
 
 
 def test_nothing_to_compile_with(monkeypatch: pytest.MonkeyPatch) -> None:

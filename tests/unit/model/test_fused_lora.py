@@ -285,3 +285,41 @@ def test_a_traced_layer_has_gradients() -> None:
     compiled(X).square().sum().backward()
     assert close([p.grad for p in model.parameters() if p.grad is not None], expected)
     assert isinstance(inner(model).q_proj, FusedLinear)
+
+
+class Parted(Attention):
+    """k and v read another tensor than q."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.flip(0)
+        return torch.cat([self.q_proj(x), self.k_proj(y), self.v_proj(y), self.o_proj(x)], dim=-1)
+
+
+class Broken(Attention):
+    """Its compiled code ends between siblings."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.q_proj(x)
+        torch._dynamo.graph_break()
+        return torch.cat([q, self.k_proj(x), self.v_proj(x), self.o_proj(x)], dim=-1)
+
+
+@pytest.mark.parametrize(("kind", "graphs"), [(Attention, 1), (Parted, 2), (Broken, 2)])
+def test_groups_are_traced(kind: type[Attention], graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as many graphs, for all lengths, and nothing of the trace is left in the group."""
+    monkeypatch.setitem(globals(), "Attention", kind)
+    model = adapted()
+    expected = [gradients(model, X[:rows]) for rows in (5, 4, 3)]
+    fuse_lora(model)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled: Any = torch.compile(model, backend="aot_eager", dynamic=True)
+    for rows, grads in zip((5, 4, 3), expected, strict=True):
+        model.zero_grad()
+        compiled(X[:rows].clone()).square().sum().backward()
+        assert close([p.grad for p in model.parameters() if p.grad is not None], grads)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    group = inner(model).q_proj.fused_group
+    assert group.apart == (kind is Parted)
+    assert not group._ready
+    torch._dynamo.reset()
