@@ -13,13 +13,13 @@ import torch
 
 from surefit.config.schema import AdapterSection
 from surefit.data.collate import collate, pack
+from surefit.facts import activations
 from surefit.model import checkpointing
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.tiling import tile_mlps
 from surefit.plan.simulate import record_run
 from surefit.plan.trace import Recorder
-from surefit.train import loss as loss_module
 from surefit.train.loss import loss_sum
 
 TILE = 48
@@ -47,8 +47,7 @@ SAME_SUMS = [switches for switches in EVERY if not switches.tiled and not switch
 
 @pytest.fixture(autouse=True)
 def small_chunks_on_one_thread(monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 0)
-    monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", CHUNK)
+    monkeypatch.setattr(activations, "CHUNK_ROWS", CHUNK)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

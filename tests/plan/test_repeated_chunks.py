@@ -11,6 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from surefit.config.schema import AdapterSection
+from surefit.facts import activations
 from surefit.plan import simulate
 from surefit.plan.operations import Operations
 from surefit.plan.setting import Setting
@@ -29,8 +30,7 @@ FULL = replace(LORA, adapter=AdapterSection(kind="full"))
 @pytest.fixture(autouse=True)
 def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """78 targets in nine chunks of nine or fewer."""
-    monkeypatch.setattr(loss, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(loss, "MIN_CHUNK_ROWS", 9)
+    monkeypatch.setattr(activations, "CHUNK_ROWS", 9)
 
 
 def _both(setting: Setting) -> tuple[Trace, tuple[Operations, Operations]]:

@@ -18,7 +18,8 @@ Worked example, Llama-3.1-8B (h 4,096, q 4,096, k 1,024, n 32, f 14,336) in bflo
 20,480 + 128 + 114,688 + 112 = 184,568 bytes. 32 layers and the final norm's 16,388, less the first norm's 16,388, which
 nothing trained lies below, and the rotary cosines and sines, 512: 5,906,688 bytes per token, 11.27 GiB for one row of
 2,048 tokens. The loss adds, of 2,047 hidden states and their gradients, 2 × 8,192 bytes each, 0.03 GiB; of a chunk of
-410 rows 10 × V = 1,282,560 bytes each, 0.49 GiB. With the logits of all tokens held it would be 12 × V, 2.93 GiB.
+2,047 rows b V = 256,512 bytes each, and of 256 of them 4 V = 513,024 for a moment, 0.61 GiB. With the logits of all
+tokens held it would be 12 × V, 2.93 GiB.
 
 With gradient checkpointing a layer keeps its input only, b h = 8,192 bytes, and one layer at a time is recomputed;
 selective keeps b q + 4n more, offloaded keeps nothing there.
@@ -54,9 +55,16 @@ NORM_TEMPORARIES = 5
 """Float32 copies of its input that the backward pass of an RMS norm has at its fullest."""
 TOKEN_BYTES = 4 * 8
 """What of a token is moved to the GPU: its id, its mask or position, its place in the loss and its target, int64."""
-CHUNK_BYTES, CHUNK_LOGIT_BYTES, MIN_CHUNK_ROWS = 512 * MIB, 10, 256
+CHUNK_ROWS, CHUNK_BYTES = 2_048, 640 * MIB
+"""Rows of logits that the loss computes at a time, and what they may take. The gradient of 2,048 hidden states of 2,048
+numbers is a product of 256 tiles of 128 × 128, so that each of an H200's 132 multiprocessors has one; more rows gain
+nothing. In 16 bits they take 501 MiB for a vocabulary of 128,256 and 594 for 151,936; 262,144 entries, or float32, get
+fewer rows: 1,280, or 1,104 for 151,936."""
+LOSS_TILE = 256
+"""Rows of 16-bit logits that are copied to float32 at a time. A block of threads has a row, so with fewer rows than
+multiprocessors some would have nothing to do; 256 take 125 MiB for a vocabulary of 128,256."""
 TILE = 4_096
-"""`train/loss.py` and `model/prepare.py` have these numbers; a test compares them."""
+"""`model/prepare.py` has this number; a test compares them."""
 AMPERE, ADA = (8, 0), (8, 9)
 """The first GPUs with flash attention, and those that multiply float8."""
 MASK_MULTIPLE = 8
@@ -293,27 +301,39 @@ def logits_bytes(batch: MicroBatch) -> int:
     return 3 * FLOAT32 * batch.model.vocab_size * batch.targets
 
 
-def chunk_rows(targets: int, vocabulary: int) -> int:
-    """Rows of the largest chunk of the loss, as `train/loss.py` cuts it."""
-    limit = max(MIN_CHUNK_ROWS, CHUNK_BYTES // (CHUNK_LOGIT_BYTES * vocabulary))
+def chunk_rows(targets: int, vocabulary: int, number: int) -> int:
+    """Rows of the largest chunk that `train/loss.py` cuts this many targets into, all as even as can be; `number`: the
+    bytes of a logit.
+
+    >>> chunk_rows(1_000, 151_936, 2), chunk_rows(16_385, 32_000, 2), chunk_rows(2_000, 262_144, 2)
+    (1000, 1821, 1000)
+    """
+    limit = max(1, min(CHUNK_ROWS, CHUNK_BYTES // (number * vocabulary)))
     return -(-targets // max(1, -(-targets // limit)))
 
 
+def _chunk_bytes(batch: MicroBatch) -> tuple[int, int]:
+    """Of the largest chunk: its logits, which become their gradient; and what is beside them before that, the
+    float32 copy of a tile where the logits are in 16 bits."""
+    vocabulary, number = batch.model.vocab_size, batch.number
+    rows = chunk_rows(batch.targets, vocabulary, number)
+    tile = min(rows, LOSS_TILE) if number < FLOAT32 else 0
+    return number * vocabulary * rows, FLOAT32 * vocabulary * tile
+
+
 def _chunked_bytes(batch: MicroBatch) -> int:
-    """A chunk's logits, log-probabilities and gradient; the hidden states of all targets, and their gradients; where
-    the head is trained, the gradient of its matrix in its own type and summed in float32."""
+    """A chunk; the hidden states of all targets, and their gradients; where the head is trained, the gradient of its
+    matrix in its own type and summed in float32."""
     model, number = batch.model, batch.number
-    rows = chunk_rows(batch.targets, model.vocab_size)
-    chunk = (number + FLOAT32 + (FLOAT32 if number < FLOAT32 else 0)) * model.vocab_size * rows
     states = 2 * number * model.hidden_size * batch.targets
+    logits, tile = _chunk_bytes(batch)
     if not batch.full:
-        return states + chunk
+        return states + logits + tile
     matrix = model.vocab_size * model.hidden_size
-    several = rows < batch.targets
-    differentiated = (2 * number * model.vocab_size * rows if several else 0) + number * matrix
-    return (
-        states + (FLOAT32 * matrix if several or number < FLOAT32 else 0) + max(chunk if several else 0, differentiated)
-    )
+    chunk = max(logits + tile, logits + number * matrix)
+    if chunk_rows(batch.targets, model.vocab_size, number) < batch.targets:
+        return states + FLOAT32 * matrix + chunk
+    return states + max(chunk, (FLOAT32 + number) * matrix if number < FLOAT32 else 0)
 
 
 def norm_backward_bytes(batch: MicroBatch) -> int:
@@ -330,7 +350,7 @@ def eval_bytes(batch: MicroBatch, loss: bool = True) -> int:
     vocabulary = batch.model.vocab_size
     if batch.chunked:
         states = number * hidden * batch.targets
-        needed = states + (number + copy + FLOAT32) * vocabulary * chunk_rows(batch.targets, vocabulary)
+        needed = states + sum(_chunk_bytes(batch))
     else:
         needed = vocabulary * max(
             number * (batch.tokens + batch.targets),

@@ -7,7 +7,7 @@ decoders of `facts/activations.py`; for others the sum can show that a run does 
 Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, bfloat16, one row of 2,048 tokens: 32 layers × 8 ×
 (8,192 + 5,120 + 5,120 + 8,192 + 3 × 18,432) = 20,971,520 factors. Weights 2 × 8,030,261,248 bytes = 14.96 GiB; adapter
 2, moments 8 and masters 4 bytes per factor, 0.27 GiB; activations 11.27 GiB, a chunk of the loss and its hidden states
-0.52 GiB (both worked out in `facts/activations.py`), cuBLAS 0.02 GiB: 27.03 GiB at the fullest moment, the loss.
+0.64 GiB (both worked out in `facts/activations.py`), cuBLAS 0.02 GiB: 27.15 GiB at the fullest moment, the loss.
 """
 
 from __future__ import annotations

@@ -12,19 +12,10 @@ from peft import PeftModel
 from torch.autograd.function import once_differentiable
 
 from surefit.core.errors import ModelError
-from surefit.core.units import MIB
 from surefit.data.collate import LOSS_KEYS
+from surefit.facts.activations import LOSS_TILE, chunk_rows
 from surefit.model.compat import answering
-
-CHUNK_BYTES = 512 * MIB
-"""What a chunk's logits, log-probabilities and gradient may take. A vocabulary of 151,936 gives chunks of 353 rows:
-enough for the two matrix products to be bound by arithmetic (an H200 needs about 165 rows for that), where the logits
-of 16,384 tokens at once would take 27.8 GiB."""
-CHUNK_LOGIT_BYTES = 10
-"""Of each logit while its chunk is worked on: itself and a float32 copy of it, both read by the softmax, and the
-float32 log-probability; where the logits are float32 there is no copy."""
-MIN_CHUNK_ROWS = 256
-"""However large the vocabulary: with fewer, the products wait for the head's weight to be read."""
+from surefit.model.sdpa import capability_of
 
 
 def loss_sum(model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool) -> torch.Tensor:
@@ -80,16 +71,6 @@ def can_chunk(model: torch.nn.Module) -> str | None:
     return None
 
 
-def chunk_rows(rows: int, vocabulary: int) -> int:
-    """The rows of the largest chunk, all of them as even as can be.
-
-    >>> chunk_rows(1_000, 151_936), chunk_rows(300, 151_936), chunk_rows(16_384, 32_000)
-    (334, 300, 1639)
-    """
-    limit = max(MIN_CHUNK_ROWS, CHUNK_BYTES // (CHUNK_LOGIT_BYTES * vocabulary))
-    return -(-rows // max(1, -(-rows // limit)))
-
-
 @dataclass(frozen=True)
 class _Head:
     """All that a causal language model does after its decoder: projection, scale, softcap, LoRA factors on it.
@@ -97,12 +78,14 @@ class _Head:
     Attributes:
         output: the type that the decoder answers with.
         vocabulary: logits per hidden state.
+        number: bytes of a logit.
     """
 
     causal_lm: Any
     decoder: torch.nn.Module
     output: type[Any]
     vocabulary: int
+    number: int
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """The logits (n, vocabulary) of hidden states (n, hidden size)."""
@@ -148,7 +131,8 @@ def _decode(
             field="speed.chunked_loss",
             help="set speed.chunked_loss: false",
         )
-    return hidden[0], _Head(causal_lm, decoder, kinds[0], logits.shape[-1]), _trained_leaves(logits)
+    head = _Head(causal_lm, decoder, kinds[0], logits.shape[-1], logits.element_size())
+    return hidden[0], head, _trained_leaves(logits)
 
 
 def _trained_leaves(output: torch.Tensor) -> list[torch.Tensor]:
@@ -204,7 +188,7 @@ def _through_chunks(
     loss = torch.zeros((), device=hidden.device)
     grad_hidden = torch.empty_like(hidden) if differentiate_hidden else None
     sums: list[torch.Tensor | None] = [None] * len(trained)
-    size = max(1, chunk_rows(len(hidden), head.vocabulary))
+    size = max(1, chunk_rows(len(hidden), head.vocabulary, head.number))
     for start in range(0, len(hidden), size):
         rows = slice(start, min(start + size, len(hidden)))
         add_chunk(head, rows, targets, hidden, grad_hidden, trained, loss, sums)
@@ -239,13 +223,50 @@ def _chunk(
     wanted = [*([hidden] if hidden.requires_grad else []), *trained]
     with torch.set_grad_enabled(bool(wanted)):
         logits = head(hidden)
-    log_probabilities = torch.log_softmax(logits.detach(), -1, dtype=torch.float32)
-    loss = -log_probabilities.gather(1, targets[:, None]).sum()
+    loss = cross_entropy_(logits.detach(), targets, bool(wanted))
     if not wanted:
         return loss, []
-    # The gradient of cross-entropy is softmax − one-hot; written over the log-probabilities.
-    gradient = log_probabilities.exp_()
-    gradient[torch.arange(len(targets), device=targets.device), targets] -= 1.0
-    gradient = gradient.to(logits.dtype)
-    del log_probabilities
-    return loss, list(torch.autograd.grad(logits, wanted, gradient))
+    try:
+        return loss, list(torch.autograd.grad(logits, wanted, logits.detach()))
+    except RuntimeError as error:
+        if "inplace" not in str(error):
+            raise
+        raise ModelError(
+            f"{type(head.causal_lm).__name__} needs its logits for their own gradient, which is written over them",
+            field="speed.chunked_loss",
+            help="set speed.chunked_loss: false",
+        ) from error
+
+
+def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, differentiate: bool = True) -> torch.Tensor:
+    """The summed cross-entropy, 0-d, in nats, of `logits` (n, vocabulary), which are lost: written over them is the
+    gradient, softmax − one-hot, or without `differentiate` nothing of use.
+
+    16-bit logits are computed with in float32, and the gradient is rounded once; others in their own type. Beside the
+    logits there are float32 copies of `LOSS_TILE` rows in 16 bits, and nothing of their size otherwise. Softmax may
+    write over what it reads: its kernels know a row's maximum and sum before they write, and write each number where
+    it was read (aten/src/ATen/native/SoftMaxKernel.cpp in cpu, SoftMax.cu in cuda).
+
+    Args:
+        targets: (n,) int64, each of them counted.
+    """
+    targets = targets[:, None]
+    if logits.dtype not in (torch.float16, torch.bfloat16):
+        chosen = torch.log_softmax(logits, -1, out=logits).gather(1, targets)
+        if differentiate:
+            logits.exp_()
+    else:
+        chosen = torch.empty(targets.shape, device=logits.device)
+        for start in range(0, len(logits), LOSS_TILE):
+            tile, target, out = (whole[start : start + LOSS_TILE] for whole in (logits, targets, chosen))
+            exact = tile.float()
+            torch.gather(torch.log_softmax(exact, -1, out=exact), 1, target, out=out)
+            if differentiate and capability_of(logits) is None:
+                tile.copy_(exact.exp_())  # a CPU's softmax rounds twice in 16 bits, and is slower
+            elif differentiate:
+                torch.softmax(tile, -1, out=tile)
+            del exact  # before the next one is made
+    if differentiate:
+        # Not p − 1: in 16 bits p is rounded by then, and where it is nearly 1 little would be left.
+        logits.scatter_(1, targets, chosen.expm1().to(logits.dtype))
+    return -chosen.sum()

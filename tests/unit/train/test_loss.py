@@ -10,10 +10,11 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 from surefit.core.errors import ModelError
 from surefit.data.collate import collate, pack
+from surefit.facts import activations
+from surefit.facts.activations import chunk_rows
 from surefit.plan.simulate import record_run
 from surefit.plan.trace import Recorder
-from surefit.train import loss as loss_module
-from surefit.train.loss import can_chunk, chunk_rows, loss_sum
+from surefit.train.loss import can_chunk, cross_entropy_, loss_sum
 
 
 def examples(lengths=(14, 9, 11), vocabulary=families.VOCABULARY):
@@ -25,8 +26,7 @@ def examples(lengths=(14, 9, 11), vocabulary=families.VOCABULARY):
 @pytest.fixture
 def small_chunks(monkeypatch) -> int:
     """Five rows a chunk, so that a few sentences make many chunks and an uneven one."""
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 0)
-    monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", 5)
+    monkeypatch.setattr(activations, "CHUNK_ROWS", 5)
     return 5
 
 
@@ -221,13 +221,12 @@ def test_the_gradients_are_given_once() -> None:
 def test_nothing_larger_than_a_chunk_of_logits_exists(monkeypatch, trained) -> None:
     """Over a vocabulary so large that logits are the largest tensors there are."""
     vocabulary, rows = 4096, 16
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 0)
-    monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", rows)
+    monkeypatch.setattr(activations, "CHUNK_ROWS", rows)
     model = families.build("llama", vocab_size=vocabulary)
     if trained == "lora":
         model = with_lora(model)
     batch = collate(examples((60, 50), vocabulary), 0)
-    chunk = vocabulary * 4 * chunk_rows(len(batch["targets"]), vocabulary)
+    chunk = vocabulary * 4 * chunk_rows(len(batch["targets"]), vocabulary, 4)
 
     def logits_alive(chunked) -> float:
         """At the fullest moment: bytes of logits and whatever else has their rows, in chunks."""
@@ -243,7 +242,7 @@ def test_nothing_larger_than_a_chunk_of_logits_exists(monkeypatch, trained) -> N
 
     assert logits_alive(False) > 2 * len(batch["targets"]) / rows
     model.zero_grad()
-    assert logits_alive(True) <= 2.1  # logits and log-probabilities, and the one row that showed what the head is
+    assert logits_alive(True) <= 1.1  # the logits, and the one row that showed what the head is
 
 
 def test_under_fake_tensors(monkeypatch, small_chunks) -> None:
@@ -258,21 +257,74 @@ def test_under_fake_tensors(monkeypatch, small_chunks) -> None:
         fake = families.build("gemma2")
     fake.tie_weights()
     trace = record_run(fake, step, padded=True, cuda=False)
-    chunks = [a.shape for a in trace.allocations if a.op.startswith("_log_softmax")]
+    logits = [a.shape for a in trace.allocations if a.op.startswith("mm.") and a.shape[-1] == families.VOCABULARY]
+    chunks = logits[1:]  # the first is the row that shows what the head is
     assert len(chunks) == -(-len(batch["targets"]) // small_chunks)
     assert all(rows <= small_chunks and vocabulary == 64 for rows, vocabulary in chunks)
 
 
 def test_a_chunk_is_even_and_bounded() -> None:
-    for rows, vocabulary in [(1, 64), (16_384, 151_936), (16_385, 32_000), (300, 262_144)]:
-        size = chunk_rows(rows, vocabulary)
-        assert 1 <= size <= rows
-        assert size <= loss_module.MIN_CHUNK_ROWS or size * vocabulary * 10 <= loss_module.CHUNK_BYTES
+    for rows, vocabulary, number in [(1, 64, 4), (16_384, 151_936, 2), (16_385, 32_000, 4), (3000, 262_144, 2)]:
+        size = chunk_rows(rows, vocabulary, number)
+        limit = min(activations.CHUNK_ROWS, activations.CHUNK_BYTES // (number * vocabulary))
+        assert 1 <= size <= limit
+        assert -(-rows // size) == -(-rows // limit), "no more chunks than it takes"
         assert -(-rows // size) * size - rows < size
-    assert chunk_rows(0, 64) == 0
+    assert chunk_rows(0, 64, 4) == 0
 
 
 def test_a_model_without_a_decoder_of_its_own() -> None:
     model = torch.nn.Linear(2, 2)
     model.config = SimpleNamespace()
     assert can_chunk(model) is not None
+
+
+def logits_and_targets(rows: int, vocabulary: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some rows are sure of the right answer, some of a wrong one by more than float32's exponential can say."""
+    generator = torch.Generator().manual_seed(rows)
+    logits = 3 * torch.randn(rows, vocabulary, generator=generator)
+    targets = torch.randint(0, vocabulary, (rows,), generator=generator)
+    logits[::3].scatter_(1, targets[::3, None], 16.0)
+    logits[1::5].scatter_(1, targets[1::5, None], -200.0)
+    return logits.to(dtype), targets
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 2), (7, 97), (300, 1031), (513, 33)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_in_place_it_is_the_cross_entropy_of_float64(device, rows, vocabulary, dtype) -> None:
+    logits, targets = logits_and_targets(rows, vocabulary, dtype)
+    exact = logits.to(torch.float64, copy=True).requires_grad_()
+    expected = torch.nn.functional.cross_entropy(exact, targets, reduction="sum")
+    expected.backward()
+    found = logits.to(device, copy=True)
+    loss = cross_entropy_(found, targets.to(device)).cpu()
+    alone = cross_entropy_(logits.to(device, copy=True), targets.to(device), differentiate=False).cpu()
+    rounding = torch.finfo(dtype).eps
+    tolerance = max(torch.finfo(torch.float32 if dtype.itemsize == 2 else dtype).eps, 1e-15)
+    torch.testing.assert_close(loss.double(), expected, rtol=4 * tolerance, atol=16 * tolerance)
+    assert torch.equal(alone, loss)
+    # Number by number, the right answer's too.
+    torch.testing.assert_close(found.cpu().double(), exact.grad, rtol=rounding + 32 * tolerance, atol=16 * tolerance)
+
+
+def test_nothing_but_a_tile_lies_beside_the_logits() -> None:
+    """Of 16-bit logits the float32 copy of `LOSS_TILE` rows, of others nothing."""
+    vocabulary, rows = 4096, 3 * activations.LOSS_TILE + 1
+    for dtype, beside in ((torch.bfloat16, 4 * activations.LOSS_TILE * vocabulary), (torch.float32, 0)):
+        logits, targets = logits_and_targets(rows, vocabulary, dtype)
+        recorder = Recorder()
+        with recorder:
+            recorder.start("step")
+            cross_entropy_(logits.clone(), targets.clone())
+        most = recorder.trace.peak()[0] - logits.nbytes
+        assert beside <= most < beside + 64 * rows, dtype
+
+
+def test_a_head_that_needs_its_logits_for_the_gradient_is_refused() -> None:
+    model = families.build("llama")
+    model.lm_head.register_forward_hook(lambda module, args, output: output.sigmoid())
+    with pytest.raises(ModelError, match="needs its logits") as caught:
+        loss_sum(model, collate(examples(), 0), True)
+    assert "speed.chunked_loss: false" in str(caught.value.help)
+    loss_sum(model, collate(examples(), 0), False).backward()
