@@ -245,14 +245,15 @@ def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, differentiate: b
     16-bit logits are computed with in float32, and the gradient is rounded once; others in their own type. Beside the
     logits there are float32 copies of `LOSS_TILE` rows in 16 bits, and nothing of their size otherwise. Softmax may
     write over what it reads: its kernels know a row's maximum and sum before they write, and write each number where
-    it was read (aten/src/ATen/native/SoftMaxKernel.cpp in cpu, SoftMax.cu in cuda).
+    it was read (aten/src/ATen/native/SoftMaxKernel.cpp in cpu, SoftMax.cu in cuda). It is their operators that are
+    called, `torch._softmax`: `torch.softmax` makes a tensor of its own in between and copies it (2.13).
 
     Args:
         targets: (n,) int64, each of them counted.
     """
     targets = targets[:, None]
     if logits.dtype not in (torch.float16, torch.bfloat16):
-        chosen = torch.log_softmax(logits, -1, out=logits).gather(1, targets)
+        chosen = torch._log_softmax(logits, -1, False, out=logits).gather(1, targets)
         if differentiate:
             logits.exp_()
     else:
@@ -260,11 +261,11 @@ def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, differentiate: b
         for start in range(0, len(logits), LOSS_TILE):
             tile, target, out = (whole[start : start + LOSS_TILE] for whole in (logits, targets, chosen))
             exact = tile.float()
-            torch.gather(torch.log_softmax(exact, -1, out=exact), 1, target, out=out)
+            torch.gather(torch._log_softmax(exact, -1, False, out=exact), 1, target, out=out)
             if differentiate and capability_of(logits) is None:
                 tile.copy_(exact.exp_())  # a CPU's softmax rounds twice in 16 bits, and is slower
             elif differentiate:
-                torch.softmax(tile, -1, out=tile)
+                torch._softmax(tile, -1, False, out=tile)
             del exact  # before the next one is made
     if differentiate:
         # Not p − 1: in 16 bits p is rounded by then, and where it is nearly 1 little would be left.
