@@ -1,0 +1,317 @@
+"""Every decoder family that transformers knows, through every stage: what passes, what `check` refuses, what is a fault.
+
+PYTHONPATH=src python benchmarks/families.py [--family NAME ...] [--out FILE] [--page FILE] [--json]
+
+Each family is a random model of some thousand parameters (family_shapes.py), in a process of its own with a limit of
+time and memory. First transformers alone: it is made, saved, read back, and one backward pass gives finite gradients;
+what fails there is transformers' own, and not counted. Then SureFit, each line a cell of docs/models.md:
+
+    plan       the closed form, and the simulation
+    lora, full two optimizer steps on padded rows, interrupted after the first and resumed
+    packed     the same with `data.packing: true`
+    merge      merged with its certificate; a full fine-tune, its certificate
+    reload     plain transformers reads merged/, PEFT reads adapter/: the same logits; both generate
+    scores     `surefit evaluate` answers with base, adapter and merged model
+
+A cell passes, or is refused by `check`, or by what stands before the first step, in words; everything else is a fault.
+FILE has a line per family, so a run that was stopped goes on where it was; --family measures again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import family_shapes
+import torch
+from peft import PeftModel
+from tokenizers import Tokenizer, models
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import logging as transformers_logging
+
+import surefit
+from surefit.core.errors import GateError, SureFitError
+from surefit.stages.checking import Refused
+
+ROOT = Path(__file__).parents[1]
+SHARED = ("plan.simulate", "train.loop", "merge.merge", "stages.evaluating", "evaluate.checkpoints", "data.dataset")
+"""Modules of SureFit that are imported before the processes part, once."""
+SECONDS, BYTES = 300, 12 * 2**30
+STEPS = 2
+CELLS = ("plan", "lora", "lora packed", "lora merge", "reload", "scores", "full", "full packed", "full merge")
+TEMPLATE = (
+    "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, with the ids of `family_shapes`."""
+    words = {"<pad>": family_shapes.PAD, "<s>": family_shapes.BOS, "</s>": family_shapes.EOS}
+    words |= {byte: len(words) + n for n, byte in enumerate(sorted(ByteLevel.alphabet()))}
+    bytes_only = Tokenizer(models.BPE(words, []))
+    bytes_only.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    made = PreTrainedTokenizerFast(tokenizer_object=bytes_only, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    made.chat_template = TEMPLATE
+    return made
+
+
+def rows(count: int = 10) -> list[dict[str, Any]]:
+    """Conversations of some twenty tokens."""
+    return [{"prompt": f"{n} + {n}?", "completion": f"{2 * n}" + "." * (n % 4)} for n in range(3, 3 + count)]
+
+
+def save_base(family: str, directory: Path) -> Any:
+    """The family's random model with its tokenizer, in a folder as transformers saves it; the model.
+
+    Raises:
+        Exception: whatever transformers raises where it cannot train this family.
+    """
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(family_shapes.config(family), dtype=torch.float32)
+    for parameter in model.parameters():  # wide enough for logits that differ, whatever the class starts with
+        if parameter.ndim > 1:
+            parameter.data.add_(0.05 * torch.randn_like(parameter))
+    model.generation_config.max_length = None
+    model.save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return model
+
+
+def trains_alone(family: str, directory: Path) -> None:
+    """Make the base, read it back, and see one backward pass of plain transformers.
+
+    Raises:
+        Exception: it does not work.
+    """
+    made = save_base(family, directory).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(directory)
+    ids = torch.tensor([[5 + (7 * n) % 200 for n in range(24)], [9 + (11 * n) % 200 for n in range(24)]])
+    attended = torch.ones_like(ids)
+    with torch.no_grad():
+        before, after = (each(input_ids=ids, attention_mask=attended).logits for each in (made, model.eval()))
+    torch.testing.assert_close(before, after, msg="what was saved reads back as another model")
+    loss = model.train()(input_ids=ids, attention_mask=attended, labels=ids).loss
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if not (torch.isfinite(loss) and gradients and all(torch.isfinite(gradient).all() for gradient in gradients)):
+        raise ValueError("the loss or a gradient is not finite")
+
+
+def settings(base: Path, out: Path, kind: str, packed: bool) -> surefit.Config:
+    """The run of one cell."""
+    return surefit.Config.from_dict(
+        {
+            "model": {"name_or_path": str(base), "dtype": "float32"},
+            "adapter": {"kind": kind, "r": 4, "alpha": 8},
+            "data": {"train": rows(), "eval": rows(3), "max_length": 64, "packing": packed},
+            "train": {
+                "max_steps": STEPS, "epochs": 10, "global_batch_size": 4, "per_device_train_batch_size": 2,
+                "learning_rate": 1e-2, "warmup": 0,
+            },
+            "checkpoint": {"every": 1},
+            "evaluate": {"max_new_tokens": 4},
+            "hardware": {"gpu": "cpu"},
+            "output_dir": str(out),
+        }
+    )  # fmt: skip
+
+
+class Family:
+    """One family's cells, as they are filled."""
+
+    def __init__(self, name: str, work: Path) -> None:
+        self.name, self.base, self.work = name, work / "base", work
+        self.cells: dict[str, dict[str, Any]] = {}
+
+    def measure(self) -> dict[str, Any]:
+        """The line of this family."""
+        began = time.monotonic()
+        line: dict[str, Any] = {"family": self.name, "transformers": self._alone()}
+        if line["transformers"] is None:
+            self._cells()
+        return line | {"cells": self.cells, "seconds": round(time.monotonic() - began, 1)}
+
+    def _alone(self) -> str | None:
+        """Why transformers itself does not train it; None where it does."""
+        try:
+            trains_alone(self.name, self.base)
+        except Exception as error:
+            return said(error)
+        return None
+
+    def _cells(self) -> None:
+        lora, full = (settings(self.base, self.work / kind, kind, packed=False) for kind in ("lora", "full"))
+        self._cell("plan", lambda: self._plan(lora))
+        if self._cell("lora", lambda: self._train(lora)):
+            self._cell("lora merge", lambda: surefit.merge(lora, quiet=True))
+            self._cell("reload", self._reload)
+            self._cell("scores", lambda: surefit.evaluate(lora, quiet=True))
+        if self._cell("full", lambda: self._train(full)):
+            self._cell("full merge", lambda: surefit.merge(full, quiet=True))
+        for kind in ("lora", "full"):
+            packed = settings(self.base, self.work / f"{kind}-packed", kind, packed=True)
+            self._cell(f"{kind} packed", lambda packed=packed: self._train(packed))
+
+    def _cell(self, name: str, stage: Callable[[], Any]) -> bool:
+        began = time.monotonic()
+        try:
+            stage()
+            found = {"state": "passes"}
+        except Refused as error:
+            first = next(each for each in error.findings if each["severity"] == "error")
+            found = {"state": "refused", "rule": first["code"], "why": first["message"]}
+        except Exception as error:
+            found = {"state": "fault", "why": said(error), "where": origin(error)}
+        self.cells[name] = found | {"seconds": round(time.monotonic() - began, 2)}
+        return found["state"] == "passes"
+
+    def _plan(self, config: surefit.Config) -> None:
+        for quick in (True, False):
+            found = surefit.plan(config, quick=quick)
+            if not found.high_bytes:
+                raise ValueError(f"no estimate, {'closed form' if quick else 'simulated'}: {found.document['notes']}")
+
+    def _train(self, config: surefit.Config) -> None:
+        """Two steps, with an interruption after the first."""
+        found = surefit.check(config).document["findings"]
+        if any(each["severity"] == "error" for each in found):
+            raise Refused(found)
+
+        def interrupt(progress: Any) -> None:
+            if progress.step == 1:
+                signal.raise_signal(signal.SIGINT)
+
+        try:
+            surefit.train(config, [interrupt], quiet=True)
+        except GateError:
+            raise
+        except SureFitError as error:
+            if type(error).__name__ != "Interrupted":
+                raise
+        done = surefit.train(config, resume=True, quiet=True)
+        if done.steps != STEPS or done.document["resumed_from"] != 1 or done.document["rejected"]:
+            raise ValueError(f"{done.steps} steps, resumed from {done.document['resumed_from']}")
+
+    def _reload(self) -> None:
+        """Plain transformers and PEFT read what was written, and compute the same."""
+        run = self.work / "lora"
+        merged: Any = AutoModelForCausalLM.from_pretrained(run / "merged", dtype=torch.float32).eval()
+        base = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32)
+        tuned: Any = PeftModel.from_pretrained(base, run / "adapter").eval()
+        ids = torch.tensor([[5 + (7 * n) % 200 for n in range(16)]])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        with torch.no_grad():
+            logits = [model(**inputs).logits for model in (merged, tuned)]
+            torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
+            for model in (merged, tuned):
+                if model.generate(**inputs, max_new_tokens=4, do_sample=False).shape[1] <= ids.shape[1]:
+                    raise ValueError("nothing was generated")
+
+
+def said(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def origin(error: BaseException) -> str:
+    """The last line of SureFit's own that the error passed."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "surefit" in Path(frame.filename).parts]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+
+
+def child(name: str, answer: Any) -> None:
+    """The process of one family."""
+    resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers_logging.set_verbosity_error()
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # rows and plans are kept there
+        answer.send(Family(name, Path(folder)).measure())
+
+
+def measured(name: str) -> dict[str, Any]:
+    """The line of one family, whatever becomes of its process."""
+    forked = multiprocessing.get_context("fork")  # with all that is imported
+    ours, theirs = forked.Pipe(duplex=False)
+    process = forked.Process(target=child, args=(name, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(SECONDS):
+            return ours.recv()  # type: ignore[no-any-return]
+        why = f"over {SECONDS} s"
+    except EOFError:
+        process.join()
+        why = f"its process ended with {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+    died = {"state": "fault", "why": why, "where": "", "seconds": 0.0}
+    return {"family": name, "transformers": None, "cells": {"plan": died}, "seconds": float(SECONDS)}
+
+
+def complete(line: dict[str, Any]) -> bool:
+    """Whether every stage passes."""
+    return all(line["cells"].get(name, {}).get("state") == "passes" for name in CELLS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", action="append", help="only this one, again; may be repeated")
+    parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "families.jsonl")
+    parser.add_argument("--page", type=Path, help="write docs/models.md from all lines of FILE")
+    parser.add_argument("--json", action="store_true", help="print the lines")
+    args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = {}
+    if args.out.exists():
+        lines = {line["family"]: line for line in map(json.loads, args.out.read_text().splitlines())}
+    todo = args.family or [name for name in family_shapes.families() if name not in lines]
+    for name in SHARED:
+        importlib.import_module(f"surefit.{name}")
+    began = time.monotonic()
+    for number, name in enumerate(todo):
+        line = lines[name] = measured(name)
+        with args.out.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+        left = (time.monotonic() - began) / (number + 1) * (len(todo) - number - 1)
+        print(json.dumps(line) if args.json else summary(line), flush=True)
+        print(f"{number + 1} of {len(todo)}, {left / 60:.0f} min left", file=sys.stderr, flush=True)
+    return 0
+
+
+def summary(line: dict[str, Any]) -> str:
+    """A family on the terminal."""
+    if line["transformers"]:
+        return f"{line['family']}: transformers itself: {line['transformers']}"
+    if complete(line):
+        return f"{line['family']}: passes, {line['seconds']:.0f} s"
+    wrong = [
+        f"\n  {name}: {cell['state']} {cell.get('rule', '')} {cell.get('why', '')} {cell.get('where', '')}"
+        for name, cell in line["cells"].items()
+        if cell["state"] != "passes"
+    ]
+    return f"{line['family']}: {line['seconds']:.0f} s{''.join(wrong)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
