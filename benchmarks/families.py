@@ -8,7 +8,7 @@ what fails there is transformers' own, and not counted. Then SureFit, each line 
 
     plan       the closed form, and the simulation
     lora, full two optimizer steps on padded rows, interrupted after the first and resumed
-    packed     the same with `data.packing: true`
+    packed     two with `data.packing: true`
     merge      merged with its certificate; a full fine-tune, its certificate
     reload     plain transformers reads merged/, PEFT reads adapter/: the same logits; both generate
     scores     `surefit evaluate` answers with base, adapter and merged model
@@ -20,10 +20,12 @@ FILE has a line per family, so a run that was stopped goes on where it was; --fa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import resource
 import signal
 import sys
@@ -44,13 +46,15 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers import logging as transformers_logging
 
 import surefit
-from surefit.core.errors import GateError, SureFitError
+from surefit.core.errors import Interrupted
 from surefit.stages.checking import Refused
+from surefit.stages.planning import planned_run
+from surefit.stages.prepare import prepare
+from surefit.stages.training import train as train_run
+from surefit.stages.watcher import Lines
 
 ROOT = Path(__file__).parents[1]
-SHARED = ("plan.simulate", "train.loop", "merge.merge", "stages.evaluating", "evaluate.checkpoints", "data.dataset")
-"""Modules of SureFit that are imported before the processes part, once."""
-SECONDS, BYTES = 300, 12 * 2**30
+SECONDS, BYTES = 120, 12 * 2**30
 STEPS = 2
 CELLS = ("plan", "lora", "lora packed", "lora merge", "reload", "scores", "full", "full packed", "full merge")
 TEMPLATE = (
@@ -92,8 +96,9 @@ def save_base(family: str, directory: Path) -> Any:
     return model
 
 
-def trains_alone(family: str, directory: Path) -> None:
-    """Make the base, read it back, and see one backward pass of plain transformers.
+def trains_alone(family: str, directory: Path) -> bool:
+    """Make the base, read it back, and see one backward pass of plain transformers; whether each token is predicted
+    from those before it alone.
 
     Raises:
         Exception: it does not work.
@@ -104,12 +109,15 @@ def trains_alone(family: str, directory: Path) -> None:
     attended = torch.ones_like(ids)
     with torch.no_grad():
         before, after = (each(input_ids=ids, attention_mask=attended).logits for each in (made, model.eval()))
+        changed = ids.index_fill(1, torch.tensor([23]), 77)
+        later = model(input_ids=changed, attention_mask=attended).logits
     torch.testing.assert_close(before, after, msg="what was saved reads back as another model")
     loss = model.train()(input_ids=ids, attention_mask=attended, labels=ids).loss
     loss.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if not (torch.isfinite(loss) and gradients and all(torch.isfinite(gradient).all() for gradient in gradients)):
         raise ValueError("the loss or a gradient is not finite")
+    return float((later - after)[:, :20].abs().max()) < 1e-4
 
 
 def settings(base: Path, out: Path, kind: str, packed: bool) -> surefit.Config:
@@ -141,18 +149,13 @@ class Family:
     def measure(self) -> dict[str, Any]:
         """The line of this family."""
         began = time.monotonic()
-        line: dict[str, Any] = {"family": self.name, "transformers": self._alone()}
-        if line["transformers"] is None:
-            self._cells()
-        return line | {"cells": self.cells, "seconds": round(time.monotonic() - began, 1)}
-
-    def _alone(self) -> str | None:
-        """Why transformers itself does not train it; None where it does."""
+        line: dict[str, Any] = {"family": self.name, "transformers": None, "causal": None}
         try:
-            trains_alone(self.name, self.base)
+            line["causal"] = trains_alone(self.name, self.base)
+            self._cells()
         except Exception as error:
-            return said(error)
-        return None
+            line["transformers"] = said(error)
+        return line | {"cells": self.cells, "seconds": round(time.monotonic() - began, 1)}
 
     def _cells(self) -> None:
         lora, full = (settings(self.base, self.work / kind, kind, packed=False) for kind in ("lora", "full"))
@@ -181,31 +184,28 @@ class Family:
         return found["state"] == "passes"
 
     def _plan(self, config: surefit.Config) -> None:
-        for quick in (True, False):
-            found = surefit.plan(config, quick=quick)
-            if not found.high_bytes:
-                raise ValueError(f"no estimate, {'closed form' if quick else 'simulated'}: {found.document['notes']}")
+        if not surefit.plan(config, quick=True).document["memory_total_bytes"]:
+            raise ValueError("the closed form has no total")
+        document = surefit.plan(config).document
+        if document["estimate"] is None or document["estimate"]["not_simulated"]:
+            raise ValueError(f"not simulated: {(document['estimate'] or {}).get('not_simulated')}")
 
     def _train(self, config: surefit.Config) -> None:
-        """Two steps, with an interruption after the first."""
-        found = surefit.check(config).document["findings"]
-        if any(each["severity"] == "error" for each in found):
-            raise Refused(found)
+        """Two steps, with an interruption after the first where rows are padded."""
+        run = prepare(config.loaded)
+        planned = planned_run(run, quick=True)  # training would simulate first
+        interrupted = config.settings.data.packing is False
 
         def interrupt(progress: Any) -> None:
-            if progress.step == 1:
+            if interrupted and progress.step == 1:
                 signal.raise_signal(signal.SIGINT)
 
-        try:
-            surefit.train(config, [interrupt], quiet=True)
-        except GateError:
-            raise
-        except SureFitError as error:
-            if type(error).__name__ != "Interrupted":
-                raise
-        done = surefit.train(config, resume=True, quiet=True)
-        if done.steps != STEPS or done.document["resumed_from"] != 1 or done.document["rejected"]:
-            raise ValueError(f"{done.steps} steps, resumed from {done.document['resumed_from']}")
+        with contextlib.suppress(Interrupted):
+            done = train_run(run, Lines(ignore, (interrupt,)), planned=planned)
+        if interrupted:
+            done = train_run(run, Lines(ignore), resume=True, planned=planned)
+        if done["steps"] != STEPS or done["rejected"] or (done["resumed_from"] == 1) != interrupted:
+            raise ValueError(f"{done['steps']} steps, resumed from {done['resumed_from']}, {done['rejected']} rejected")
 
     def _reload(self) -> None:
         """Plain transformers and PEFT read what was written, and compute the same."""
@@ -221,6 +221,10 @@ class Family:
             for model in (merged, tuned):
                 if model.generate(**inputs, max_new_tokens=4, do_sample=False).shape[1] <= ids.shape[1]:
                     raise ValueError("nothing was generated")
+
+
+def ignore(text: str) -> None:
+    """Who hears what a run says."""
 
 
 def said(error: BaseException) -> str:
@@ -266,12 +270,12 @@ def measured(name: str) -> dict[str, Any]:
         process.kill()
         process.join()
     died = {"state": "fault", "why": why, "where": "", "seconds": 0.0}
-    return {"family": name, "transformers": None, "cells": {"plan": died}, "seconds": float(SECONDS)}
+    return {"family": name, "transformers": None, "causal": None, "cells": {"plan": died}, "seconds": float(SECONDS)}
 
 
 def complete(line: dict[str, Any]) -> bool:
     """Whether every stage passes."""
-    return all(line["cells"].get(name, {}).get("state") == "passes" for name in CELLS)
+    return line["causal"] is True and all(line["cells"].get(name, {}).get("state") == "passes" for name in CELLS)
 
 
 def main() -> int:
@@ -286,8 +290,7 @@ def main() -> int:
     if args.out.exists():
         lines = {line["family"]: line for line in map(json.loads, args.out.read_text().splitlines())}
     todo = args.family or [name for name in family_shapes.families() if name not in lines]
-    for name in SHARED:
-        importlib.import_module(f"surefit.{name}")
+    import_all()
     began = time.monotonic()
     for number, name in enumerate(todo):
         line = lines[name] = measured(name)
@@ -297,6 +300,15 @@ def main() -> int:
         print(json.dumps(line) if args.json else summary(line), flush=True)
         print(f"{number + 1} of {len(todo)}, {left / 60:.0f} min left", file=sys.stderr, flush=True)
     return 0
+
+
+def import_all() -> None:
+    """What every family imports, once, before the processes part. To run it here would start threads, which a fork
+    leaves behind."""
+    for room in ("checkpoint", "data", "evaluate", "generate", "merge", "model", "plan", "stages", "train"):
+        place = importlib.import_module(f"surefit.{room}")
+        for module in pkgutil.iter_modules(place.__path__, f"{place.__name__}."):
+            importlib.import_module(module.name)
 
 
 def summary(line: dict[str, Any]) -> str:
@@ -310,7 +322,8 @@ def summary(line: dict[str, Any]) -> str:
         for name, cell in line["cells"].items()
         if cell["state"] != "passes"
     ]
-    return f"{line['family']}: {line['seconds']:.0f} s{''.join(wrong)}"
+    kind = "" if line["causal"] else ", reads tokens ahead"
+    return f"{line['family']}{kind}: {line['seconds']:.0f} s{''.join(wrong)}"
 
 
 if __name__ == "__main__":

@@ -120,8 +120,9 @@ def dimensions(config: Mapping[str, Any], where: object) -> Dimensions:
     """The dimensions in a config.json.
 
     Raises:
-        ModelError: a dimension every decoder has is missing, or is not a whole number above zero.
+        ModelError: the model is no decoder; a dimension every decoder has is missing, or is not a whole number above zero.
     """
+    require_decoder(config, where)
     section = text_section(config)
     found = {name: _required(section, keys, where) for name, keys in _ALIASES.items()}
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
@@ -145,6 +146,31 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """The model class that config.json names, or the empty string."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
+
+
+READ_AHEAD = frozenset(
+    {
+        "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
+        "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    }
+)  # fmt: skip
+"""Encoders, which become decoders by `is_decoder` alone. Measured: a changed token changes the logits before it."""
+READ_AHEAD_ALWAYS = frozenset({"cpmant", "xlm", "xlnet"})
+"""The same of types that `is_decoder` does not change."""
+
+
+def require_decoder(config: Mapping[str, Any], where: object) -> None:
+    """Raises:
+    ModelError: a model that does not predict each token from those before it alone.
+    """
+    kind = config.get("model_type")
+    if config.get("is_encoder_decoder"):
+        problem = f"{kind}: an encoder reads the prompt and a decoder writes the answer"
+    elif kind in READ_AHEAD_ALWAYS or (kind in READ_AHEAD and not config.get("is_decoder")):
+        problem = f"{kind}: each token is predicted with a look at those after it, which teaches it nothing"
+    else:
+        return
+    raise ModelError(problem, path=str(where), help="take a decoder, such as Qwen/Qwen3-0.6B")
 
 
 def _required(section: Mapping[str, Any], keys: tuple[str, ...], where: object) -> int:
@@ -198,10 +224,12 @@ def _tied(config: Mapping[str, Any], section: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Structure:
-    """What the closed form says: `parameters`, and `linear_modules` as name → (out features, in features)."""
+    """What the closed form or the weight files say: `parameters`, `linear_modules` as name → (out features, in
+    features), and how many of the parameters are routed experts'."""
 
     parameters: int
     linear_modules: dict[str, tuple[int, int]]
+    experts: int = 0
 
 
 def structure(config: Mapping[str, Any], dims: Dimensions) -> Structure | None:

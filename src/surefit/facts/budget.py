@@ -39,6 +39,7 @@ from surefit.facts.activations import (
     shared_tokens,
     workspace_bytes,
 )
+from surefit.facts.experts import taken_for_experts
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
 FLOAT32 = 4
@@ -102,10 +103,16 @@ class Trained:
 
 
 def target_modules(model: ModelFacts, adapter: AdapterSection) -> dict[str, tuple[int, int]]:
-    """The linear layers that get LoRA factors: all but the output head, or those whose names a listed text ends."""
+    """The linear layers that get LoRA factors: all but the output head and what PEFT takes for experts
+    (facts/experts.py), or those whose names a listed text ends."""
     linears = model.linear_modules.items()
     if adapter.target_modules == "all-linear":
-        return {name: shape for name, shape in linears if name.rpartition(".")[2] not in OUTPUT_HEADS}
+        heads = {name for name, _ in linears if name.rpartition(".")[2] in OUTPUT_HEADS}
+        return {
+            name: shape
+            for name, shape in linears
+            if name not in heads and not taken_for_experts(model.model_type, name)
+        }
     return {name: shape for name, shape in linears if any(ends_with(name, text) for text in adapter.target_modules)}
 
 

@@ -22,6 +22,7 @@ from surefit.core.reading import read_bytes
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
 from surefit.facts.door import MAX_TEMPLATE_BYTES, read_json_object, require_sound_config, template_of
+from surefit.facts.experts import is_expert
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
@@ -57,7 +58,8 @@ class ModelFacts:
         expected_parameters: the closed form's count, None where there is none; unlike `parameters` only where the
             weight files do not belong to the config.json.
         linear_modules: dotted name → (out features, in features) of every linear layer, the output head included
-            unless it is tied; empty where they are not known.
+            unless it is tied; empty where they are not known. Routed experts are none (facts/experts.py).
+        expert_parameters: how many of the parameters are routed experts'; None where it is not known.
         dtype: the type the weights are stored in, as torch names it; None where nothing says so.
         weight_bytes: the size of the weights as stored; None where it is not known.
         has_weights: safetensors files with all weights are in `path`.
@@ -95,6 +97,7 @@ class ModelFacts:
     chat_template: str | None = field(default=None, repr=False)
     has_chat_template: bool | None = None
     expected_parameters: int | None = None
+    expert_parameters: int | None = None
     pickle_only: bool = False
     gated: bool | None = None
     custom_code: bool = False
@@ -254,6 +257,7 @@ def build_facts(
         **asdict(dims),
         parameters=parameters,
         expected_parameters=formula.parameters if formula else None,
+        expert_parameters=0 if formula else stored.experts if stored else None,
         linear_modules=linears.linear_modules if linears else {},
         dtype=dtype,
         weight_bytes=_weight_bytes(tensors, parameters, dtype),
@@ -286,8 +290,10 @@ def _stored(tensors: Mapping[str, Tensor], tied: bool) -> Structure:
         name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
         for name, tensor in kept.items()
         if name.endswith(".weight") and len(tensor.shape) == 2 and not _is_embedding(name)
+        if not is_expert(name, 2)
     }
-    return Structure(sum(tensor.elements for tensor in kept.values()), linears)
+    experts = sum(tensor.elements for name, tensor in kept.items() if is_expert(name, len(tensor.shape)))
+    return Structure(sum(tensor.elements for tensor in kept.values()), linears, experts)
 
 
 def _is_embedding(name: str) -> bool:

@@ -19,6 +19,7 @@ from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.budget import ends_with
 from surefit.facts.door import require_sound_adapter
+from surefit.facts.experts import OLD_NAMES, taken_for_experts
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 
 FIELD = "adapter.target_modules"
@@ -50,7 +51,7 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
         lora_dropout=section.dropout,
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
-        target_modules=section.target_modules,
+        target_modules=_as_peft_reads(section.target_modules, model, targets),
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets),
         task_type="CAUSAL_LM",
     )
@@ -64,6 +65,15 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
     # PEFT keeps a set, whose order changes from process to process; the saved config should not.
     config.target_modules = sorted(config.target_modules or ())
     return adapted
+
+
+def _as_peft_reads(
+    target_modules: str | list[str], model: PreTrainedModel, targets: Mapping[str, tuple[int, int]]
+) -> str | list[str]:
+    """The same layers in words that PEFT does not take for more: its `all-linear` includes stacks of experts."""
+    if target_modules == "all-linear" and model.config.model_type in OLD_NAMES:
+        return sorted({name.rpartition(".")[2] for name in targets})
+    return target_modules
 
 
 def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[str]:
@@ -172,16 +182,27 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
 
     Args:
         model: the base model, without an adapter.
-        target_modules: "all-linear" (all but the output head), or name endings such as `q_proj`.
+        target_modules: "all-linear" (all but the output head, and but what PEFT takes for experts), or name endings
+            such as `q_proj`.
 
     Raises:
-        ConfigError: an ending matches no linear layer, or a head that shares its weight with the embedding.
+        ConfigError: an ending matches no linear layer, a head that shares its weight with the embedding, or is taken
+            for experts.
     """
-    layers = _linear_shapes(model)
+    layers, kind = _linear_shapes(model), model.config.model_type
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     heads = {name for name, module in model.named_modules() if module is head}
     if target_modules == "all-linear":
-        return {name: shape for name, shape in layers.items() if name not in heads}
+        return {
+            name: shape for name, shape in layers.items() if name not in heads and not taken_for_experts(kind, name)
+        }
+    for ending in target_modules:
+        if taken_for_experts(kind, ending):
+            raise ConfigError(
+                f"PEFT takes {ending!r} for the experts of a {kind}",
+                field=FIELD,
+                help="leave it out; docs/models.md says why",
+            )
     for ending in target_modules:
         if not any(ends_with(name, ending) for name in layers):
             known = sorted({name.rpartition(".")[2] for name in layers})

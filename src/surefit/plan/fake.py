@@ -22,8 +22,8 @@ _aten = torch.ops.aten
 
 
 class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """A `FakeTensorMode` with a shorter key for its cache, and with two operators kept in it that it leaves out; the
-    answers are the same."""
+    """A `FakeTensorMode` with a shorter key for its cache, with two operators kept in it that it leaves out, and with
+    the experts' product in every type; the other answers are the same."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -35,6 +35,8 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self._split(types, *args)
         if func is _aten._unsafe_view.default:
             func = _aten.view.default
+        if func is _aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+            return self._grouped(types, *args[:3])
         return self.dispatch(func, types, args, kwargs or {})
 
     def _split(self, types: Any, tensor: Any, sizes: list[int], dim: int = 0) -> list[Any]:
@@ -44,6 +46,15 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             self.dispatch(_aten.slice.Tensor, types, (tensor, dim, end - size, end), {})
             for size, end in zip(sizes, ends, strict=True)
         ]
+
+    def _grouped(self, types: Any, a: Any, b: Any, ends: Any) -> Any:
+        """Without data torch (2.11 to 2.13) answers in bfloat16 alone; its kernels compute in float32 and float16 too.
+
+        Groups of rows by a matrix each, (rows, k) and (groups, k, n), give (rows, n); two matrices, whose common side
+        is cut, (groups, m, n).
+        """
+        shape = [a.shape[0], b.shape[-1]] if b.dim() == 3 else [ends.shape[0], a.shape[0], b.shape[1]]
+        return self.dispatch(_aten.new_empty.default, types, (a, shape), {})
 
     def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> _DispatchCacheKey:
         parts = ["surefit", func, torch.get_default_dtype(), torch._C._get_default_device()]

@@ -10,7 +10,8 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
-from surefit.facts.budget import MOMENTS, OUTPUT_HEADS
+from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules
+from surefit.facts.experts import taken_for_experts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, named_by, rule
@@ -266,6 +267,81 @@ def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Fi
     torchao's weights.
     """
     yield from named_by(context, config, "ADP006")
+
+
+@rule("ADP007", "experts-not-adapted", severity="warning")
+def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+    """LoRA on all linear layers does not reach the experts, which are no linear layers.
+
+    ## What it does
+    In SureFit's own config with `target_modules: all-linear`, adds up the routed experts' weights by the names and
+    shapes in the headers of the weight files, and says which share of the parameters has no factors beside it.
+
+    ## Why it is bad
+    It is not, where attention alone is meant. But all-linear reads as if everything were adapted, and in a mixture of
+    experts nine tenths of the weights may be left out: the factors are fewer and learn less than a config from a dense
+    model suggests.
+
+    ## Example
+    `target_modules: all-linear` for Qwen3-30B-A3B: 95 % of its parameters are experts.
+
+    ## Fix
+    Name the layers that you mean, such as `target_modules: [q_proj, k_proj, v_proj, o_proj]`: what is said cannot be
+    misread. Where the experts should learn, train all weights, or a dense model of the size that fits.
+
+    ## Evidence
+    transformers 5 stacks each layer's experts in one parameter (`mlp.experts.gate_up_proj`). PEFT reaches parameters
+    with `target_parameters` alone, and takes old configs' `gate_proj` and all-linear for them in some model types and
+    not in others (docs/models.md).
+    """
+    adapter = config.adapter
+    if adapter.kind != "lora" or adapter.target_modules != "all-linear" or context.is_foreign:
+        return
+    if not model.parameters or not model.expert_parameters:
+        return
+    reached = {name.rpartition(".")[2] for name in target_modules(model, adapter)}
+    yield Finding(
+        field="adapter.target_modules",
+        message=f"all-linear reaches none of the experts of {model.name}: "
+        f"{count_text(model.expert_parameters)} of {count_text(model.parameters)} parameters, "
+        f"{model.expert_parameters / model.parameters:.0%}, get no factors",
+        help=f"write what is adapted, [{', '.join(sorted(reached))}], or train all weights",
+    )
+
+
+@rule("ADP008", "names-taken-for-experts", severity="error", suppressible=False)
+def names_taken_for_experts(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+    """A name in `target_modules` means the experts to PEFT, and something else to whoever reads it.
+
+    ## What it does
+    In SureFit's own config, looks for the names that PEFT translates in this type of model: `gate_proj`, `up_proj`,
+    `down_proj` and `gate`, or `w1`, `w2`, `w3` and `gate`.
+
+    ## Why it is bad
+    In a model with shared experts, or with layers without experts, linear layers have these names too. PEFT leaves them
+    out and adapts the stacks of experts in their place, with another rank. An adapter that was trained on the linear
+    layers would be read back as something else.
+
+    ## Example
+    `target_modules: [q_proj, v_proj, gate_proj, up_proj, down_proj]` for DeepSeek-V3.
+
+    ## Fix
+    Leave the names out.
+
+    ## Evidence
+    `convert_peft_config_for_transformers` in PEFT 0.21. Before this rule, all-linear on Qwen3-MoE and Mixtral trained
+    to the end and was then refused as incomplete, and on DeepSeek-V3 it did not begin (docs/LOG.md, 23 November).
+    """
+    adapter = config.adapter
+    if adapter.kind != "lora" or adapter.target_modules == "all-linear" or context.is_foreign:
+        return
+    for name in adapter.target_modules:
+        if taken_for_experts(model.model_type, name):
+            yield Finding(
+                field="adapter.target_modules",
+                message=f"PEFT takes {name!r} for the stacked experts of a {model.model_type}",
+                help=f"leave {name} out",
+            )
 
 
 def _adapter_config(directory: Path) -> dict[str, Any] | str:

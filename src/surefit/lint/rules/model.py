@@ -9,6 +9,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import ModelError, did_you_mean
 from surefit.facts.budget import OUTPUT_HEADS, ends_with
 from surefit.facts.environment import EnvironmentFacts
+from surefit.facts.experts import taken_for_experts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, original_of
 from surefit.facts.setup import Setup
@@ -278,7 +279,9 @@ def target_modules_match_nothing(context: LintContext, config: Config, model: Mo
     missing = [
         target
         for target in adapter.target_modules
-        if target not in tied_heads and not any(ends_with(name, target) for name in model.linear_modules)
+        if target not in tied_heads
+        and not taken_for_experts(model.model_type, target)  # ADP008 says that
+        and not any(ends_with(name, target) for name in model.linear_modules)
     ]
     some_match = len(missing) < len(adapter.target_modules)
     for target in missing:
