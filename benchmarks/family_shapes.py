@@ -73,27 +73,42 @@ SHAPE = {name: value for value, names in _NAMES for name in names}
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type")
 """Settings with an entry for each layer."""
 _MAMBA = {"mamba_d_head": 2 * WIDTH // HEADS}
+_ATTENTION = ("sliding_attention", "full_attention")
+_ZAMBA = {
+    "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "attention_hidden_size": 2 * WIDTH,
+    "attention_head_dim": 2 * WIDTH // HEADS,
+}  # fmt: skip
+_INDEXED = {
+    "indexer_n_heads": HEADS, "indexer_kv_heads": 1, "indexer_head_dim": HEAD, "indexer_budget": 64,
+    "indexer_compress_ratio": 2,
+}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
-    "bamba": _MAMBA,
+    "bamba": {"attn_layer_indices": [1]} | _MAMBA,
     "falcon_h1": {"mamba_d_ssm": 2 * WIDTH} | _MAMBA,
-    "granitemoehybrid": _MAMBA,
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]} | _MAMBA,
     "mamba2": {"head_dim": 2 * WIDTH // HEADS},
     "blt": {
         "encoder_hash_byte_group_vocab": 64, "encoder_hash_byte_group_size": [2, 3],
         "encoder_config": {"hidden_size_global": WIDTH}, "decoder_config": {"hidden_size_global": WIDTH},
     },
+    "cohere_compass_text": {
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _ATTENTION},
+        "layer_types": list(_ATTENTION),
+    },
     "dbrx": {"attn_config": {"rope_theta": 10_000.0}},
-    "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 0},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "hrm_text": {"num_hidden_layers": 2 * 2 * (3 + 1)},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "qwen4_exp": {"text_config": _INDEXED},
+    "qwen4_exp_text": _INDEXED,
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16]},
     "roc_bert": {"shape_vocab_size": VOCABULARY, "shape_embed_dim": 16, "pronunciation_embed_dim": 16},
-    "xlstm": {"qk_dim_factor": 1.0},
+    "xlstm": {"hidden_size": 64, "embedding_dim": 64, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * WIDTH // HEADS},
+    "zamba": _ZAMBA,
     "zamba2": {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * WIDTH // HEADS},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
@@ -124,7 +139,7 @@ def _small(kind: Any, own: dict[str, Any]) -> Any:
     for name in kind.sub_configs:
         if getattr(default, name, None) is not None:
             values[name] = _small(type(getattr(default, name)), own.get(name, {}))
-    return kind(**(values | own))
+    return kind(**(own | values | {name: value for name, value in own.items() if name not in kind.sub_configs}))
 
 
 def _one_layer_of_each(has: dict[str, Any]) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def require_decoder(config: Mapping[str, Any], where: object) -> None:
     if config.get("is_encoder_decoder"):
         problem = f"{kind}: an encoder reads the prompt and a decoder writes the answer"
     elif kind in READ_AHEAD_ALWAYS or (kind in READ_AHEAD and not config.get("is_decoder")):
-        problem = f"{kind}: each token is predicted with a look at those after it, which teaches it nothing"
+        problem = f"{kind}: each token is predicted with a look at those after it"
     else:
         return
     raise ModelError(problem, path=str(where), help="take a decoder, such as Qwen/Qwen3-0.6B")
