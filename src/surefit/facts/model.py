@@ -19,10 +19,10 @@ from surefit import nano
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
 from surefit.core.reading import read_bytes
+from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
 from surefit.facts.door import MAX_TEMPLATE_BYTES, read_json_object, require_sound_config, template_of
-from surefit.facts.experts import is_expert
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
@@ -58,7 +58,7 @@ class ModelFacts:
         expected_parameters: the closed form's count, None where there is none; unlike `parameters` only where the
             weight files do not belong to the config.json.
         linear_modules: dotted name → (out features, in features) of every linear layer, the output head included
-            unless it is tied; empty where they are not known. Routed experts are none (facts/experts.py).
+            unless it is tied; empty where they are not known. Routed experts and routers are none (facts/all_linear.py).
         expert_parameters: how many of the parameters are routed experts'; None where it is not known.
         dtype: the type the weights are stored in, as torch names it; None where nothing says so.
         weight_bytes: the size of the weights as stored; None where it is not known.
@@ -290,7 +290,7 @@ def _stored(tensors: Mapping[str, Tensor], tied: bool) -> Structure:
         name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
         for name, tensor in kept.items()
         if name.endswith(".weight") and len(tensor.shape) == 2 and not _is_embedding(name)
-        if not is_expert(name, 2)
+        if not is_expert(name, 2) and is_product(name.removesuffix(".weight"))
     }
     experts = sum(tensor.elements for name, tensor in kept.items() if is_expert(name, len(tensor.shape)))
     return Structure(sum(tensor.elements for tensor in kept.values()), linears, experts)

@@ -17,9 +17,9 @@ from transformers.pytorch_utils import Conv1D
 from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
+from surefit.facts.all_linear import is_product, taken_for_experts, without_gradient
 from surefit.facts.budget import ends_with
 from surefit.facts.door import require_sound_adapter
-from surefit.facts.experts import OLD_NAMES, taken_for_experts
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 
 FIELD = "adapter.target_modules"
@@ -51,7 +51,7 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
         lora_dropout=section.dropout,
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
-        target_modules=_as_peft_reads(section.target_modules, model, targets),
+        target_modules=_for_peft(model, section.target_modules, targets),
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets),
         task_type="CAUSAL_LM",
     )
@@ -67,13 +67,11 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
     return adapted
 
 
-def _as_peft_reads(
-    target_modules: str | list[str], model: PreTrainedModel, targets: Mapping[str, tuple[int, int]]
-) -> str | list[str]:
-    """The same layers in words that PEFT does not take for more: its `all-linear` includes stacks of experts."""
-    if target_modules == "all-linear" and model.config.model_type in OLD_NAMES:
-        return sorted({name.rpartition(".")[2] for name in targets})
-    return target_modules
+def _for_peft(model: PreTrainedModel, asked: str | list[str], targets: Mapping[str, tuple[int, int]]) -> list[str]:
+    """What PEFT is given: full names, where its all-linear or an ending would mean more layers than these."""
+    endings = () if asked == "all-linear" else tuple(asked)
+    meant = {name for name, _ in model.named_modules() if any(ends_with(name, ending) for ending in endings)}
+    return list(endings) if meant == targets.keys() else sorted(targets)
 
 
 def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[str]:
@@ -183,7 +181,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
     Args:
         model: the base model, without an adapter.
         target_modules: "all-linear" (all but the output head, and but what PEFT takes for experts), or name endings
-            such as `q_proj`.
+            such as `q_proj`. Neither reaches routers and what learns nothing from text (facts/all_linear.py).
 
     Raises:
         ConfigError: an ending matches no linear layer, a head that shares its weight with the embedding, or is taken
@@ -296,6 +294,8 @@ def _fault(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...] | None
 def _linear_shapes(model: torch.nn.Module) -> dict[str, tuple[int, int]]:
     shapes = {}
     for name, module in model.named_modules():
+        if not is_product(name) or without_gradient(name):
+            continue
         if isinstance(module, torch.nn.Linear):
             shapes[name] = (module.out_features, module.in_features)
         elif isinstance(module, Conv1D):

@@ -10,8 +10,8 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
+from surefit.facts.all_linear import taken_for_experts
 from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules
-from surefit.facts.experts import taken_for_experts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, named_by, rule

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 
 from surefit.config.schema import Config
 from surefit.core.errors import ModelError, did_you_mean
+from surefit.facts.all_linear import taken_for_experts
 from surefit.facts.budget import OUTPUT_HEADS, ends_with
 from surefit.facts.environment import EnvironmentFacts
-from surefit.facts.experts import taken_for_experts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, original_of
 from surefit.facts.setup import Setup

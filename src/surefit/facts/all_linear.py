@@ -1,12 +1,17 @@
-"""Mixtures of experts: which of their weights are no linear layers, so that `all-linear` does not reach them.
+"""What `all-linear` does not reach: experts, which are no linear layers, and layers that text gives no gradient.
 
-transformers 5 computes with one stack of matrices per layer (`mlp.experts.gate_up_proj`, experts × outputs × inputs)
+**Experts.** transformers 5 computes with one stack of matrices per layer (`mlp.experts.gate_up_proj`, experts × outputs × inputs)
 where version 4 had a linear layer per expert and projection. Many checkpoints still hold the experts one by one
 (`mlp.experts.7.gate_proj.weight`), and are stacked while they are loaded.
 
 PEFT reads adapters of those days: in the model types below it takes the old names, wherever they stand in
 `target_modules` and as a part of `all-linear`, for the stacks. A linear layer of such a name (a shared expert's, or of
 a layer without experts) can then have no factors of its own, and an adapter that names it would be read as another one.
+
+**Without a gradient** are, in a model that also sees or hears, the layers for images and sound, and an indexer, which
+chooses keys. Factors there would stay zero, and `model.adapter.completeness` refuses an adapter with such.
+
+**No product of a matrix** is what a router computes (its answer is a choice), nor DeepSeek-V4's grouped `o_a_proj`.
 """
 
 from __future__ import annotations
@@ -14,6 +19,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+_NO_GRADIENT = re.compile(
+    r"(^|\.)(vision_|visual|audio_|image_|embed_vision|embed_audio|multi_modal|embed_tokens_extend|indexer)"
+)
+_NO_PRODUCT = re.compile(r"(^|\.)(router|gate|o_a_proj)$")
 _ONE_OF_MANY = re.compile(r"(^|\.)experts\.(\d+|mlp)\.")
 _STACKS = ("experts", "input_linear", "output_linear")
 _GATED = frozenset({"gate", "gate_proj", "up_proj", "down_proj"})
@@ -42,6 +51,24 @@ def is_expert(tensor: str, dimensions: int) -> bool:
     return bool(_ONE_OF_MANY.search(tensor)) or (dimensions == 3 and any(part in _STACKS for part in tensor.split(".")))
 
 
+def is_product(layer: str) -> bool:
+    """Whether a layer of this dotted name, if it is a linear one, gives x Wᵀ and nothing else.
+
+    >>> is_product("model.layers.0.mlp.gate_proj"), is_product("model.layers.0.mlp.gate")
+    (True, False)
+    """
+    return not _NO_PRODUCT.search(layer)
+
+
 def taken_for_experts(model_type: str, layer: str) -> bool:
     """Whether PEFT takes a layer's name, or the end of one, for stacks of experts in models of this type."""
     return layer.rpartition(".")[2] in OLD_NAMES.get(model_type, ())
+
+
+def without_gradient(layer: str) -> bool:
+    """Whether a layer learns nothing from text, by its dotted name.
+
+    >>> without_gradient("model.vision_tower.layers.0.q_proj"), without_gradient("model.layers.0.self_attn.q_proj")
+    (True, False)
+    """
+    return bool(_NO_GRADIENT.search(layer))
