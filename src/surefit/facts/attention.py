@@ -69,6 +69,7 @@ OWN_ATTENTION = frozenset(
         "codegen",
         "cpmant",
         "falcon",
+        "got_ocr2",
         "gpt_neo",
         "gpt_neox_japanese",
         "gptj",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +12,8 @@ import torch
 from peft import PeftModel
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, masking_utils, modeling_gguf_pytorch_utils, modeling_utils
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.integrations import sdpa_attention
 
 _USE_GQA = sdpa_attention.use_gqa_in_sdpa
@@ -134,6 +136,23 @@ def without_buffers() -> dict[str, Any]:
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
         return {"forward_sync_buffers": False}
     return {"broadcast_buffers": False}
+
+
+def renamed_in_files(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, str]:
+    """Parameter → its name in the files, for tensors that transformers renames and leaves as they are while it loads.
+
+    The table that it goes by has no public reader (5.17 to 5.23). Can go when it has one.
+    """
+    table = get_model_conversion_mapping(model)
+    renamings = [each for each in table if isinstance(each, WeightRenaming)]
+    converters = [each for each in table if isinstance(each, WeightConverter)]
+    parameters: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+    found = {}
+    for name in sorted(stored):
+        parameter, changed_by = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
+        if changed_by is None and parameter in parameters:
+            found[parameter] = name
+    return found
 
 
 @contextmanager

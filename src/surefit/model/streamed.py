@@ -25,6 +25,7 @@ from surefit.core.reading import library_errors
 from surefit.facts.model import read_config
 from surefit.facts.safetensors import INDEX, indexed, read_header, weight_files
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
+from surefit.model.compat import renamed_in_files
 from surefit.model.compile import decoder_layers
 from surefit.model.sdpa import start_cuda
 
@@ -88,7 +89,8 @@ def empty_model(section: ModelSection, directory: Path) -> PreTrainedModel:
 
 
 def names_in_files(model: PreTrainedModel, weights: Weights) -> dict[str, str]:
-    """Parameter name → its name in the files, which may have the decoder's prefix or lack it.
+    """Parameter name → its name in the files, which may have the decoder's prefix or lack it, or be one that
+    transformers gives up while it loads.
 
     Parameters that share their weight with one in the files go by its name. What is in no file under either name is
     left out: transformers makes it of several tensors while it loads.
@@ -102,6 +104,11 @@ def names_in_files(model: PreTrainedModel, weights: Weights) -> dict[str, str]:
             if candidate in weights:
                 found[name] = by_identity[id(parameter)] = candidate
                 break
+    if len(found) < len(parameters):
+        identities = dict(parameters)
+        for name, stored in renamed_in_files(model, weights.names - set(found.values())).items():
+            found.setdefault(name, stored)
+            by_identity.setdefault(id(identities[name]), stored)
     for name, parameter in parameters:
         if name not in found and id(parameter) in by_identity:
             found[name] = by_identity[id(parameter)]
