@@ -1,4 +1,4 @@
-"""Every decoder family that transformers knows, through every stage: what passes, what `check` refuses, what is a fault.
+"""Every decoder family that transformers knows, through every stage: what passes, is refused by `check`, or is a fault.
 
 PYTHONPATH=src python benchmarks/families.py [--family NAME ...] [--out FILE] [--page FILE] [--json]
 
@@ -39,6 +39,7 @@ from typing import Any
 
 import family_shapes
 import torch
+from families_page import page
 from peft import PeftModel
 from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
@@ -47,7 +48,7 @@ from transformers import logging as transformers_logging
 
 import surefit
 from surefit.core.errors import Interrupted
-from surefit.stages.checking import Refused
+from surefit.stages.checking import Refused, require_no_errors
 from surefit.stages.planning import planned_run
 from surefit.stages.prepare import prepare
 from surefit.stages.training import train as train_run
@@ -184,6 +185,7 @@ class Family:
         return found["state"] == "passes"
 
     def _plan(self, config: surefit.Config) -> None:
+        require_no_errors(surefit.check(config).document)
         if not surefit.plan(config, quick=True).document["memory_total_bytes"]:
             raise ValueError("the closed form has no total")
         document = surefit.plan(config).document
@@ -192,6 +194,7 @@ class Family:
 
     def _train(self, config: surefit.Config) -> None:
         """Two steps, with an interruption after the first where rows are padded."""
+        require_no_errors(surefit.check(config).document)
         run = prepare(config.loaded)
         planned = planned_run(run, quick=True)  # training would simulate first
         interrupted = config.settings.data.packing is False
@@ -282,14 +285,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", action="append", help="only this one, again; may be repeated")
     parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "families.jsonl")
-    parser.add_argument("--page", type=Path, help="write docs/models.md from all lines of FILE")
+    parser.add_argument("--page", type=Path, help="write docs/models.md there, from all lines of FILE")
     parser.add_argument("--json", action="store_true", help="print the lines")
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = {}
     if args.out.exists():
         lines = {line["family"]: line for line in map(json.loads, args.out.read_text().splitlines())}
-    todo = args.family or [name for name in family_shapes.families() if name not in lines]
+    todo = args.family if args.family is not None else [name for name in family_shapes.families() if name not in lines]
     import_all()
     began = time.monotonic()
     for number, name in enumerate(todo):
@@ -299,6 +302,8 @@ def main() -> int:
         left = (time.monotonic() - began) / (number + 1) * (len(todo) - number - 1)
         print(json.dumps(line) if args.json else summary(line), flush=True)
         print(f"{number + 1} of {len(todo)}, {left / 60:.0f} min left", file=sys.stderr, flush=True)
+    if args.page:
+        args.page.write_text(page(lines.values(), CELLS, family_shapes.families()))
     return 0
 
 

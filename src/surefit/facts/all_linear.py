@@ -1,8 +1,8 @@
 """What `all-linear` does not reach: experts, which are no linear layers, and layers that text gives no gradient.
 
-**Experts.** transformers 5 computes with one stack of matrices per layer (`mlp.experts.gate_up_proj`, experts × outputs × inputs)
-where version 4 had a linear layer per expert and projection. Many checkpoints still hold the experts one by one
-(`mlp.experts.7.gate_proj.weight`), and are stacked while they are loaded.
+**Experts.** transformers 5 computes with one stack of matrices per layer (`mlp.experts.gate_up_proj`, experts × outputs
+× inputs) where version 4 had a linear layer per expert and projection. Many checkpoints still hold the experts one by
+one (`mlp.experts.7.gate_proj.weight`), and are stacked while they are loaded.
 
 PEFT reads adapters of those days: in the model types below it takes the old names, wherever they stand in
 `target_modules` and as a part of `all-linear`, for the stacks. A linear layer of such a name (a shared expert's, or of
@@ -60,9 +60,16 @@ def is_product(layer: str) -> bool:
     return not _NO_PRODUCT.search(layer)
 
 
-def taken_for_experts(model_type: str, layer: str) -> bool:
-    """Whether PEFT takes a layer's name, or the end of one, for stacks of experts in models of this type."""
-    return layer.rpartition(".")[2] in OLD_NAMES.get(model_type, ())
+REFUSED: Mapping[str, frozenset[str]] = dict.fromkeys(
+    ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), frozenset({"out_proj"})
+)
+"""Model type → layers that PEFT puts no factors beside: the fused kernel of a state-space layer passes them by."""
+
+
+def closed_to_lora(model_type: str, layer: str) -> bool:
+    """Whether PEFT refuses a layer of models of this type, or takes its name for stacks of experts."""
+    none: frozenset[str] = frozenset()
+    return layer.rpartition(".")[2] in OLD_NAMES.get(model_type, none) | REFUSED.get(model_type, none)
 
 
 def without_gradient(layer: str) -> bool:

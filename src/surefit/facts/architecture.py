@@ -120,7 +120,8 @@ def dimensions(config: Mapping[str, Any], where: object) -> Dimensions:
     """The dimensions in a config.json.
 
     Raises:
-        ModelError: the model is no decoder; a dimension every decoder has is missing, or is not a whole number above zero.
+        ModelError: the model is no decoder; a dimension that every decoder has is missing, or is not a whole number
+            above zero.
     """
     require_decoder(config, where)
     section = text_section(config)

@@ -39,7 +39,7 @@ from surefit.facts.activations import (
     shared_tokens,
     workspace_bytes,
 )
-from surefit.facts.all_linear import taken_for_experts, without_gradient
+from surefit.facts.all_linear import closed_to_lora, without_gradient
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
 FLOAT32 = 4
@@ -104,14 +104,12 @@ class Trained:
 
 def target_modules(model: ModelFacts, adapter: AdapterSection) -> dict[str, tuple[int, int]]:
     """The linear layers that get LoRA factors: those whose names a listed text ends, or all but the output head and
-    what PEFT takes for experts; in either case none that learns nothing from text (facts/all_linear.py)."""
+    what is closed to PEFT; in either case none that learns nothing from text (facts/all_linear.py)."""
     linears = [(name, shape) for name, shape in model.linear_modules.items() if not without_gradient(name)]
     if adapter.target_modules == "all-linear":
         heads = {name for name, _ in linears if name.rpartition(".")[2] in OUTPUT_HEADS}
         return {
-            name: shape
-            for name, shape in linears
-            if name not in heads and not taken_for_experts(model.model_type, name)
+            name: shape for name, shape in linears if name not in heads and not closed_to_lora(model.model_type, name)
         }
     return {name: shape for name, shape in linears if any(ends_with(name, text) for text in adapter.target_modules)}
 

@@ -58,7 +58,8 @@ class ModelFacts:
         expected_parameters: the closed form's count, None where there is none; unlike `parameters` only where the
             weight files do not belong to the config.json.
         linear_modules: dotted name → (out features, in features) of every linear layer, the output head included
-            unless it is tied; empty where they are not known. Routed experts and routers are none (facts/all_linear.py).
+            unless it is tied; empty where they are not known. Routed experts and routers are none
+            (facts/all_linear.py).
         expert_parameters: how many of the parameters are routed experts'; None where it is not known.
         dtype: the type the weights are stored in, as torch names it; None where nothing says so.
         weight_bytes: the size of the weights as stored; None where it is not known.

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
-from surefit.facts.all_linear import is_product, taken_for_experts, without_gradient
+from surefit.facts.all_linear import closed_to_lora, is_product, without_gradient
 from surefit.facts.budget import ends_with
 from surefit.facts.door import require_sound_adapter
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
@@ -180,26 +180,24 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
 
     Args:
         model: the base model, without an adapter.
-        target_modules: "all-linear" (all but the output head, and but what PEFT takes for experts), or name endings
+        target_modules: "all-linear" (all but the output head and what is closed to PEFT), or name endings
             such as `q_proj`. Neither reaches routers and what learns nothing from text (facts/all_linear.py).
 
     Raises:
-        ConfigError: an ending matches no linear layer, a head that shares its weight with the embedding, or is taken
-            for experts.
+        ConfigError: an ending matches no linear layer, a head that shares its weight with the embedding, or is
+            closed to PEFT (facts/all_linear.py).
     """
     layers, kind = _linear_shapes(model), model.config.model_type
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     heads = {name for name, module in model.named_modules() if module is head}
     if target_modules == "all-linear":
-        return {
-            name: shape for name, shape in layers.items() if name not in heads and not taken_for_experts(kind, name)
-        }
+        return {name: shape for name, shape in layers.items() if name not in heads and not closed_to_lora(kind, name)}
     for ending in target_modules:
-        if taken_for_experts(kind, ending):
+        if closed_to_lora(kind, ending):
             raise ConfigError(
-                f"PEFT takes {ending!r} for the experts of a {kind}",
+                f"PEFT gives {ending!r} of a {kind} no factors of its own",
                 field=FIELD,
-                help="leave it out; docs/models.md says why",
+                help="leave it out; `surefit explain ADP008` says why",
             )
     for ending in target_modules:
         if not any(ends_with(name, ending) for name in layers):

@@ -10,7 +10,7 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
-from surefit.facts.all_linear import taken_for_experts
+from surefit.facts.all_linear import closed_to_lora
 from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
@@ -309,13 +309,14 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
     )
 
 
-@rule("ADP008", "names-taken-for-experts", severity="error", suppressible=False)
-def names_taken_for_experts(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """A name in `target_modules` means the experts to PEFT, and something else to whoever reads it.
+@rule("ADP008", "closed-to-lora", severity="error", suppressible=False)
+def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+    """A name in `target_modules` is one that PEFT refuses in this type of model, or takes for the experts.
 
     ## What it does
-    In SureFit's own config, looks for the names that PEFT translates in this type of model: `gate_proj`, `up_proj`,
-    `down_proj` and `gate`, or `w1`, `w2`, `w3` and `gate`.
+    In SureFit's own config, looks for the names that PEFT translates in some mixtures of experts (`gate_proj`,
+    `up_proj`, `down_proj` and `gate`, or `w1`, `w2`, `w3` and `gate`), and for `out_proj` in Mamba, Falcon H1 and
+    Nemotron H.
 
     ## Why it is bad
     In a model with shared experts, or with layers without experts, linear layers have these names too. PEFT leaves them
@@ -336,10 +337,10 @@ def names_taken_for_experts(context: LintContext, config: Config, model: ModelFa
     if adapter.kind != "lora" or adapter.target_modules == "all-linear" or context.is_foreign:
         return
     for name in adapter.target_modules:
-        if taken_for_experts(model.model_type, name):
+        if closed_to_lora(model.model_type, name):
             yield Finding(
                 field="adapter.target_modules",
-                message=f"PEFT takes {name!r} for the stacked experts of a {model.model_type}",
+                message=f"PEFT gives {name!r} of a {model.model_type} no factors of its own",
                 help=f"leave {name} out",
             )
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from surefit.config.schema import Config
 from surefit.core.errors import ModelError, did_you_mean
-from surefit.facts.all_linear import taken_for_experts
+from surefit.facts.all_linear import closed_to_lora
 from surefit.facts.budget import OUTPUT_HEADS, ends_with
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
@@ -280,7 +280,7 @@ def target_modules_match_nothing(context: LintContext, config: Config, model: Mo
         target
         for target in adapter.target_modules
         if target not in tied_heads
-        and not taken_for_experts(model.model_type, target)  # ADP008 says that
+        and not closed_to_lora(model.model_type, target)  # ADP008 says that
         and not any(ends_with(name, target) for name in model.linear_modules)
     ]
     some_match = len(missing) < len(adapter.target_modules)

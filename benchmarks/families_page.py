@@ -1,0 +1,128 @@
+"""docs/models.md from the lines of families.py."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+Line = Mapping[str, Any]
+HEAD = """# Which models
+
+| you want to | read |
+|---|---|
+| know whether a family of models trains | [Family by family](#family-by-family) |
+| fine-tune a mixture of experts | [Experts](#experts) |
+| know what all-linear leaves out | [What all-linear reaches](#what-all-linear-reaches) |
+| know what does not work | [Faults](#faults) |
+
+Every decoder that transformers knows was made small, by its own config class, with random weights of some thousand
+parameters, and taken through every stage: `check`, the plan by closed form and by simulation, two training steps with
+LoRA and of all weights, padded (interrupted after the first step, and resumed) and packed, the merge and its
+certificate, reading the results back with plain transformers and plain PEFT (the same logits, and an answer), and
+`evaluate`. It says that the stages go together with the family's code. It says nothing of how well a model learns.
+
+    python benchmarks/families.py --page docs/models.md
+
+"""
+EXPERTS = """
+## Experts
+
+transformers 5 holds the experts of a layer in one stack (`mlp.experts.gate_up_proj`), which is no linear layer. So
+`target_modules: all-linear` trains factors beside attention, and beside the MLP of layers without experts where PEFT
+allows it, but beside no expert. ADP007 says which share of the parameters that leaves out. Training all weights trains
+the experts too.
+
+PEFT reads old adapters of such models by translating names: in the types that ADP008 knows, `gate_proj`, `up_proj` and
+`down_proj` (or `w1`, `w2`, `w3`) mean the stacks, wherever they stand. Shared experts and dense layers of those models
+have linear layers of these names. SureFit trains no factors there, because no adapter file could say so.
+
+Factors beside the stacks themselves (PEFT's `target_parameters`) are not supported: not in training, and `surefit
+merge` refuses such an adapter by name.
+
+## What all-linear reaches
+
+All linear layers but: the output head; routers; the two above; layers for images and sound, and indexers that choose
+keys, which learn nothing from text; `out_proj` of Mamba and Falcon H1, which PEFT refuses. A list of names reaches none
+of these either.
+"""
+
+
+def page(lines: Iterable[Line], cells: tuple[str, ...], known: Iterable[str]) -> str:
+    """The whole page.
+
+    Args:
+        lines: one per family.
+        cells: the columns.
+        known: every family there is.
+    """
+    by_name = {line["family"]: line for line in lines}
+    tried = [by_name[name] for name in known if name in by_name]
+    decoders = [line for line in tried if not line["transformers"] and not _encoder(line)]
+    states = Counter(map(standing, decoders))
+    text = HEAD + (
+        f"transformers {version('transformers')} lists {len(list(known))} families; {len(tried)} were measured, with "
+        f"PEFT {version('peft')} and torch {version('torch')}. transformers itself does not train "
+        f"{sum(bool(line['transformers']) for line in tried)} of these in this form (at the end), and "
+        f"{sum(map(_encoder, tried))} are encoders, or an encoder with a decoder, which `check` refuses (MOD001). Of "
+        f"the other {len(decoders)}:\n\n| | families | share |\n| --- | --- | --- |\n"
+    )
+    for state, words in STANDINGS.items():
+        text += f"| {words} | {states[state]} | {states[state] / max(1, len(decoders)):.0%} |\n"
+    text += (
+        EXPERTS + "\n## Family by family\n\n✓ passes; a code: `check` refuses with this rule; **fault**: see below.\n\n"
+    )
+    text += f"| family | {' | '.join(cells)} |\n|{' --- |' * (len(cells) + 1)}\n"
+    for line in decoders:
+        text += f"| {line['family']} | {' | '.join(_cell(line['cells'].get(name)) for name in cells)} |\n"
+    text += "\n## Faults\n\n" + ("".join(_faults(decoders)) or "None.\n")
+    text += "\n## Not decoders\n\n" + ", ".join(line["family"] for line in tried if _encoder(line)) + ".\n"
+    text += "\n## Not trained by transformers itself\n\nMade as above; a real checkpoint may do better.\n\n"
+    text += "".join(f"- {line['family']}: {_plain(line['transformers'])}\n" for line in tried if line["transformers"])
+    if missing := [name for name in known if name not in by_name]:
+        text += f"\n## Not measured\n\n{', '.join(missing)}.\n"
+    return text
+
+
+STANDINGS = {
+    "all": "pass every stage",
+    "unpacked": "pass every stage, and `check` refuses to pack them",
+    "refused": "refused by `check`",
+    "fault": "have a fault",
+}
+
+
+def standing(line: Line) -> str:
+    """A key of `STANDINGS`."""
+    states = {name: cell["state"] for name, cell in line["cells"].items()}
+    if "fault" in states.values():
+        return "fault"
+    refused = {name for name, state in states.items() if state == "refused"}
+    if not refused:
+        return "all"
+    return "unpacked" if all("packed" in name for name in refused) else "refused"
+
+
+def _encoder(line: Line) -> bool:
+    return line["cells"].get("lora", {}).get("rule") == "MOD001" and "missing" not in line["cells"]["lora"]["why"]
+
+
+def _cell(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return ""
+    return {"passes": "✓", "refused": cell.get("rule", ""), "fault": "**fault**"}[cell["state"]]
+
+
+def _faults(lines: Iterable[Line]) -> Iterator[str]:
+    for line in lines:
+        first = next(((name, cell) for name, cell in line["cells"].items() if cell["state"] == "fault"), None)
+        if first:
+            yield f"- {line['family']}, {first[0]}: {_plain(first[1]['why'])}\n"
+
+
+def _plain(text: str) -> str:
+    """Without the folder of the run, and short."""
+    text = re.sub(r"/\S*/(base|lora|full)\S*:? ?", "", text).replace("|", "/").replace("<", "‹").replace("*", "·")
+    return text[:200] + ("…" if len(text) > 200 else "")

@@ -1,0 +1,143 @@
+"""Families of models through every stage, as benchmarks/families.py takes them; and what was mended there."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from peft.utils import transformers_weight_conversion as conversion
+from transformers import AutoModelForCausalLM
+
+from surefit.config.schema import AdapterSection
+from surefit.core.errors import ConfigError, ModelError
+from surefit.facts import all_linear
+from surefit.facts.architecture import require_decoder
+from surefit.facts.budget import target_modules
+from surefit.facts.model import directory_facts
+from surefit.model.adapter import add_adapter, lora_modules
+from surefit.plan.fake import FakeMode
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+import family_shapes  # noqa: E402
+
+# By its path: tests/helpers has another module of its name.
+_place = spec_from_file_location("benchmark_families", BENCHMARKS / "families.py")
+assert _place
+assert _place.loader
+families = module_from_spec(_place)
+_place.loader.exec_module(families)
+
+KNOWN = {"deepseek_v4", "doge"}
+"""Families with a fault that docs/models.md lists."""
+SMALL = ("qwen3_moe", "deepseek_v3", "llama4_text")
+
+
+def built(family: str) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(family_shapes.config(family), dtype=torch.float32)
+
+
+def measured(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("SUREFIT_CACHE", str(folder / "cache"))
+    return families.Family(family, folder).measure()
+
+
+def faults(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: cell for name, cell in line["cells"].items() if cell["state"] == "fault"}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_mixture_of_experts_passes_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert families.complete(measured("qwen3_moe", tmp_path, monkeypatch))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("family", family_shapes.families())
+def test_a_family_passes_or_is_refused(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = measured(family, tmp_path, monkeypatch)
+    if line["transformers"]:
+        pytest.skip(f"transformers itself: {line['transformers']}")
+    assert bool(faults(line)) == (family in KNOWN), line
+    # What looks at later tokens must not train.
+    assert line["causal"] or line["cells"]["lora"]["state"] == "refused"
+
+
+@pytest.mark.parametrize("family", [*SMALL, "gemma3", "gpt_oss", "axk2"])
+def test_facts_and_model_agree_on_what_is_adapted(family: str, tmp_path: Path) -> None:
+    model, section = built(family), AdapterSection(r=2)
+    model.save_pretrained(tmp_path)
+    facts = directory_facts(tmp_path, family)
+    adapted = lora_modules(add_adapter(model, section))
+    assert sorted(adapted.values()) == sorted(target_modules(facts, section).values())
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_peft_reads_back_what_was_trained(family: str, tmp_path: Path) -> None:
+    adapted = add_adapter(built(family), AdapterSection(r=2))
+    adapted.save_pretrained(str(tmp_path))
+    read = PeftModel.from_pretrained(built(family), str(tmp_path))
+    assert lora_modules(read) == lora_modules(adapted)
+    assert not any("experts." in name or name.endswith("router") for name in lora_modules(read))
+
+
+def test_the_experts_are_counted_stored_alone_or_stacked(tmp_path: Path) -> None:
+    for family in ("qwen3_moe", "gpt_oss"):  # the one's files hold them one by one, the other's in stacks
+        model = built(family)
+        model.save_pretrained(tmp_path / family)
+        stacks = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name and p.ndim == 3)
+        assert directory_facts(tmp_path / family, family).expert_parameters == stacks > 0
+
+
+def test_a_name_that_peft_takes_for_experts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'gate_proj' of a deepseek_v3 no factors"):
+        add_adapter(built("deepseek_v3"), AdapterSection(target_modules=["q_proj", "gate_proj"]))
+
+
+def test_the_names_are_those_that_peft_translates() -> None:
+    theirs = {
+        kind: frozenset(conversion._MOE_TARGET_MODULE_MAPPING[pattern])
+        for kind, pattern in conversion._MODEL_TO_CONVERSION_PATTERN.items()
+        if pattern in conversion._MOE_FUSED_TARGETS and conversion.get_checkpoint_conversion_mapping(kind) is not None
+        if kind.islower()  # the others are names of classes
+    }
+    theirs["qwen2_moe"] = frozenset(conversion._MOE_TARGET_MODULE_MAPPING["qwen2_moe"])
+    assert theirs.items() <= all_linear.OLD_NAMES.items()
+
+
+def test_an_ending_does_not_reach_a_vision_tower() -> None:
+    adapted = add_adapter(built("gemma3"), AdapterSection(r=2, target_modules=["q_proj"]))
+    names = list(lora_modules(adapted))
+    assert names
+    assert all("language_model" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "bert"}, "a look at those after it"),
+        ({"model_type": "xlnet", "is_decoder": True}, "a look at those after it"),
+        ({"model_type": "bart", "is_encoder_decoder": True}, "an encoder reads the prompt"),
+    ],
+)
+def test_what_is_no_decoder_is_refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        require_decoder(config, "config.json")
+    require_decoder({"model_type": "bert", "is_decoder": True}, "config.json")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_product_of_experts_has_its_shape_without_data(dtype: torch.dtype) -> None:
+    rows, stack, ends = torch.ones(6, 8), torch.ones(3, 8, 16), torch.tensor([2, 4, 6], dtype=torch.int32)
+    columns = torch.ones(8, 6), torch.ones(6, 16)
+    with FakeMode(allow_non_fake_inputs=True):
+        out = torch._grouped_mm(rows.to(dtype), stack.to(dtype), offs=ends)
+        gradient = torch._grouped_mm(columns[0].to(dtype), columns[1].to(dtype), offs=ends)
+    assert (out.shape, out.dtype) == ((6, 16), dtype)
+    assert (gradient.shape, gradient.dtype) == ((3, 8, 16), dtype)
