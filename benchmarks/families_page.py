@@ -45,7 +45,7 @@ merge` refuses such an adapter by name.
 ## What all-linear reaches
 
 All linear layers but: the output head; routers; the two above; layers for images and sound, and indexers that choose
-keys, which learn nothing from text; `out_proj` of Mamba and Falcon H1, which PEFT refuses. A list of names reaches none
+keys, which learn nothing from text; `out_proj` of Mamba, Falcon H1 and Nemotron H, which PEFT refuses. A list of names reaches none
 of these either.
 """
 
@@ -71,9 +71,8 @@ def page(lines: Iterable[Line], cells: tuple[str, ...], known: Iterable[str]) ->
     )
     for state, words in STANDINGS.items():
         text += f"| {words} | {states[state]} | {states[state] / max(1, len(decoders)):.0%} |\n"
-    text += (
-        EXPERTS + "\n## Family by family\n\n✓ passes; a code: `check` refuses with this rule; **fault**: see below.\n\n"
-    )
+    text += EXPERTS + "\n## Family by family\n\n"
+    text += "✓ passes; a code: `check` refuses with this rule; **fault**: see below; nothing: not reached.\n\n"
     text += f"| family | {' | '.join(cells)} |\n|{' --- |' * (len(cells) + 1)}\n"
     for line in decoders:
         text += f"| {line['family']} | {' | '.join(_cell(line['cells'].get(name)) for name in cells)} |\n"
@@ -124,5 +123,5 @@ def _faults(lines: Iterable[Line]) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     """Without the folder of the run, and short."""
-    text = re.sub(r"/\S*/(base|lora|full)\S*:? ?", "", text).replace("|", "/").replace("<", "‹").replace("*", "·")
+    text = re.sub(r"/\S*/(base|lora|full)\S*:? ?", "", text).replace("|", "/").replace("<", "&lt;").replace("*", "·")
     return text[:200] + ("…" if len(text) > 200 else "")
