@@ -144,10 +144,10 @@ def test_an_unknown_architecture_without_weights_has_no_size(tmp_path: Path) -> 
     write_config(tmp_path, architectures=["MixtralForCausalLM"])
     facts = model_facts(str(tmp_path))
     assert (facts.parameters, facts.linear_modules, facts.weight_bytes) == (None, {}, None)
-    save_file({"model.layers.0.mlp.gate.weight": torch.zeros(8, 4), "model.embed.weight": torch.zeros(9, 4)},
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(8, 4), "model.embed.weight": torch.zeros(9, 4)},
               tmp_path / "model.safetensors")  # fmt: skip
     facts = model_facts(str(tmp_path))
-    assert (facts.parameters, facts.linear_modules) == (68, {"model.layers.0.mlp.gate": (8, 4)})
+    assert (facts.parameters, facts.linear_modules) == (68, {"model.layers.0.self_attn.q_proj": (8, 4)})
 
 
 @pytest.mark.parametrize(
