@@ -33,7 +33,7 @@ assert _place.loader
 families = module_from_spec(_place)
 _place.loader.exec_module(families)
 
-KNOWN = {"deepseek_v4", "doge"}
+KNOWN = {"deepseek_v4"}
 """Families with a fault that docs/models.md lists."""
 SMALL = ("qwen3_moe", "deepseek_v3", "llama4_text")
 

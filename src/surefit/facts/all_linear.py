@@ -11,7 +11,8 @@ a layer without experts) can then have no factors of its own, and an adapter tha
 **Without a gradient** are, in a model that also sees or hears, the layers for images and sound, and an indexer, which
 chooses keys. Factors there would stay zero, and `model.adapter.completeness` refuses an adapter with such.
 
-**No product of a matrix** is what a router computes (its answer is a choice), nor DeepSeek-V4's grouped `o_a_proj`.
+**No product of a matrix** is what a router computes (its answer is a choice), nor DeepSeek-V4's grouped `o_a_proj`. The weight of a
+state-space layer's `dt_proj` is read around the layer, so that factors beside it would do nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 _NO_GRADIENT = re.compile(
     r"(^|\.)(vision_|visual|audio_|image_|embed_vision|embed_audio|multi_modal|embed_tokens_extend|indexer)"
 )
-_NO_PRODUCT = re.compile(r"(^|\.)(router|gate|o_a_proj)$")
+_NO_PRODUCT = re.compile(r"(^|\.)(router|gate|o_a_proj|dt_proj)$")
 _ONE_OF_MANY = re.compile(r"(^|\.)experts\.(\d+|mlp)\.")
 _STACKS = ("experts", "input_linear", "output_linear")
 _GATED = frozenset({"gate", "gate_proj", "up_proj", "down_proj"})

@@ -98,6 +98,7 @@ OTHER_ATTENTION = {
     "hy_v4": "its indexer chooses keys from the whole row",
     "axk2": "its indexer chooses keys from the whole row",
     "inkling2_text": "its layers add a position bias over the whole row",
+    "phimoe": "its masks have a window that its layers do not ask for",
     "llama4": "its layers cut the row, not the documents, into chunks",
     "llama4_text": "its layers cut the row, not the documents, into chunks",
 }
