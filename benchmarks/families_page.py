@@ -45,8 +45,8 @@ merge` refuses such an adapter by name.
 ## What all-linear reaches
 
 All linear layers but: the output head; routers; the two above; layers for images and sound, and indexers that choose
-keys, which learn nothing from text; `dt_proj`, whose weight is read around the layer; `out_proj` of Mamba, Falcon H1 and Nemotron H, which PEFT refuses. A list of names
-reaches none of these either.
+keys, which learn nothing from text; `dt_proj`, whose weight is read around the layer; `out_proj` of Mamba, Falcon H1
+and Nemotron H, which PEFT refuses. A list of names reaches none of these either.
 """
 
 

@@ -11,8 +11,8 @@ a layer without experts) can then have no factors of its own, and an adapter tha
 **Without a gradient** are, in a model that also sees or hears, the layers for images and sound, and an indexer, which
 chooses keys. Factors there would stay zero, and `model.adapter.completeness` refuses an adapter with such.
 
-**No product of a matrix** is what a router computes (its answer is a choice), nor DeepSeek-V4's grouped `o_a_proj`. The weight of a
-state-space layer's `dt_proj` is read around the layer, so that factors beside it would do nothing.
+**No product of a matrix** is what a router computes (its answer is a choice), nor DeepSeek-V4's grouped `o_a_proj`. The
+weight of a state-space layer's `dt_proj` is read around the layer, so that factors beside it would do nothing.
 """
 
 from __future__ import annotations
