@@ -103,14 +103,10 @@ class Trained:
 
 
 def target_modules(model: ModelFacts, adapter: AdapterSection) -> dict[str, tuple[int, int]]:
-    """The linear layers that get LoRA factors: those whose names a listed text ends, or all but the output head and
-    what is closed to PEFT; in either case none that learns nothing from text (facts/all_linear.py)."""
-    linears = [(name, shape) for name, shape in model.linear_modules.items() if not without_gradient(name)]
+    """The linear layers that get LoRA factors: all that can (facts/all_linear.py), or those that a listed text ends."""
+    kind, linears = model.model_type, [each for each in model.linear_modules.items() if not without_gradient(each[0])]
     if adapter.target_modules == "all-linear":
-        heads = {name for name, _ in linears if name.rpartition(".")[2] in OUTPUT_HEADS}
-        return {
-            name: shape for name, shape in linears if name not in heads and not closed_to_lora(model.model_type, name)
-        }
+        return {n: s for n, s in linears if not (n.rpartition(".")[2] in OUTPUT_HEADS or closed_to_lora(kind, n))}
     return {name: shape for name, shape in linears if any(ends_with(name, text) for text in adapter.target_modules)}
 
 
