@@ -16,11 +16,12 @@ from transformers import AutoModelForCausalLM
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts import all_linear
-from surefit.facts.architecture import require_decoder
+from surefit.facts.architecture import dimensions, require_decoder
 from surefit.facts.budget import target_modules
 from surefit.facts.model import directory_facts
 from surefit.model.adapter import add_adapter, lora_modules
 from surefit.plan.fake import FakeMode
+from surefit.plan.setting import pretrained_config
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -141,3 +142,14 @@ def test_the_product_of_experts_has_its_shape_without_data(dtype: torch.dtype) -
         gradient = torch._grouped_mm(columns[0].to(dtype), columns[1].to(dtype), offs=ends)
     assert (out.shape, out.dtype) == ((6, 16), dtype)
     assert (gradient.shape, gradient.dtype) == ((3, 8, 16), dtype)
+
+
+def test_the_plan_reads_infinity_as_transformers_writes_it(tmp_path: Path) -> None:
+    built("bamba").save_pretrained(tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text()
+    assert pretrained_config(directory_facts(tmp_path, "bamba")).time_step_limit == [0.0, float("inf")]
+
+
+def test_a_width_for_each_layer_is_no_damage() -> None:
+    config = family_shapes.config("gemma3n_text").to_dict() | {"intermediate_size": [48, 64]}
+    assert dimensions(config, "config.json").intermediate_size == 64

@@ -188,6 +188,8 @@ def _optional(section: Mapping[str, Any], key: str, where: object) -> int | None
     value = section.get(key)
     if value is None:
         return None
+    if isinstance(value, list) and value and all(type(each) is int for each in value):
+        value = max(value)  # one for each layer (Gemma 3n)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         problem = f"{key} is {value!r}; a whole number above zero is needed"
         raise ModelError(problem, path=str(where), help="take config.json from the model's own repository again")

@@ -180,7 +180,7 @@ def pretrained_config(model: ModelFacts, revision: str | None = None) -> Pretrai
             f"its weights are stored quantised ({model.quantization})",
             path=model.name, field=FIELD, help="name the model they were quantised from",
         )  # fmt: skip
-    values = dict(_config_json(model, revision))
+    values = dict(_with_floats(_config_json(model, revision)))
     kind = values.pop("model_type", None)
     try:
         config = AutoConfig.for_model(kind, **values)
@@ -191,6 +191,15 @@ def pretrained_config(model: ModelFacts, revision: str | None = None) -> Pretrai
         ) from error  # fmt: skip
     assert isinstance(config, PretrainedConfig)
     return config
+
+
+def _with_floats(value: Any) -> Any:
+    """transformers writes infinity, which JSON does not have, as {"__float__": "Infinity"}."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _with_floats(each) for key, each in value.items()}
+    return [_with_floats(each) for each in value] if isinstance(value, list) else value
 
 
 def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
