@@ -38,7 +38,6 @@ KNOWN = {
     "deepseek_v4",
     "gemma3n_text",
     "gemma4",
-    "glm_moe_dsa",
     "hrm_text",
     "inkling2_text",
     "jetmoe",
