@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from peft import PeftModel
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 
 from surefit.core.errors import ModelError
 from surefit.data.collate import LOSS_KEYS
@@ -223,11 +224,13 @@ def _chunk(
     wanted = [*([hidden] if hidden.requires_grad else []), *trained]
     with torch.set_grad_enabled(bool(wanted)):
         logits = head(hidden)
+    # Of a view that was written over, torch makes the gradient anew, in another tensor of its size.
+    edge = get_gradient_edge(logits) if wanted else None
     loss = cross_entropy_(logits.detach(), targets, bool(wanted))
-    if not wanted:
+    if edge is None:
         return loss, []
     try:
-        return loss, list(torch.autograd.grad(logits, wanted, logits.detach()))
+        return loss, list(torch.autograd.grad([edge], wanted, [logits.detach()]))
     except RuntimeError as error:
         if "inplace" not in str(error):
             raise
