@@ -299,13 +299,13 @@ def test_a_step_on_gpus_of_the_catalogue() -> None:
     small_slow, small_fast = (step_on(name) for name in ("a10", "h100"))
     assert small_slow.seconds == small_fast.seconds, "both wait for launches"
     assert small_slow.limit == small_fast.limit == "kernel launches"
-    batch = {"global_batch_size": 128, "per_device_train_batch_size": 64}
+    batch = {"global_batch_size": 512, "per_device_train_batch_size": 512}
     slow, fast = (step_on(name, train=batch) for name in ("a10", "h100"))
     assert slow.seconds > 1.5 * fast.seconds
     assert (slow.flops, slow.bytes, slow.kernels) == (fast.flops, fast.bytes, fast.kernels)
     for each in (slow, fast):
         assert each.low < each.seconds < each.high
-        assert each.tokens_per_second == pytest.approx(128 * 512 / each.seconds)
+        assert each.tokens_per_second == pytest.approx(512 * 512 / each.seconds)
         assert each.evaluation_tokens_per_second > each.tokens_per_second
         assert 0 < each.mfu < 1
         assert each.source.startswith("data sheet")

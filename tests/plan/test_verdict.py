@@ -53,16 +53,16 @@ def test_the_closed_form_of_a_very_long_row_allows_for_pieces(place, tiles: str,
 @pytest.mark.parametrize(
     ("model", "run", "reserved"),
     [
-        ("Qwen/Qwen3-4B", ("selective", 4, 2048, "false", "false"), 15.02),
-        ("meta-llama/Llama-3.2-3B", ("selective", 4, 3000, "false", "true"), 14.17),
-        ("meta-llama/Llama-3.2-3B", ("offload", 4, 2048, "false", "true"), 8.28),
-        ("Qwen/Qwen2.5-0.5B-Instruct", ("selective", 4, 2048, "true", "false"), 2.59),
+        ("Qwen/Qwen3-4B", ("selective", 4, 2048, "false", "false"), 14.98),
+        ("meta-llama/Llama-3.2-3B", ("selective", 4, 3000, "false", "true"), 13.83),
+        ("meta-llama/Llama-3.2-3B", ("offload", 4, 2048, "false", "true"), 8.10),
+        ("Qwen/Qwen2.5-0.5B-Instruct", ("selective", 4, 2048, "true", "false"), 2.891),
     ],
 )
 def test_the_closed_form_of_a_short_row_allows_for_pieces_too(
     place, model: str, run: tuple[str, int, int, str, str], reserved: float
 ) -> None:
-    """What the allocator holds, in GiB as simulated, where layers are recomputed: 9 to 19 % more than is in tensors."""
+    """What the allocator holds, in GiB as simulated, where layers are recomputed: 7 to 18 % more than is in tensors."""
     checkpointing, rows, length, packing, fused = run
     settings = (
         "adapter.r=8", f"train.per_device_train_batch_size={rows}", f"train.global_batch_size={rows}",
