@@ -43,7 +43,6 @@ KNOWN = {
     "jetmoe",
     "laguna",
     "longcat_flash",
-    "mamba2",
     "qwen4_exp",
     "qwen4_exp_text",
     "zamba",

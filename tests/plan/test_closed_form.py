@@ -191,8 +191,8 @@ def test_what_the_closed_form_knows_less_exactly(run: dict[str, Any]) -> None:
     ("name", "run"),
     [
         ("qwen3-0.6b", {"length": 2048}),
-        pytest.param("qwen2-0.5b", {"rows": 2, "length": 1024, "padded": True}, marks=SLOW),
-        pytest.param("llama3-1b", {"rows": 2, "length": 1024, "checkpointing": True}, marks=SLOW),
+        pytest.param("qwen2-0.5b", {"rows": 2, "length": 2048, "padded": True}, marks=SLOW),
+        pytest.param("llama3-1b", {"rows": 2, "length": 2048, "checkpointing": True}, marks=SLOW),
         ("qwen3-0.6b", {"packed": True, "rows": 4, "length": 1024}),
     ],
 )

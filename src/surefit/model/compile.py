@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from surefit.core.errors import ConfigError, MachineError
+from surefit.model.fused_lora import compute_apart
 
 FIELD = "speed.compile"
 KINDS = 32
@@ -40,6 +41,8 @@ def compile_layers(model: PreTrainedModel | PeftModel) -> int:
     _require_compiler(next(model.parameters()).device.type)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     for layer in layers:
+        if layer.gradient_checkpointing:
+            compute_apart(layer)
         layer.compile(dynamic=True)
     return len(layers)
 

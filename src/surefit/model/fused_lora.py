@@ -214,6 +214,15 @@ def _group(members: list[Any]) -> None:
             member.fused_group = group
 
 
+def compute_apart(model: torch.nn.Module) -> None:
+    """Have each projection compute for itself. The compiler leaves a checkpoint alone, eager and without a word,
+    in which a module remembers anything (torch 2.13: no side effects in `torch.utils.checkpoint`)."""
+    for module in model.modules():
+        group: _Group | None = getattr(module, "fused_group", None)
+        if group is not None:
+            group.apart = True
+
+
 def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
     """The output, or None where PEFT must compute it."""
     if not _plain_for(layer, x):
