@@ -6,6 +6,7 @@ import json
 import math
 import socket
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,7 +123,16 @@ def test_tensorboard_has_the_numbers_and_a_resumed_run_takes_steps_back(run: Run
 
 
 def wandb_records(run: RunDir) -> list[Any]:
-    """Every record of the run's files: LevelDB's log format behind a header of 7 bytes, protocol buffers in it."""
+    """Every record of the run's files, once W&B's own process has written the last one, which may be after `finish`."""
+    end = time.monotonic() + 30
+    while not (records := _written(run)) or not records[-1].HasField("exit"):
+        assert time.monotonic() < end, "the file has no end"
+        time.sleep(0.05)
+    return records
+
+
+def _written(run: RunDir) -> list[Any]:
+    """LevelDB's log format behind a header of 7 bytes, protocol buffers in it."""
     from wandb.proto import wandb_internal_pb2
 
     records = []
@@ -133,6 +143,8 @@ def wandb_records(run: RunDir) -> list[Any]:
                 at += BLOCK - at % BLOCK
                 continue
             length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+            if at + 7 + length > len(data):
+                break  # it is being written
             whole += data[at + 7 : at + 7 + length]
             at += 7 + length
             if kind in (FULL, LAST):
