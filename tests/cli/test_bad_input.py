@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -170,14 +172,16 @@ def test_a_chat_template_without_end_stops_check_and_training(surefit: Surefit, 
 def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(
     surefit: Surefit, config: Path, tmp_path: Path
 ) -> None:
-    """A real process, a real SIGINT, and the weights of an uninterrupted run."""
+    """A real process, a real SIGINT, and the weights of an uninterrupted run; in a directory whose name a shell would
+    cut in two, by the very command that is shown."""
     arguments = ("train", "run.yaml", "--set", "train.max_steps=30")
     whole = surefit(*arguments, "--set", "output_dir=runs/whole")
     assert whole.code == 0, whole.text
-    command = [sys.executable, "-m", "surefit", "run", *arguments[1:]]
+    run = tmp_path / "runs/my one"
+    command = [sys.executable, "-m", "surefit", "run", *arguments[1:], "--set", "output_dir=runs/my one"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "runs/one/metrics.jsonl"
+    metrics = run / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and len(read_jsonl(metrics)) >= 2):
         assert time.monotonic() < deadline
@@ -186,13 +190,16 @@ def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75, said
-    assert "surefit run runs/one --resume" in said
+    shown = re.search(r"surefit run .* --resume", said)
+    assert shown, said
+    again = shlex.split(shown[0])
+    assert again == ["surefit", "run", "runs/my one", "--resume"]
     assert "Traceback" not in said
-    assert not (tmp_path / "runs/one/adapter").exists()
-    resumed = surefit(*arguments, "--resume")
+    assert not (run / "adapter").exists()
+    resumed = surefit("train", *again[2:])
     assert resumed.code == 0, resumed.text
     name = "adapter/adapter_model.safetensors"
-    assert (tmp_path / "runs/one" / name).read_bytes() == (tmp_path / "runs/whole" / name).read_bytes()
+    assert (run / name).read_bytes() == (tmp_path / "runs/whole" / name).read_bytes()
 
 
 def test_a_script_gets_the_findings_that_stop_a_training(surefit: Surefit, config: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,12 +99,49 @@ def test_worker_processes_import_nothing_from_here(beside: Path, tmp_path_factor
         ["predict", "run.yaml", "rows.jsonl", "--base", "--gpus", "2", "-o", "out.jsonl"],
         ["evaluate", "run.yaml", "--variant", "base", "--gpus", "2"],
         ["plan", "run.yaml", "--json"],
+        ["merge", "run.yaml"],
+        [
+            "score",
+            "--recipe",
+            "code_generation",
+            "--predictions",
+            "programs.jsonl",
+            "--references",
+            "tasks.jsonl",
+            "--json",
+        ],
     ],
     ids=lambda arguments: arguments[0],
 )
 def test_a_verb_that_starts_processes_runs_nothing_from_here(beside: Path, arguments: list[str]) -> None:
-    if arguments[0] in ("predict", "evaluate"):
+    if arguments[0] in ("predict", "evaluate", "merge"):
         assert run(beside, own_command("train", "run.yaml")).returncode == 0
+    if arguments[0] == "score":  # a program that is run, and imports what has a namesake here
+        check = "def check(f):\n    assert f() == '[1]'\n"
+        task = {"task_id": "a/1", "prompt": "def f():\n", "test": check, "entry_point": "f"}
+        program = "def f():\n    import json\n    return json.dumps([1])\n"
+        (beside / "tasks.jsonl").write_text(json.dumps(task) + "\n")
+        (beside / "programs.jsonl").write_text(json.dumps({"task_id": "a/1", "prediction": program}) + "\n")
     done = run(beside, own_command(*arguments))
     assert done.returncode in (0, 1), done.stderr
+    assert ran(beside) == ""
+    if arguments[0] == "score":
+        assert json.loads(done.stdout)["metrics"]["pass@1"]["mean"] == 1
+
+
+@pytest.mark.slow
+def test_the_demo_runs_nothing_from_here(beside: Path) -> None:
+    """Up to its first steps: what follows are the stages above."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONSAFEPATH", "PYTHONPATH")}
+    environment |= {"SUREFIT_CACHE": str(beside / "cache"), "OMP_NUM_THREADS": "1"}
+    demo = subprocess.Popen(own_command("demo"), cwd=beside, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        metrics, deadline = beside / "runs/demo/metrics.jsonl", time.monotonic() + 240
+        while not metrics.exists():
+            assert demo.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        demo.terminate()
+        demo.wait(60)
     assert ran(beside) == ""

@@ -345,4 +345,4 @@ def _say_pruned(
     elif delete:
         out.say(f"Freed {freed}", "green")
     else:
-        out.say(f"{freed} could be freed; nothing was deleted. To delete it: surefit runs prune {target} --yes")
+        out.say(f"{freed} could be freed; nothing was deleted. To delete it: surefit runs prune {quoted(target)} --yes")

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
+from surefit.core.units import quoted
 from surefit.facts.model import original_of, stored_by_name
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
@@ -125,7 +126,7 @@ def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[F
     stored = model.quantization if model else stored_by_name(name)
     if setup.tool != "peft" or stored not in STORED_QUANTIZED:
         return
-    again = f", or `surefit merge ADAPTER --base {original_of(name) or 'ORIGINAL'} --trained-on nf4`"
+    again = f", or `surefit merge ADAPTER --base {quoted(original_of(name) or 'ORIGINAL')} --trained-on nf4`"
     nf4 = model.stored_nf4 if model else name.lower().endswith("-bnb-4bit")
     yield Finding(
         field="base_model",
