@@ -61,12 +61,9 @@ def shown_commands(tree: ast.AST) -> Iterator[tuple[int, str]]:
             )
             for command in re.findall(r"\bsurefit (?:[a-z-]+|\x00\d+\x00)((?: [^`\n,;:]*)?)", text):
                 for number in map(int, re.findall(r"\x00(\d+)\x00", command)):
-                    value = values[number].value
-                    name = getattr(
-                        getattr(value, "func", None), "attr", getattr(getattr(value, "func", None), "id", "")
-                    )
-                    if name not in QUOTING:
-                        yield node.lineno, ast.unparse(value)
+                    expression = ast.unparse(values[number].value)
+                    if not QUOTING.match(expression):
+                        yield node.lineno, expression
 
 
 ARE_WORDS = {("train/preflight.py", "finding.code"), ("cli/slurm.py", "stage")}

@@ -98,7 +98,7 @@ def template_text(wanted: str) -> str:
     """
     if wanted in NAMED:
         return NAMED[wanted]
-    help_text = f"name a Jinja file, or write {' or '.join(NAMED)} for a base model without a template"
+    help_text = f"name a Jinja file, or write one of {', '.join(NAMED)} for a base model without a template"
     try:
         path = Path(wanted).expanduser()
     except RuntimeError:  # ~somebody, who has no home here

@@ -95,8 +95,8 @@ def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitErro
         try:
             vocabulary = facts.added if facts.file is not None else None
             require_tokens(found.loaded.config.model.chat_template, vocabulary, facts.eos_token)
-        except SureFitError as error:
-            return facts, [error]
+        except SureFitError as error:  # what the rules would say of the template, this has said better
+            return facts.without_template(), [error]
     return facts, []
 
 
