@@ -21,8 +21,9 @@ from surefit.core.units import GIB
 from surefit.data.audit.sample import sample_audit
 from surefit.data.audit.whole import audit
 from surefit.data.formats import Examples, load_mixed, to_examples
-from surefit.data.load import Rows, is_local, load_rows
+from surefit.data.load import Rows, load_rows
 from surefit.data.sampled import example_facts
+from surefit.data.sources import is_local
 from surefit.facts import hardware as hardware_module
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.batch import BatchFacts

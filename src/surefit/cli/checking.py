@@ -77,7 +77,7 @@ def _say_check(out: Output, found: Gathered, report: dict[str, Any], show: int =
 
 def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
     """What a clean check does not speak for."""
-    from surefit.data.load import is_local
+    from surefit.data.sources import is_local
 
     notes = []
     config = found.loaded.config

@@ -212,7 +212,7 @@ def _interval(value: float, low: float, high: float, sign: str = "") -> str:
 
 
 def _about(run: Prepared, format: str) -> Any:
-    from surefit.data.load import resolve_source
+    from surefit.data.sources import resolve_source
     from surefit.merge.origin import gguf_of, hub_id, license_of, name_of
     from surefit.report.model_card import About
 

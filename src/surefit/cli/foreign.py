@@ -207,7 +207,8 @@ def _tokenizer(setup: Setup, model: ModelFacts | None, notes: list[str]) -> Toke
 
 def _rows(found: Foreign, notes: list[str]) -> Rows | None:
     """The training rows, where they are on this machine and laid out as SureFit reads them."""
-    from surefit.data.load import is_local, load_rows
+    from surefit.data.load import load_rows
+    from surefit.data.sources import is_local
 
     if found.loaded is None:
         return None

@@ -20,8 +20,10 @@ from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
 from surefit.core.units import plural
 from surefit.data.formats import Examples, to_prompts
-from surefit.data.load import Rows, load_rows, resolve_source
-from surefit.data.readers import READERS, Placed
+from surefit.data.load import Rows, load_rows
+from surefit.data.readers import Placed
+from surefit.data.sources import resolve_source
+from surefit.data.stream import stream_rows
 from surefit.evaluate.distributed import in_order, of_all, share
 from surefit.evaluate.generation_settings import GenerationSettings, ways
 from surefit.evaluate.inference import PORTION, Respondent
@@ -163,9 +165,8 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
 def _placed(data: str) -> tuple[Rows | None, Callable[[], Iterable[Placed]]]:
     """How to read every row: from its file each time, or from memory where it is no file of rows."""
     source = resolve_source(data)
-    if source.kind == "file" and source.path is not None and source.path.suffix.lower() in READERS:
-        path, reader = source.path, READERS[source.path.suffix.lower()]
-        return None, lambda: reader(path)
+    if source.kind == "file":
+        return None, lambda: stream_rows(data)
     rows = load_rows(data)
     return rows, lambda: (Placed(row, *rows.place(number)) for number, row in enumerate(rows))
 

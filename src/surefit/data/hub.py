@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from surefit.core import env
 from surefit.core.errors import DataError, MachineError, SureFitError
 from surefit.core.reading import reason_of
-from surefit.data.readers import Placed, without_filled_nulls
+from surefit.data.columnar import without_filled_nulls
+from surefit.data.readers import Placed
 
 
-def hub_rows(source: str, split: str) -> tuple[list[Placed], str]:
-    """The rows of one split, and the hash of their contents.
+def hub_rows(source: str) -> Iterator[Placed]:
+    """The rows of one split, one after the other: `datasets` keeps the table on disk.
 
     Args:
-        source: owner/name, with an optional :config and an optional @split.
-        split: the split where `source` does not say it; `datasets`' slices such as train[:1000] work too.
+        source: owner/name@split, with an optional :config; `datasets`' slices such as train[:1000] work too.
 
     Raises:
         DataError: there is no such data set, configuration or split, it is gated, or it cannot be read.
         MachineError: the hub cannot be reached and nothing is cached.
     """
-    repository, _, named_split = source.partition("@")
+    repository, _, split = source.partition("@")
     name, _, config = repository.partition(":")
-    split = named_split or split
-    with _hub_errors(source, split):
+    with _hub_errors(repository, split):
         import datasets
 
         table = datasets.load_dataset(name, config or None, split=split, token=env.hub_token())
-        rows = [without_filled_nulls(row) for row in table]
-    if not rows:
-        raise DataError(f"the split {split!r} holds no rows", path=source, field="data.split", help="name another")
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps(row, default=str).encode() + b"\n")
-    placed = [Placed(row, f"{repository}@{split} row {number}", None) for number, row in enumerate(rows, start=1)]
-    return placed, digest.hexdigest()
+        if not len(table):
+            raise DataError(f"the split {split!r} holds no rows", path=source, field="data.split", help="name another")
+        for number, row in enumerate(table, start=1):
+            yield Placed(without_filled_nulls(row), f"{source} row {number}", None)
 
 
 @contextmanager

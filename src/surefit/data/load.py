@@ -1,4 +1,4 @@
-"""Where rows come from: a file, a directory of files, a sample that ships with SureFit, or a data set on the hub.
+"""Rows in memory, for data that fits into it: read as `stream_rows` reads, and kept.
 
 Nothing here needs torch or transformers; `pyarrow` and `datasets` are loaded only for what they alone can read.
 """
@@ -6,38 +6,21 @@ Nothing here needs torch or transformers; `pyarrow` and `datasets` are loaded on
 from __future__ import annotations
 
 import hashlib
-import os
-import re
+import json
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, overload
 
-from surefit import samples
-from surefit.core.errors import DataError, did_you_mean
+from surefit.core.errors import DataError
 from surefit.core.rundir import file_sha256
 from surefit.core.sampling import evenly
-from surefit.data.readers import NAMED_ONLY, READERS, Placed
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?(@\S+)?")
-"""owner/name, with an optional :configuration and an optional @split."""
-SPLIT_WORD = re.compile(r"(train|test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
-KINDS = ", ".join(READERS)
-
-
-@dataclass(frozen=True)
-class Source:
-    """What `data.train` means.
-
-    Attributes:
-        kind: where the rows are.
-        name: as the user wrote it.
-        path: the file or directory; None on the hub.
-    """
-
-    kind: Literal["file", "directory", "sample", "hub"]
-    name: str
-    path: Path | None = None
+from surefit.core.units import bytes_text
+from surefit.data.columnar import ROW_COST, VALUE_COST, require_room
+from surefit.data.opening import endings
+from surefit.data.readers import TOO_MANY, Placed, characters, room
+from surefit.data.sources import resolve_source
+from surefit.data.stream import Range, file_errors, ranges, read_range
 
 
 class Rows(Sequence[dict[str, Any]]):
@@ -92,140 +75,56 @@ class Rows(Sequence[dict[str, Any]]):
         return list(dict.fromkeys(name for row in self for name in row))
 
 
-def is_local(text: str) -> bool:
-    """Whether rows can be read without the network. True as well for what cannot be found at all."""
-    try:
-        return resolve_source(text).kind != "hub"
-    except DataError:
-        return True
-
-
-def resolve_source(text: str) -> Source:
-    """Decide what a name in the config means, without reading anything.
-
-    A name that starts with surefit/ is a sample; what exists on this machine is a file or directory; what looks like
-    owner/name is on the hub (owner/name:config@split where a data set has several configurations or splits).
-
-    Raises:
-        DataError: it is none of these.
-    """
-    if sample := samples.resolve(text):
-        return Source("sample", text, sample)
-    path = Path(os.path.expanduser(text))
-    if text.strip() and os.path.isdir(path):
-        return Source("directory", text, path)
-    if os.path.isfile(path):
-        return Source("file", text, path)
-    if text.startswith(samples.PREFIX):
-        known = samples.available()
-        raise DataError(f"no sample named {text!r}{did_you_mean(text, known)}", help=f"there are {', '.join(known)}")
-    if os.path.exists(path):
-        raise DataError("not a regular file", path=path, help=f"name a file ({KINDS}) or a directory of them")
-    if _looks_like_hub(text, path):
-        return Source("hub", text)
-    raise _missing(text, path)
-
-
-def _looks_like_hub(text: str, path: Path) -> bool:
-    """owner/name, unless `owner` is a folder here: then the user meant a file in it."""
-    return bool(HUB_ID.fullmatch(text)) and path.suffix.lower() not in READERS and not os.path.isdir(path.parent)
-
-
-def _missing(text: str, path: Path) -> DataError:
-    hub = "a data set on the hub is written owner/name"
-    if not text.strip():
-        return DataError("no data is named", help=f"name a file ({KINDS}) or a directory; {hub}")
-    help_text = f"paths start at the directory you run in; {hub}"
-    if not os.path.isdir(path.parent):
-        return DataError(f"no such file: there is no directory {path.parent}", path=path, help=help_text)
-    siblings = [str(entry) for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
-    return DataError(f"no such file or directory{did_you_mean(str(path), siblings)}", path=path, help=help_text)
-
-
 def load_rows(source: str, *, split: str = "train") -> Rows:
-    """Read every row.
+    """Read every row into memory; `stream_rows` reads what does not fit.
 
     Args:
-        source: a file, a directory, a surefit/… sample or a hub id.
-        split: which split of a hub data set, unless its name says it.
+        source: a file, a directory, a pattern, a URL, a surefit/… sample or a hub id.
+        split: which split of a hub data set or a saved `DatasetDict`, unless the name says it.
 
     Raises:
-        DataError: missing, empty or malformed, with file, line and column.
-        MachineError: the hub cannot be reached.
+        DataError: missing, empty, malformed (with file, line and column), or more than there is memory for.
+        MachineError: it cannot be reached.
     """
-    found = resolve_source(source)
-    if found.kind == "hub":
-        from surefit.data.hub import hub_rows
-
-        placed, sha256 = hub_rows(source, split)
-        return Rows(source, placed, (), sha256)
-    assert found.path is not None
-    try:
-        files = data_files(found.path) if found.kind == "directory" else [found.path]
-        placed = [one for file in files for one in _read(file)]
-        sha256 = _sha256(files)
-    except OSError as error:
-        path = error.filename or found.path
-        raise DataError(f"cannot be read: {error.strerror or error}", path=path, help="check its permissions") from None
-    if found.kind == "sample":
-        # Where the package is installed says nothing about the row, and places are written into artefacts.
-        placed = [one._replace(path=source) for one in placed]
-    return Rows(source, placed, files, sha256)
+    parts = ranges(source, split=split, range_bytes=sys.maxsize)
+    names = [one.file for one in parts]
+    placed = _kept(parts)
+    if resolve_source(source).kind in ("hub", "url"):
+        return Rows(source, placed, (), _rows_sha256(placed))
+    files = [Path(name) for name in names]
+    with file_errors(source):
+        return Rows(source, placed, files, _sha256(files))
 
 
-def _read(file: Path) -> list[Placed]:
-    reader = READERS.get(file.suffix.lower())
-    if reader is None:
-        ending = f"the ending {file.suffix!r}" if file.suffix else "no ending"
-        raise DataError(f"a data file with {ending} cannot be read", path=file, help=f"{KINDS} can")
-    if file.stat().st_size == 0:
-        raise DataError("the file is empty", path=file, help="was it written completely?")
-    placed = list(reader(file))
-    if not placed:
-        raise DataError("the file holds no rows", path=file, help="was it written completely?")
+def _kept(parts: Sequence[Range]) -> list[Placed]:
+    """The rows of these ranges in memory, as long as there is room."""
+    for one in parts:
+        if endings(one.file) == (".parquet", ""):
+            require_room(one.file)
+    placed: list[Placed] = []
+    needed, limit = 0, room()
+    for one in parts:
+        for found in read_range(one):
+            placed.append(found)
+            needed += ROW_COST + VALUE_COST * len(found.row) + characters(found.row)
+            if needed > limit:
+                raise DataError(
+                    f"its first {len(placed):,} rows take {bytes_text(needed)} of memory, all that there is room for",
+                    path=found.path,
+                    line=found.line,
+                    help=TOO_MANY,
+                )
     return placed
-
-
-def data_files(directory: Path) -> list[Path]:
-    """The data files of a directory in the order of their names; other files, READMEs for one, are not data.
-
-    Raises:
-        DataError: there are none, or files of different splits.
-    """
-    names = sorted(entry.name for entry in directory.iterdir() if entry.is_file() and not entry.name.startswith("."))
-    if "state.json" in names and "dataset_info.json" in names:
-        raise DataError(
-            "this directory was written by Dataset.save_to_disk",
-            path=directory,
-            help="write the data set with Dataset.to_parquet or to_json, and name that file",
-        )
-    files = [directory / name for name in names if _is_data(Path(name))]
-    if not files:
-        found = f"; it has {', '.join(names[:5])}" if names else ""
-        raise DataError(f"no data file in this directory{found}", path=directory, help=f"data files are {KINDS}")
-    _refuse_mixed_splits(directory, files)
-    return files
-
-
-def _is_data(name: Path) -> bool:
-    ending = name.suffix.lower()
-    return ending in READERS and ending not in NAMED_ONLY and name.stem.lower() != "readme"
-
-
-def _refuse_mixed_splits(directory: Path, files: list[Path]) -> None:
-    """train.jsonl beside test.jsonl: reading both would train on the test rows."""
-    words: dict[str, str] = {}
-    for file in files:
-        if match := SPLIT_WORD.match(file.name):
-            words.setdefault(match[1].lower(), file.name)
-    if len(words) > 1:
-        raise DataError(
-            f"this directory holds different splits: {', '.join(words.values())}",
-            path=directory,
-            help="name the file to train on in data.train and the one to score on in data.eval",
-        )
 
 
 def _sha256(files: Sequence[Path]) -> str:
     digests = [file_sha256(file) for file in files]
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _rows_sha256(placed: Sequence[Placed]) -> str:
+    """Of rows that lie in no file here."""
+    digest = hashlib.sha256()
+    for one in placed:
+        digest.update(json.dumps(one.row, default=str).encode() + b"\n")
+    return digest.hexdigest()

@@ -1,6 +1,7 @@
-"""One reader per file format: path → rows with their places; every malformed file is refused with its line.
+"""One reader per text format: a stream of bytes → rows with their places; what is malformed is refused with its line.
 
-Rows of JSON Lines and CSV are known by their line, those of a JSON array and of Parquet by their number.
+Rows of JSON Lines, CSV and plain text are known by their line, those of a JSON array by their number. The first three
+hold one row at a time; a JSON array and blocks of PENMAN are read whole. columnar.py has Parquet and Arrow.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from io import BufferedReader, StringIO
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from surefit.core.errors import DataError
-from surefit.core.reading import deeper_than, library_errors, read_bytes
-from surefit.core.units import GIB, MIB, bytes_text, shortened
+from surefit.core.reading import deeper_than
+from surefit.core.units import GIB, KIB, MIB, bytes_text, shortened
+from surefit.data.opening import endings
 from surefit.facts.hardware import ram_bytes
 from surefit.metrics.strict_json import json_kind
 
@@ -28,14 +30,13 @@ ROW_BYTES = 8 * MIB
 """Of one row. A novel has a tenth of it; the tokenizer takes four hundred times as much memory as the text."""
 WHOLE_BYTES = 8 * GIB
 """Of a file that is not read line by line."""
-BATCH_BYTES = 256 * MIB
-"""Of the rows of a Parquet file that are unpacked at once, where they are of one size."""
-ROW_COST, VALUE_COST = 250, 60
-"""Bytes that Python takes for a row and for each value in it, beside the texts."""
+
+HEAD = 64 * KIB
+"""Of a file, by which its kind is told."""
 
 _SIGNATURES = {
-    b"\x1f\x8b": ("compressed with gzip", "unpack it first: gunzip -k FILE"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it first: zstd -d FILE"),
+    b"\x1f\x8b": ("compressed with gzip", "give it the ending .gz: it is unpacked while it is read"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "give it the ending .zst: it is unpacked while it is read"),
     b"BZh": ("compressed with bzip2", "unpack it first: bunzip2 -k FILE"),
     b"\xfd7zXZ": ("compressed with xz", "unpack it first: unxz -k FILE"),
     b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "unpack it, or export it as CSV"),
@@ -53,19 +54,43 @@ class Placed(NamedTuple):
     line: int | None
 
 
-def read_jsonl(path: Path) -> Iterator[Placed]:
-    """JSON Lines: one object per line; a byte-order mark, CRLF and blank lines are fine."""
-    _refuse_other_kinds(path)
-    name = str(path)
-    with open(path, "rb") as file:
-        for number, data in enumerate(iter(lambda: file.readline(ROW_BYTES + 1), b""), start=1):
-            _require_size(len(data), path, number)
-            text = _utf8(data, path, number).rstrip()
-            if text:
-                yield Placed(_line_row(text, path, number), name, number)
+class ByteLines(Protocol):
+    """What the readers of lines ask of a stream of bytes."""
+
+    def peek(self, size: int = ..., /) -> bytes:
+        """Bytes that are read again."""
+
+    def readline(self, size: int, /) -> bytes:
+        """The next line, or its first `size` bytes."""
 
 
-def _require_size(size: int, place: object, line: int | None = None) -> None:
+def read_jsonl(file: ByteLines, name: str, first: int = 1, size: int | None = None) -> Iterator[Placed]:
+    """JSON Lines: one object per line; a byte-order mark, CRLF and blank lines are fine.
+
+    Args:
+        file: where line `first` begins.
+        name: of the file, for messages.
+        first: 1-based number of the first line.
+        size: bytes to read; None reads to the end.
+    """
+    for number, text in _lines(file, name, first, size):
+        if text:
+            yield Placed(_line_row(text, name, number), name, number)
+
+
+def _lines(file: ByteLines, name: str, first: int, size: int | None) -> Iterator[tuple[int, str]]:
+    """(number, text without the white space at its end) of each line."""
+    _refuse_other_kinds(file, name)
+    number = first
+    while (size is None or size > 0) and (data := file.readline(ROW_BYTES + 1)):
+        require_size(len(data), name, number)
+        yield number, _utf8(data, name, number).rstrip()
+        number += 1
+        size = None if size is None else size - len(data)
+
+
+def require_size(size: int, place: object, line: int | None = None) -> None:
+    """Refuse a row, or a text in it, of more than `ROW_BYTES`."""
     if size > ROW_BYTES:
         raise DataError(
             f"a row of more than {bytes_text(ROW_BYTES)}",
@@ -75,7 +100,7 @@ def _require_size(size: int, place: object, line: int | None = None) -> None:
         )
 
 
-def _line_row(text: str, path: Path, line: int) -> dict[str, Any]:
+def _line_row(text: str, path: str, line: int) -> dict[str, Any]:
     try:
         row = _decode(text, path, line)
     except json.JSONDecodeError as error:
@@ -99,29 +124,47 @@ def _line_row(text: str, path: Path, line: int) -> dict[str, Any]:
 _ARRAY_HELP = "a file that is one JSON array needs the ending .json"
 
 
-def read_json(path: Path) -> Iterator[Placed]:
+def read_json(file: BufferedReader, name: str) -> Iterator[Placed]:
     """A JSON array of objects, a single object, or one object per line as many `.json` files have it."""
-    _refuse_other_kinds(path)
-    text = _utf8(_whole(path), path, None)
-    start = len(text) - len(text.lstrip())
+    _refuse_other_kinds(file, name)
+    start = file.readline(ROW_BYTES + 1)
+    if _is_object(start):
+        return read_jsonl(_Again(start, file), name)
+    text = _utf8(start + _whole(file, name), name, None)
     try:
-        if text[start : start + 1] == "{":
-            _, end = _DECODER.raw_decode(text, start)
-            if text[end:].strip():
-                return read_jsonl(path)
-        value = _decode(text, path, None)
+        value = _decode(text, name, None)
     except json.JSONDecodeError as error:
         message = f"{_problem(error)} (column {error.colno})"
-        raise DataError(message, path=path, line=error.lineno, help="a JSON file is an array of objects") from None
-    except (RecursionError, ValueError) as error:
-        raise _undecodable(error, path, None) from None
-    return _numbered(value if isinstance(value, list) else [value], path)
+        raise DataError(message, path=name, line=error.lineno, help="a JSON file is an array of objects") from None
+    return _numbered(value if isinstance(value, list) else [value], name)
 
 
-def _numbered(rows: list[Any], path: Path) -> Iterator[Placed]:
+class _Again:
+    """A stream whose first line is read once more."""
+
+    def __init__(self, start: bytes, file: ByteLines) -> None:
+        self._start, self._file = start, file
+
+    def peek(self, size: int = 0) -> bytes:
+        return self._start[:HEAD]
+
+    def readline(self, size: int) -> bytes:
+        data, self._start = self._start, b""
+        return data or self._file.readline(size)
+
+
+def _is_object(line: bytes) -> bool:
+    """Whether a line is a row of JSON Lines."""
+    try:
+        return line.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _numbered(rows: list[Any], path: str) -> Iterator[Placed]:
     for number, row in enumerate(rows, start=1):
         place = f"{path} row {number}"
-        _require_size(_characters(row), place)
+        require_size(characters(row), place)
         if not isinstance(row, dict):
             raise DataError(f"a row must be a JSON object, not {json_kind(row)}", path=place)
         yield Placed(row, place, None)
@@ -134,7 +177,7 @@ def _not_json(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_not_json)
 
 
-def _decode(text: str, path: Path, line: int | None) -> Any:
+def _decode(text: str, path: str, line: int | None) -> Any:
     """The value of a JSON text.
 
     Raises:
@@ -155,7 +198,7 @@ def _decode(text: str, path: Path, line: int | None) -> Any:
     return value
 
 
-def _undecodable(error: Exception, path: Path, line: int | None) -> DataError:
+def _undecodable(error: Exception, path: str, line: int | None) -> DataError:
     if isinstance(error, RecursionError):
         return DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line, help=_FLATTER)
     if isinstance(error, UnicodeEncodeError):
@@ -169,39 +212,45 @@ def _undecodable(error: Exception, path: Path, line: int | None) -> DataError:
 _FLATTER = "store what is nested so deeply as JSON text"
 
 
-def read_csv(path: Path) -> Iterator[Placed]:
+def read_csv(file: BufferedReader, name: str) -> Iterator[Placed]:
     """Comma-separated values with a header line; every value is text. A quoted value may hold line breaks."""
-    _refuse_other_kinds(path)
-    _utf8(_whole(path), path, None)
+    _refuse_other_kinds(file, name)
+    reader = csv.reader(_csv_lines(file, name), strict=True)
+    header, line = None, 1
+    while (cells := _csv_cells(reader, name, line)) is not None:
+        if cells and header is None:
+            header = _csv_header(cells, name, line)
+        elif cells and header is not None:
+            require_size(sum(map(len, cells)), name, line)
+            yield Placed(_csv_row(header, cells, name, line), name, line)
+        line = reader.line_num + 1
+
+
+def _csv_lines(file: BufferedReader, name: str) -> Iterator[str]:
+    for number, data in enumerate(iter(lambda: file.readline(ROW_BYTES + 1), b""), start=1):
+        require_size(len(data), name, number)
+        text = _utf8(data, name, number)
+        # A carriage return by itself ends a line too.
+        yield from StringIO(text, newline="") if "\r" in text[:-2] else (text,)
+
+
+def _csv_cells(reader: Any, name: str, line: int) -> list[str] | None:
+    """The next row's cells; None at the end. The limit is the process's own: it is ours for this row alone."""
     limit = csv.field_size_limit(ROW_BYTES)
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            yield from _csv_rows(csv.reader(file, strict=True), path)
+        return next(reader, None)
+    except csv.Error as error:
+        raise DataError(
+            f"not valid CSV: {error}",
+            path=name,
+            line=line,
+            help='a value with commas, quotes or line breaks stands in quotes, and a quote inside it is doubled: ""',
+        ) from None
     finally:
         csv.field_size_limit(limit)
 
 
-def _csv_rows(reader: Any, path: Path) -> Iterator[Placed]:
-    name, header, line = str(path), None, 1
-    try:
-        for cells in reader:
-            if cells:
-                if header is None:
-                    header = _csv_header(cells, path, line)
-                else:
-                    _require_size(sum(map(len, cells)), path, line)
-                    yield Placed(_csv_row(header, cells, path, line), name, line)
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"not valid CSV: {error}",
-            path=path,
-            line=line,
-            help='a value with commas, quotes or line breaks stands in quotes, and a quote inside it is doubled: ""',
-        ) from None
-
-
-def _csv_header(cells: list[str], path: Path, line: int) -> list[str]:
+def _csv_header(cells: list[str], path: str, line: int) -> list[str]:
     for separator, word in ((";", "semicolons"), ("\t", "tabs")):
         if len(cells) == 1 and separator in cells[0]:
             raise DataError(
@@ -214,7 +263,7 @@ def _csv_header(cells: list[str], path: Path, line: int) -> list[str]:
     return cells
 
 
-def _csv_row(header: list[str], cells: list[str], path: Path, line: int) -> dict[str, Any]:
+def _csv_row(header: list[str], cells: list[str], path: str, line: int) -> dict[str, Any]:
     if len(cells) != len(header):
         raise DataError(
             f"{len(cells)} values where the header names {len(header)} columns",
@@ -225,91 +274,7 @@ def _csv_row(header: list[str], cells: list[str], path: Path, line: int) -> dict
     return dict(zip(header, cells, strict=True))
 
 
-def read_parquet(path: Path) -> Iterator[Placed]:
-    """Parquet, without the nulls that its structs are filled up with."""
-    from pyarrow import parquet
-
-    number = 0
-    # A value that Python cannot hold (a date of the year 20,000, a text that is not UTF-8) is an error of any class.
-    with (
-        library_errors(path, DataError, "not a readable Parquet file", "was it downloaded completely?"),
-        parquet.ParquetFile(path) as file,
-    ):
-        needed = _unpacked_bytes(file.metadata, path)
-        at_once = max(1, min(1024, file.metadata.num_rows * BATCH_BYTES // max(1, needed)))
-        for batch in file.iter_batches(batch_size=at_once):
-            for row in batch.to_pylist():
-                number += 1
-                _require_size(_characters(row), f"{path} row {number}")
-                yield Placed(without_filled_nulls(row), f"{path} row {number}", None)
-
-
-def _unpacked_bytes(about: Any, path: Path) -> int:
-    """What the rows of a Parquet file take in Python at least, known before one is unpacked; objects inside objects
-    take more.
-
-    A column that says one text twenty million times is a small file and a large list, so of texts the dictionary is
-    read, and how often each of its entries is used. 20,000,000 rows of one column "hello", a file of 57 KB, are
-    20,000,000 × (250 + 60 + 5) bytes: 5.9 GiB.
-
-    Raises:
-        DataError: they do not fit, or one text is longer than a row may be.
-    """
-    columns = [about.row_group(g).column(c) for g in range(about.num_row_groups) for c in range(about.num_columns)]
-    needed: int = about.num_rows * ROW_COST + sum(column.num_values for column in columns) * VALUE_COST
-    _require_room(needed, path, about.num_rows)
-    for number, column in enumerate(columns):
-        if column.physical_type == "BYTE_ARRAY":
-            needed += _text_bytes(path, number // about.num_columns, column)
-            _require_room(needed, path, about.num_rows)
-    return needed
-
-
-def _text_bytes(path: Path, group: int, column: Any) -> int:
-    """The texts of one column in one group of rows, each as often as it is used."""
-    import pyarrow as pa
-    from pyarrow import compute, parquet
-
-    name: str = column.path_in_schema
-    count = 0
-    try:
-        with parquet.ParquetFile(path, read_dictionary=[name]) as file:
-            waiting = [chunk for whole in file.read_row_group(group, columns=[name]).columns for chunk in whole.chunks]
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # a layout that cannot be read so, or a damaged page
-        return int(column.total_uncompressed_size)
-    while waiting:
-        array = waiting.pop()
-        if isinstance(array, pa.DictionaryArray):
-            lengths = compute.binary_length(array.dictionary)
-            _require_size(compute.max(lengths).as_py() or 0, f"{path}, column {name!r}")
-            count += compute.sum(lengths.take(array.indices)).as_py() or 0
-        elif isinstance(array, (pa.ListArray, pa.LargeListArray, pa.StructArray)):
-            inner = array.flatten()
-            waiting += inner if isinstance(inner, list) else [inner]
-        else:
-            count += array.nbytes
-    return count
-
-
-def _room() -> int:
-    """Bytes that rows may take: half of the machine's memory or of the container's, and no more than is free."""
-    limits = [(ram_bytes() or sys.maxsize) // 2]
-    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
-        limits += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
-    return min(limits)
-
-
-def _require_room(needed: int, path: Path, rows: int) -> None:
-    if needed > (room := _room()):
-        raise DataError(
-            f"its {rows:,} rows take at least {bytes_text(needed)} of memory once they are unpacked, and there is room "
-            f"for {bytes_text(room)}",
-            path=path,
-            help="take a part of them: a file of fewer rows; or use a machine with more memory",
-        )
-
-
-def _characters(value: Any) -> int:
+def characters(value: Any) -> int:
     """Of all texts in a row; does not recurse."""
     count, waiting = 0, [value]
     while waiting:
@@ -323,41 +288,78 @@ def _characters(value: Any) -> int:
     return count
 
 
-def _whole(path: Path) -> bytes:
-    """A text file that is read at once; a FIFO or a device is none."""
-    return read_bytes(path, WHOLE_BYTES)
+def room() -> int:
+    """Bytes that rows may take: half of the machine's memory or of the container's, and no more than is free."""
+    limits = [(ram_bytes() or sys.maxsize) // 2]
+    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        limits += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
+    return min(limits)
 
 
-def without_filled_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of an Arrow table without the keys that Arrow invented.
+TOO_MANY = "make tokens of them without holding them: surefit prepare; or take fewer rows, or more memory"
 
-    All structs of an Arrow column share one list of keys. So where two tools have different arguments, each tool comes
-    back with the other's, set to null, and a model would learn to write them. Absent and null cannot be told apart any
-    more; absent is what it nearly always was. Only what lies inside a column is cleaned: the columns themselves, and
-    the items of lists, stay.
+
+def refuse_over_room(needed: int, place: str, rows: int) -> None:
+    """Refuse rows that take more memory than there is."""
+    if needed > (limit := room()):
+        raise DataError(
+            f"its {rows:,} rows take at least {bytes_text(needed)} of memory once they are unpacked, and there is room "
+            f"for {bytes_text(limit)}",
+            path=place,
+            help=TOO_MANY,
+        )
+
+
+def _whole(file: BufferedReader, name: str) -> bytes:
+    """The rest of a file that is read at once: its bytes, its text and its rows are in memory together."""
+    limit = min(WHOLE_BYTES, room() // 3)
+    data = file.read(limit + 1)
+    if len(data) > limit:
+        raise DataError(
+            f"more than {bytes_text(limit)}, and a JSON array or PENMAN is read whole: there is no room",
+            path=name,
+            help="write it as JSON Lines, which are read one by one: jq -c '.[]' FILE.json > FILE.jsonl",
+        )
+    return data
+
+
+_PENMAN_MARK = re.compile(rb"^[ \t]*#[ \t]*::\w", re.MULTILINE)
+_NO_COMMENT = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
+
+
+def is_penman(head: bytes) -> bool:
+    """Whether a text file holds blocks of PENMAN: a field such as "# ::snt" near its beginning, or only comments."""
+    head = head.removeprefix(b"\xef\xbb\xbf")
+    return bool(_PENMAN_MARK.search(head)) or not _NO_COMMENT.search(head)
+
+
+def read_text(file: BufferedReader, name: str, first: int = 1, size: int | None = None) -> Iterator[Placed]:
+    """Plain text, one document a line as `datasets` reads it, with blank lines left out; or blocks of PENMAN.
+
+    Args:
+        file, name, first, size: as in `read_jsonl`.
     """
-    return {name: _pruned(value) for name, value in row.items()}
-
-
-def _pruned(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _pruned(inner) for key, inner in value.items() if inner is not None}
-    return [_pruned(item) for item in value] if isinstance(value, list) else value
+    if first == 1 and size is None and is_penman(file.peek(HEAD)[:HEAD]):
+        yield from read_penman(file, name)
+        return
+    for number, text in _lines(file, name, first, size):
+        if text:
+            yield Placed({"text": text}, name, number)
 
 
 _PENMAN_FIELD = re.compile(r"::(\S+)[ \t]*")
 
 
-def read_penman(path: Path) -> Iterator[Placed]:
+def read_penman(file: BufferedReader, path: str) -> Iterator[Placed]:
     """Blocks of PENMAN as the AMR bank has them: "# ::id …" and "# ::snt …", then a graph of several lines.
 
     Rows have `id` (where given), `sentence` and `graph`; a block without a graph is a sentence to be parsed. "#::snt"
     without a space, other fields and other comments are fine, and a blank line may be missing between two blocks.
     """
-    _refuse_other_kinds(path)
+    _refuse_other_kinds(file, path)
     row: dict[str, Any] = {}
     begin, ended = 1, False
-    for number, text in enumerate(_utf8(_whole(path), path, None).splitlines(), start=1):
+    for number, text in enumerate(_utf8(_whole(file, path), path, None).splitlines(), start=1):
         text = text.strip()
         fields = _penman_fields(text) if text.startswith("#") else {}
         if row and (fields.keys() & row.keys() or ("graph" in row and (fields or (ended and text[:1] == "(")))):
@@ -383,7 +385,7 @@ def _penman_fields(comment: str) -> dict[str, str]:
     return found
 
 
-def _penman_line(row: dict[str, Any], text: str, path: Path, line: int) -> dict[str, str]:
+def _penman_line(row: dict[str, Any], text: str, path: str, line: int) -> dict[str, str]:
     if "graph" not in row and text[0] != "(":
         raise DataError(
             f"neither a comment nor the beginning of a graph: {shortened(text, 40)!r}",
@@ -394,7 +396,7 @@ def _penman_line(row: dict[str, Any], text: str, path: Path, line: int) -> dict[
     return {"graph": f"{row['graph']}\n{text}" if "graph" in row else text}
 
 
-def _penman_row(row: dict[str, Any], path: Path, line: int) -> Placed:
+def _penman_row(row: dict[str, Any], path: str, line: int) -> Placed:
     if not row.get("sentence"):
         raise DataError(
             "a graph without its sentence" if "graph" in row else "a block without a sentence",
@@ -405,15 +407,19 @@ def _penman_row(row: dict[str, Any], path: Path, line: int) -> Placed:
     return Placed({name: row[name] for name in ("id", "sentence", "graph") if name in row}, str(path), line)
 
 
-READERS: dict[str, Callable[[Path], Iterator[Placed]]] = {
+LINES: dict[str, Callable[[BufferedReader, str, int, int | None], Iterator[Placed]]] = {
     ".jsonl": read_jsonl,
+    ".txt": read_text,
+}
+"""File ending → reader of formats that may be read from any line."""
+WHOLE: dict[str, Callable[[BufferedReader, str], Iterator[Placed]]] = {
     ".json": read_json,
-    ".parquet": read_parquet,
     ".csv": read_csv,
     ".penman": read_penman,
-    ".txt": read_penman,
 }
-"""File ending → reader."""
+"""File ending → reader of formats that are read from their beginning."""
+ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".penman", ".txt", ".arrow")
+"""Of every file that can be read."""
 NAMED_ONLY = (".txt",)
 """Endings that are read where the file is named: in a directory such a file may be a licence or a note."""
 
@@ -422,20 +428,19 @@ def _problem(error: json.JSONDecodeError) -> str:
     return f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
 
 
-def _refuse_other_kinds(path: Path) -> None:
+def _refuse_other_kinds(file: ByteLines, name: str) -> None:
     """Compressed and binary files that carry the name of a text file."""
-    with open(path, "rb") as file:
-        head = file.read(1024)
+    head, ending = file.peek(1024)[:1024], endings(name)[0]
     for signature, (what, help_text) in _SIGNATURES.items():
         if head.startswith(signature):
-            raise DataError(f"this is {what}, not {path.suffix} text", path=path, help=help_text)
+            raise DataError(f"this is {what}, not {ending} text", path=name, help=help_text)
     if b"\0" in head:
         raise DataError(
-            f"this is binary data, not {path.suffix} text", path=path, help="give the file the ending of what it is"
+            f"this is binary data, not {ending} text", path=name, help="give the file the ending of what it is"
         )
 
 
-def _utf8(data: bytes, path: Path, line: int | None) -> str:
+def _utf8(data: bytes, path: str, line: int | None) -> str:
     """Text without a byte-order mark; `line` is that of `data`, or None to count lines from its start."""
     try:
         return data.decode("utf-8").removeprefix("\ufeff")

@@ -16,6 +16,16 @@ def resolve(name: str) -> Path | None:
     return available().get(name)
 
 
+def name_of(file: str) -> str | None:
+    """The name of a packaged file, or None for any other.
+
+    >>> name_of(str(resolve("surefit/function-calling-eval"))), name_of("rows.jsonl")
+    ('surefit/function-calling-eval', None)
+    """
+    path = Path(file)
+    return PREFIX + path.stem if path.parent == Path(__file__).parent else None
+
+
 def available() -> dict[str, Path]:
     """Every sample set by its name."""
     files = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".jsonl", ".txt"))

@@ -90,7 +90,7 @@ def gather(
     """
     from surefit import recipes
     from surefit.data.formats import load_mixed, training_rows
-    from surefit.data.load import is_local
+    from surefit.data.sources import is_local
     from surefit.evaluate.settings import require_settings
     from surefit.facts.chat_template import template_text
     from surefit.facts.generation import fitting_prompts

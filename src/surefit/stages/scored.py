@@ -97,7 +97,7 @@ def _read(
 ) -> tuple[int | None, Examples | None]:
     """(rows, a sample of the examples they become); nothing of what the hub has."""
     from surefit.data.formats import load_held_out, to_examples
-    from surefit.data.load import is_local
+    from surefit.data.sources import is_local
 
     section = config.data
     if not is_local(source):

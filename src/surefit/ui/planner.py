@@ -26,7 +26,7 @@ from surefit.config.world import processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.data.formats import training_rows
-from surefit.data.load import is_local
+from surefit.data.sources import is_local
 from surefit.facts.flops import FORWARD, TRAINED, work_of
 from surefit.facts.generation import fitting_prompts
 from surefit.facts.gpus import GPUS

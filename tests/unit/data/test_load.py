@@ -11,7 +11,8 @@ import pytest
 
 from surefit import samples
 from surefit.core.errors import DataError
-from surefit.data.load import is_local, load_rows, resolve_source
+from surefit.data.load import load_rows
+from surefit.data.sources import is_local, resolve_source
 
 
 def refused(text) -> DataError:

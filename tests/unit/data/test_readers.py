@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from surefit.core.errors import DataError
-from surefit.data import readers
+from surefit.data import columnar, readers
 from surefit.data.load import load_rows
 from surefit.data.readers import MAX_DEPTH
 
@@ -246,8 +246,8 @@ def test_one_text_said_again_and_again_is_counted_before_it_is_unpacked(tmp_path
     path = tmp_path / "bomb.parquet"
     parquet.write_table(dictionary("x" * 100, 1_000_000), path)
     assert path.stat().st_size < 20_000
-    monkeypatch.setattr(readers, "_room", lambda: 400_000_000)
-    monkeypatch.setattr(readers, "_characters", lambda row: pytest.fail("a row was unpacked"))
+    monkeypatch.setattr(readers, "room", lambda: 400_000_000)
+    monkeypatch.setattr(columnar, "characters", lambda row: pytest.fail("a row was unpacked"))
     error = refused(path)
     assert error.path == str(path)
     assert "its 1,000,000 rows take at least 391.0 MiB of memory once they are unpacked" in error.message
@@ -270,5 +270,5 @@ def test_texts_inside_lists_and_structs_are_counted(tmp_path, monkeypatch):
     path = tmp_path / "nested.parquet"
     rows = [{"messages": [{"role": "user", "content": "z" * 1_000}] * 10}] * 100
     parquet.write_table(pa.Table.from_pylist(rows), path)
-    about = parquet.ParquetFile(path).metadata
-    assert readers._unpacked_bytes(about, path) == 100 * 250 + 2_000 * 60 + 1_000 * (1_000 + len("user"))
+    (batch,) = parquet.ParquetFile(path, read_dictionary=columnar._leaves(parquet.read_metadata(path))).iter_batches()
+    assert columnar._batch_bytes(batch, "") == 100 * 250 + 2_000 * 60 + 1_000 * (1_000 + len("user"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
 from surefit.core.units import MIB, shortened
 from surefit.data.detectors import Detector, Sighting, detectors, file_detectors
-from surefit.data.load import data_files, resolve_source
+from surefit.data.sources import files_of, resolve_source
 from surefit.facts.audit import AuditFacts, Observation
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ def file_observations(source: str, largest: int | None = None) -> dict[str, Obse
     """
     try:
         found = resolve_source(source)
-        files = data_files(found.path) if found.path and found.kind == "directory" else [found.path]
+        files = [] if found.kind == "url" else list(map(Path, files_of(found)))
     except DataError:
         return {}
-    files = [path for path in files if path and (largest is None or path.stat().st_size <= largest)]
+    files = [path for path in files if largest is None or path.stat().st_size <= largest]
     observations: dict[str, Observation] = {}
     for detector in file_detectors():
         for path in files:

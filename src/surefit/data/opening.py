@@ -1,0 +1,202 @@
+"""One file of rows as a stream of bytes: on this machine or behind a URL, plain or compressed.
+
+URLs go through `fsspec`, which knows s3, gs, hf, http and more; pyarrow, which Parquet needs anyway, unpacks gzip and
+zstd. Whatever fails is said with the file and the byte it had come to.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from surefit.core import env
+from surefit.core.errors import DataError, MachineError, SureFitError
+from surefit.core.reading import reason_of
+from surefit.core.units import MIB
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+PACKED = {".gz": "gzip", ".zst": "zstd"}
+"""Ending → pyarrow's name of the compression."""
+CONNECT_SECONDS, READ_SECONDS = 10, 60
+"""A web server that has not answered by then is taken to be gone."""
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_WEB = ("http", "https")
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+
+
+def is_url(name: str) -> bool:
+    """Whether a name is a URL, of whatever scheme."""
+    return bool(_URL.match(name))
+
+
+def shown(name: str) -> str:
+    """A file's name for messages and records: the query of a web address, where signatures stand, is left out.
+
+    >>> shown("https://me:pw@a.org/b.jsonl?X-Signature=secret"), shown("rows.jsonl")
+    ('https://a.org/b.jsonl', 'rows.jsonl')
+    """
+    if not is_url(name):
+        return name
+    scheme, rest = name.split("://", 1)
+    if scheme.lower() in _WEB:
+        rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def endings(name: str) -> tuple[str, str]:
+    """(the ending that names the format, that of the compression or ""), in lower case.
+
+    >>> endings("a/b.JSONL.gz"), endings("https://a.org/b.parquet?download=true"), endings("LICENSE")
+    (('.jsonl', '.gz'), ('.parquet', ''), ('', ''))
+    """
+    path = PurePosixPath(urlsplit(name).path if name.lower().startswith(("http://", "https://")) else name)
+    last = path.suffix.lower()
+    return (PurePosixPath(path.stem).suffix.lower(), last) if last in PACKED else (last, "")
+
+
+@contextmanager
+def opened(name: str, start: int = 0) -> Iterator[io.BufferedReader]:
+    """The bytes of a file, unpacked, from byte `start` of it (0 where it is compressed or behind a URL).
+
+    Raises:
+        DataError: it is not there, may not be read, or is damaged. MachineError: it cannot be reached.
+        OSError: a file of this machine cannot be read.
+    """
+    packed = endings(name)[1]
+    with raw(name, seekable=False) as inner:
+        if not packed and not is_url(name):
+            inner.seek(start)
+            yield inner  # type: ignore[misc]  # what open() gives
+            return
+        source: Any = _Said(inner, name)
+        if packed:
+            import pyarrow as pa
+
+            source = _Unpacked(pa.CompressedInputStream(source, PACKED[packed]), source)
+        with io.BufferedReader(source, MIB) as file:
+            yield file
+
+
+@contextmanager
+def raw(name: str, *, seekable: bool) -> Iterator[IO[bytes]]:
+    """The bytes of a file as they lie there. A web server is asked for the whole file once, unless `seekable`.
+
+    Raises:
+        DataError, MachineError, OSError: as `opened`.
+    """
+    if not is_url(name):
+        with open(name, "rb", buffering=MIB) as file:
+            yield file
+        return
+    system, path = filesystem(name)
+    streamed = {} if seekable or not name.lower().startswith(("http://", "https://")) else {"block_size": 0}
+    with reaching(name):
+        remote = system.open(path, "rb", **streamed)
+    with remote:
+        yield remote
+
+
+def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
+    """The file system behind a URL, and the path in it.
+
+    Raises:
+        DataError: no such scheme. MachineError: it needs a package that is not installed.
+    """
+    from fsspec.core import url_to_fs
+
+    scheme = url.partition("://")[0].lower()
+    options: dict[str, Any] = {}
+    if scheme in _WEB:
+        from aiohttp import ClientTimeout
+
+        timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
+        options = {"client_kwargs": {"timeout": timeout}}
+    elif scheme == "hf":
+        options = {"token": env.hub_token()}
+    with reaching(url):
+        system, path = url_to_fs(url, **options)
+    return system, path
+
+
+class _Said(io.RawIOBase):
+    """A stream from elsewhere whose failures name the file and the byte."""
+
+    def __init__(self, inner: IO[bytes], name: str) -> None:
+        self._inner, self.name, self.position = inner, name, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with reaching(self.name, self.position):
+            data = self._inner.read(len(buffer))
+        buffer[: len(data)] = data
+        self.position += len(data)
+        return len(data)
+
+
+class _Unpacked(io.RawIOBase):
+    """A compressed stream whose damage names the file and the byte."""
+
+    def __init__(self, inner: Any, packed: _Said) -> None:
+        self._inner, self._packed = inner, packed
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data: bytes = self._inner.read(len(buffer))
+        except SureFitError:
+            raise
+        except Exception as error:
+            cut = "runcated" in str(error)
+            raise DataError(
+                f"damaged: it {'ends in the middle of' if cut else 'cannot be unpacked after'} the first "
+                f"{self._packed.position:,} bytes of compressed data ({reason_of(error)})",
+                path=shown(self._packed.name),
+                help="was it downloaded completely? test it with gzip -t or zstd -t, and fetch it again",
+            ) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def reaching(url: str, position: int | None = None) -> Iterator[None]:
+    """Turn what a file system raises into our words; `position` is the byte it had come to."""
+    try:
+        yield
+    except SureFitError:
+        raise
+    except Exception as error:
+        raise _failure(url, position, error) from None
+
+
+def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
+    path, scheme = shown(url), url.partition("://")[0].lower()
+    at = f" after {position:,} bytes" if position else ""
+    status = getattr(error, "status", None)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return DataError(f"no such file{' (404)' if scheme in _WEB else ''}", path=path, help="check the address")
+    if isinstance(error, PermissionError) or status in (401, 403):
+        said = f" ({status})" if status else ""
+        help_text = "check the credentials that this machine has for it, and that they may read it"
+        return DataError(f"access is refused{said}", path=path, help=help_text)
+    if isinstance(error, ImportError):
+        package = _PACKAGES.get(scheme, "")
+        help_text = f"pip install {package}" if package else env.first_line(error)
+        return MachineError(f"{scheme}:// needs a package that is not installed", path=path, help=help_text)
+    if isinstance(error, ValueError) and "Protocol not known" in str(error):
+        return DataError(f"no file system is known for {scheme}://", path=path, help="https, s3, gs and hf are known")
+    if isinstance(error, TimeoutError):
+        return MachineError(f"no answer{at}: timed out", path=path, help="check the network, or copy the file here")
+    reason = reason_of(error)
+    return MachineError(f"cannot be read{at}: {reason}", path=path, help="check the network, or copy the file here")
