@@ -6,14 +6,15 @@ until the bytes of a few rows are known, and only those are unpacked.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 from surefit.core.errors import DataError
 from surefit.core.reading import library_errors
 from surefit.core.units import MIB, bytes_text
-from surefit.data.opening import is_url, raw, shown
+from surefit.data.opening import raw, shown
 from surefit.data.readers import Placed, characters, refuse_over_room, require_size
 
 BATCH_ROWS = 1024
@@ -32,11 +33,12 @@ def read_parquet(name: str, start: int = 0, stop: int | None = None, first: int 
         first: 1-based number of the first row.
     """
     place, number = shown(name), first
-    with _parquet(name, dictionaries=True) as file:
+    with _parquet(name, dictionaries=True) as (file, schema):
         groups = range(start, file.num_row_groups if stop is None else stop)
+        documents = _json_columns(schema)
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=list(groups)):
             for row in _rows(batch, place):
-                yield _placed(row, place, number)
+                yield _placed(row, place, number, documents)
                 number += 1
 
 
@@ -50,44 +52,60 @@ def read_arrow(name: str) -> Iterator[Placed]:
         file.seek(0)
         reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        documents = _json_columns(reader.schema)
         for batch in batches:
             for at in range(0, batch.num_rows, BATCH_ROWS):
                 for row in _rows(batch.slice(at, BATCH_ROWS), place):
-                    yield _placed(row, place, number)
+                    yield _placed(row, place, number, documents)
                     number += 1
 
 
 _HELP = "was it downloaded completely?"
 
 
-def _placed(row: dict[str, Any], place: str, number: int) -> Placed:
+def _placed(row: dict[str, Any], place: str, number: int, documents: dict[str, Any]) -> Placed:
     where = f"{place} row {number}"
     require_size(characters(row), where)
-    return Placed(without_filled_nulls(row), where, None)
+    row = without_filled_nulls(row)
+    return Placed(row | {name: _parsed(row[name], kind) for name, kind in documents.items()}, where, None)
+
+
+def _json_columns(schema: Any) -> dict[str, Any]:
+    """The columns with values of Arrow's type for JSON, as `datasets` writes its `Json`: Arrow hands out their text."""
+    return {field.name: field.type for field in schema if "arrow.json" in str(field.type)}
+
+
+def _parsed(value: Any, kind: Any) -> Any:
+    from pyarrow import types
+
+    if value is None:
+        return None
+    if "arrow.json" not in str(kind):
+        return value
+    if types.is_struct(kind):
+        return {key: _parsed(inner, kind.field(key).type) for key, inner in value.items()}
+    if types.is_list(kind) or types.is_large_list(kind):
+        return [_parsed(item, kind.value_type) for item in value]
+    return json.loads(value)
 
 
 @contextmanager
-def _parquet(name: str, *, dictionaries: bool = False) -> Iterator[Any]:
-    """A Parquet file; with `dictionaries`, texts are not unpacked. Pages are read as they are needed."""
+def _parquet(name: str, *, dictionaries: bool = False) -> Iterator[tuple[Any, Any]]:
+    """(a Parquet file, its schema); with `dictionaries`, texts are not unpacked. Pages are read as they are needed."""
     from pyarrow import parquet
 
     # A value that Python cannot hold (a date of the year 20,000, a text that is not UTF-8) is an error of any class.
-    with library_errors(shown(name), DataError, "not a readable Parquet file", _HELP), _bytes(name) as source:
-        about = parquet.read_metadata(source)
-        texts = [column for column in _leaves(about) if dictionaries] if about.num_row_groups else []
-        if not isinstance(source, str):
-            source.seek(0)
-        with parquet.ParquetFile(source, read_dictionary=texts, buffer_size=MIB, pre_buffer=False) as file:
-            yield file
-
-
-@contextmanager
-def _bytes(name: str) -> Iterator[str | IO[bytes]]:
-    if not is_url(name):
-        yield name
-        return
-    with raw(name, seekable=True) as file:
-        yield file
+    with (
+        library_errors(shown(name), DataError, "not a readable Parquet file", _HELP),
+        raw(name, seekable=True) as file,
+    ):
+        plain = parquet.ParquetFile(file, buffer_size=MIB, pre_buffer=False)
+        about, schema = plain.metadata, plain.schema_arrow
+        texts = _leaves(about) if dictionaries and about.num_row_groups else []
+        yield (
+            parquet.ParquetFile(file, metadata=about, read_dictionary=texts, buffer_size=MIB, pre_buffer=False),
+            schema,
+        )
 
 
 def _leaves(about: Any) -> list[str]:
@@ -158,7 +176,7 @@ def require_room(name: str) -> None:
         DataError: they do not, or the file cannot be read.
     """
     place = shown(name)
-    with _parquet(name, dictionaries=True) as file:
+    with _parquet(name, dictionaries=True) as (file, _):
         about = file.metadata
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
         values = sum(group.column(number).num_values for group in groups for number in range(about.num_columns))
@@ -172,12 +190,12 @@ def require_room(name: str) -> None:
 
 def row_groups(name: str) -> tuple[list[tuple[int, int]], dict[str, str]]:
     """(rows and bytes of each row group of a Parquet file, column → kind of its values)."""
-    with _parquet(name) as file:
+    with _parquet(name) as (file, schema):
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-        return [(group.num_rows, group.total_byte_size) for group in groups], kinds(file.schema_arrow)
+        return [(group.num_rows, group.total_byte_size) for group in groups], _kinds(schema)
 
 
-def kinds(schema: Any) -> dict[str, str]:
+def _kinds(schema: Any) -> dict[str, str]:
     """Column → text, number, truth, list, object or what Arrow calls it; "null" where no value is known."""
     from pyarrow import types
 

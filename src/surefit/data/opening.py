@@ -182,6 +182,8 @@ def reaching(url: str, position: int | None = None) -> Iterator[None]:
 
 def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
     path, scheme = shown(url), url.partition("://")[0].lower()
+    while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # fsspec calls every trouble with a web server so
     at = f" after {position:,} bytes" if position else ""
     status = getattr(error, "status", None)
     if isinstance(error, FileNotFoundError) or status == 404:
