@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.config.schema import Config
     from surefit.data.audit.chunk import Question
+    from surefit.data.audit.whole import Audited
     from surefit.data.load import Rows
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.lint.rule import LintContext
@@ -46,7 +47,7 @@ class Subject:
         run: the run directory of a config.
     """
 
-    rows: Rows | None
+    rows: Audited | None
     question: Question
     context: LintContext
     scored: dict[str, Rows] = field(default_factory=dict)
@@ -226,13 +227,13 @@ def scored_rows(config: Config, rows: Rows, problems: list[SureFitError]) -> dic
 def _data_subject(target: str) -> Subject:
     """A file, a directory, a sample or a hub id: no config, no model."""
     from surefit.data.audit.chunk import Question
-    from surefit.data.load import load_rows
+    from surefit.data.audit.streamed import Streamed
     from surefit.lint.rule import LintContext
 
     problems: tuple[SureFitError, ...] = ()
     rows = None
     try:
-        rows = load_rows(target)
+        rows = Streamed(target)
     except DataError as error:
         problems = (error,)
     columns = rows.columns if rows else []

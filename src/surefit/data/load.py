@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -55,6 +55,10 @@ class Rows(Sequence[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (placed.row for placed in self._placed)
 
+    def placed(self) -> Iterator[Placed]:
+        """The rows in order, with their places."""
+        return iter(self._placed)
+
     def sample(self, limit: int) -> Rows:
         """Up to `limit` rows, spread evenly, that still know where they were read."""
         chosen = [self._placed[n] for n in evenly(len(self), limit)]
@@ -90,10 +94,10 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
     names = [one.file for one in parts]
     placed = _kept(parts)
     if resolve_source(source).kind in ("hub", "url"):
-        return Rows(source, placed, (), _rows_sha256(placed))
+        return Rows(source, placed, (), rows_sha256(placed))
     files = [Path(name) for name in names]
     with file_errors(source):
-        return Rows(source, placed, files, _sha256(files))
+        return Rows(source, placed, files, files_sha256(files))
 
 
 def _kept(parts: Sequence[Range]) -> list[Placed]:
@@ -117,12 +121,13 @@ def _kept(parts: Sequence[Range]) -> list[Placed]:
     return placed
 
 
-def _sha256(files: Sequence[Path]) -> str:
+def files_sha256(files: Sequence[Path]) -> str:
+    """Of a single file what `sha256sum` prints, of several the hash of their hashes."""
     digests = [file_sha256(file) for file in files]
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def _rows_sha256(placed: Sequence[Placed]) -> str:
+def rows_sha256(placed: Iterable[Placed]) -> str:
     """Of rows that lie in no file here."""
     digest = hashlib.sha256()
     for one in placed:

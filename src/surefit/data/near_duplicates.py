@@ -8,8 +8,9 @@ arrays of bytes, and is the same in every process and on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -151,40 +152,148 @@ class Near:
     similarity: float
 
 
-def near_duplicates(keys: Hashes, text: Callable[[int], str], skip: Callable[[int], bool]) -> list[Near]:
-    """Texts that are near-duplicates of an earlier one which itself is none.
+class Keys(Protocol):
+    """The bands of many texts, in memory or on disk."""
+
+    def __len__(self) -> int: ...
+
+    def parts(self, band: int) -> Iterator[tuple[npt.NDArray[np.int64], Hashes]]:
+        """(numbers, keys) of all texts, equal keys together in one part."""
+
+    def row(self, index: int) -> Hashes:
+        """The bands of one text."""
+
+    def array(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Zeros, where these keys are kept."""
+
+
+class _InMemory:
+    """Keys as `band_keys` gives them."""
+
+    def __init__(self, keys: Hashes) -> None:
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def parts(self, band: int) -> Iterator[tuple[npt.NDArray[np.int64], Hashes]]:
+        if len(self):
+            yield np.arange(len(self)), self._keys[:, band]
+
+    def row(self, index: int) -> Hashes:
+        row: Hashes = self._keys[index]
+        return row
+
+    def array(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.zeros(shape, dtype)
+
+
+def near_duplicates(keys: Keys | Hashes, text: Callable[[int], str], skip: Callable[[int], bool]) -> Iterator[Near]:
+    """Texts that are near-duplicates of an earlier one which itself is none, in order.
+
+    Memory holds some sets of `HELD` runs in all; what else grows with the texts lies where `keys` has its arrays.
 
     Args:
-        keys: from `band_keys`.
+        keys: from `band_keys`, or on disk.
         text: number → text; called for candidates only.
         skip: numbers to leave out (exact duplicates, say).
     """
-    search = _Search(keys)
-    found = []
-    for index, own in _sets([index for index in _with_company(keys) if not skip(index)], text):
-        near = search.nearest(index, keys[index], own)
-        if near is not None:
-            found.append(near)
+    held = keys if not isinstance(keys, np.ndarray) else _InMemory(keys)
+    groups, count = _groups(held)
+    leaders = held.array((count + 1, LEADERS), np.int64)  # number + 1 of the first texts of each group, 0 where free
+    sets = _Sets(text)
+    for start in range(0, len(held), BLOCK):
+        here = np.stack([group[start : start + BLOCK] for group in groups], axis=1)
+        crowded = (np.flatnonzero(here.any(axis=1)) + start).tolist()
+        for index, own in _sets([index for index in crowded if not skip(index)], text):
+            mine = here[index - start]
+            mine = mine[mine > 0]
+            known = np.unique(leaders[mine])
+            near = _first_near(index, own, (known[known > 0] - 1).tolist(), sets)
+            if near is not None:
+                yield near
+                continue
+            sets.keep(index, own)
+            for group in mine.tolist():
+                free = np.flatnonzero(leaders[group] == 0)
+                if len(free):
+                    leaders[group, free[0]] = index + 1
+
+
+def _groups(keys: Keys) -> tuple[list[npt.NDArray[np.uint32]], int]:
+    """(for each band the number of the group that a text shares it with, 0 where none does; how many groups)."""
+    total, groups = 0, []
+    for band in range(BANDS):
+        group = keys.array(len(keys), np.uint32)
+        for places, values in keys.parts(band):
+            _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
+            crowded = count > 1
+            number = np.where(crowded, np.cumsum(crowded) + total, 0)[inverse]
+            group[places] = np.where(values > 0, number, 0)
+            total += int(crowded.sum())
+        groups.append(group)
+    return groups, total
+
+
+HELD = 4_000_000
+"""Runs of words whose sets are kept for the next comparison: some 300 MB. Others are made again of their text."""
+
+
+class _Sets:
+    """The sets of texts that others are compared with, the latest in memory."""
+
+    def __init__(self, text: Callable[[int], str]) -> None:
+        self._text = text
+        self._sets: dict[int, frozenset[int]] = {}
+        self._runs = 0
+
+    def keep(self, index: int, own: frozenset[int]) -> None:
+        self._sets[index] = own
+        self._runs += len(own)
+        while self._runs > HELD and len(self._sets) > 1:
+            self._runs -= len(self._sets.pop(next(iter(self._sets))))
+
+    def __getitem__(self, index: int) -> frozenset[int]:
+        own = self._sets.pop(index, None)
+        if own is None:
+            self.keep(index, own := shingles([self._text(index)]).of(0))
         else:
-            search.add(index, own)
-    return found
+            self._sets[index] = own
+        return own
+
+
+def _first_near(index: int, own: frozenset[int], candidates: Iterable[int], sets: Any) -> Near | None:
+    """The first candidate that is as near as the threshold says."""
+    for candidate in candidates:
+        similarity = jaccard(own, sets[candidate])
+        if similarity >= THRESHOLD:
+            return Near(index, candidate, similarity)
+    return None
 
 
 def near_matches(
-    keys: Hashes, text: Callable[[int], str], known_keys: Hashes, known_text: Callable[[int], str]
+    keys: Keys | Hashes, text: Callable[[int], str], known_keys: Keys | Hashes, known_text: Callable[[int], str]
 ) -> list[Near]:
-    """Of each text the known one that it is a near-duplicate of, where there is one; `earlier` numbers the known."""
-    search = _Search(known_keys)
-    for index, own in _sets(_sharing(known_keys, keys), known_text):
-        search.add(index, own)
-    found = [search.nearest(index, keys[index], own) for index, own in _sets(_sharing(keys, known_keys), text)]
+    """Of each text the known one that it is a near-duplicate of, where there is one; `earlier` numbers the known.
+
+    Memory is a matter of the texts that are asked about; of the known, those that share a band with one are read.
+    """
+    asked, known = (held if not isinstance(held, np.ndarray) else _InMemory(held) for held in (keys, known_keys))
+    search = _Search()
+    for index, own in _sets(_sharing(known, asked), known_text):
+        search.add(index, known.row(index), own)
+    found = (search.nearest(index, asked.row(index), own) for index, own in _sets(_sharing(asked, known), text))
     return [near for near in found if near is not None]
 
 
-def _sharing(keys: Hashes, others: Hashes) -> list[int]:
+def _sharing(keys: Keys, others: Keys) -> list[int]:
     """The texts that share a band with any of the others."""
-    wanted = np.unique(others)
-    return [int(index) for index in np.flatnonzero(np.isin(keys, wanted[wanted > 0]).any(axis=1))]
+    shared = keys.array(len(keys), np.bool_)
+    for band in range(BANDS):
+        for places, values in keys.parts(band):
+            for _, wanted in others.parts(band):
+                shared[places] |= np.isin(values, wanted[wanted > 0])
+    return [int(index) for index in np.flatnonzero(shared)]
 
 
 def _sets(numbers: Sequence[int], text: Callable[[int], str]) -> Iterator[tuple[int, frozenset[int]]]:
@@ -197,26 +306,16 @@ def _sets(numbers: Sequence[int], text: Callable[[int], str]) -> Iterator[tuple[
             yield from ((index, found.of(k)) for k, index in enumerate(block[part]))
 
 
-def _with_company(keys: Hashes) -> list[int]:
-    """The texts that share a band with another one, in order."""
-    crowded = np.zeros(len(keys), bool)
-    for band in range(BANDS if len(keys) else 0):
-        _, inverse, count = np.unique(keys[:, band], return_inverse=True, return_counts=True)
-        crowded |= (count[inverse] > 1) & (keys[:, band] > 0)
-    return [int(index) for index in np.flatnonzero(crowded)]
-
-
 class _Search:
     """Texts by their bands."""
 
-    def __init__(self, keys: Hashes) -> None:
-        self._keys = keys
+    def __init__(self) -> None:
         self._sets: dict[int, frozenset[int]] = {}
         self._bands: dict[int, list[int]] = {}
 
-    def add(self, index: int, own: frozenset[int]) -> None:
+    def add(self, index: int, keys: Hashes, own: frozenset[int]) -> None:
         """Make a text one that others are compared with, as far as its bands have room."""
-        for key in self._keys[index].tolist():
+        for key in keys.tolist():
             leaders = self._bands.setdefault(key, [])
             if len(leaders) < LEADERS:
                 leaders.append(index)
@@ -224,8 +323,5 @@ class _Search:
 
     def nearest(self, index: int, keys: Hashes, own: frozenset[int]) -> Near | None:
         """The first added text that shares a band and is as near as the threshold says."""
-        for candidate in sorted({leader for key in keys.tolist() for leader in self._bands.get(key, ())}):
-            similarity = jaccard(own, self._sets[candidate])
-            if similarity >= THRESHOLD:
-                return Near(index, candidate, similarity)
-        return None
+        candidates = sorted({leader for key in keys.tolist() for leader in self._bands.get(key, ())})
+        return _first_near(index, own, candidates, self._sets)

@@ -19,6 +19,7 @@ from surefit.core.errors import DataError
 from surefit.data import near_duplicates, tokenize
 from surefit.data.audit import chunk, whole
 from surefit.data.audit.chunk import Question
+from surefit.data.audit.lengths import Lengths
 from surefit.data.audit.passport import histogram, length_summary, passport
 from surefit.data.audit.sample import Tally, sample_audit
 from surefit.data.audit.whole import Audit, audit
@@ -56,6 +57,11 @@ def seen(found: Audit) -> dict[str, tuple[int, int]]:
     return {name: (one.rows, one.of) for name, one in found.facts.observations.items() if one.rows}
 
 
+def listed(lengths: Lengths) -> list[int]:
+    """The lengths in order."""
+    return np.repeat(*lengths.counted()).tolist()
+
+
 def test_what_is_wrong_with_rows_is_counted_with_its_first_places(made: Callable[..., Rows]) -> None:
     rows = [row(n) for n in range(40)]
     rows[7] = {"prompt": "Why?", "completion": None}
@@ -89,8 +95,8 @@ def test_lengths_are_those_of_what_is_trained(made: Callable[..., Rows], tokeniz
     found = audit(rows, question)
     encoded = tokenize.encode(tokenizer, to_examples(rows, SFT()).examples)
     assert found.unit == "tokens"
-    assert (found.given + found.learnt).tolist() == [len(ids) for ids, _ in encoded]
-    assert found.learnt.tolist() == [sum(supervised) for _, supervised in encoded]
+    assert listed(found.whole) == sorted(len(ids) for ids, _ in encoded)
+    assert listed(found.learnt) == sorted(sum(supervised) for _, supervised in encoded)
     over = found.facts.observations["over_max_length"]
     longest = max(len(ids) for ids, _ in encoded)
     assert (over.rows, over.of) == (1, 31)
@@ -120,12 +126,12 @@ def test_texts_are_taken_in_portions_without_changing_anything(
     monkeypatch.setattr(near_duplicates, "CHARACTERS", 100)
     by_and_by = audit(rows, question)
     assert by_and_by.facts == at_once.facts
-    assert np.array_equal(by_and_by.given, at_once.given)
+    assert listed(by_and_by.given) == listed(at_once.given)
 
 
 def test_without_a_tokenizer_lengths_are_characters(made: Callable[..., Rows]) -> None:
     found = audit(made([{"prompt": "abc", "completion": "de"}, {"prompt": "f", "completion": "ghij"}]), QUESTION)
-    assert (found.unit, found.given.tolist(), found.learnt.tolist()) == ("characters", [3, 1], [2, 4])
+    assert (found.unit, listed(found.given), listed(found.learnt)) == ("characters", [1, 3], [2, 4])
 
 
 def test_several_processes_find_the_same(made: Callable[..., Rows], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +147,7 @@ def test_several_processes_find_the_same(made: Callable[..., Rows], monkeypatch:
     assert done == [*range(10, 100, 10), 95]
     assert two.facts == one.facts
     for name in ("given", "learnt"):
-        assert np.array_equal(getattr(one, name), getattr(two, name))
+        assert listed(getattr(one, name)) == listed(getattr(two, name))
     assert passport(one, loaded, [], {}) == passport(two, loaded, [], {})
     monkeypatch.setattr(whole, "CHUNK", 1000)
     assert passport(audit(loaded, QUESTION), loaded, [], {}) == passport(one, loaded, [], {})
@@ -232,7 +238,7 @@ def test_writing_systems_are_told_by_their_letters(made: Callable[..., Rows]) ->
 
 
 def test_a_histogram_counts_every_length_once() -> None:
-    lengths = np.array([5, 5, 17, 23, 99] * 60 + [100_000], np.int32)
+    lengths = Lengths([5, 5, 17, 23, 99] * 60 + [100_000])
     bins = histogram(lengths)
     assert sum(bins.counts) + bins.over == len(lengths)
     assert bins.over == 1

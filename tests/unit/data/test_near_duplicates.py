@@ -51,7 +51,7 @@ def test_jaccard_of_shingles_is_that_of_the_sets_of_words(pairs: list[tuple[str,
 
 def test_near_duplicates_are_those_over_the_threshold_and_only_they(pairs: list[tuple[str, str]]) -> None:
     texts = [text for pair in pairs for text in pair]
-    found = near_duplicates(band_keys(shingles(texts)), texts.__getitem__, lambda index: False)
+    found = list(near_duplicates(band_keys(shingles(texts)), texts.__getitem__, lambda index: False))
     for near in found:
         assert near.similarity == pytest.approx(exact(texts[near.index], texts[near.earlier]))
         assert near.similarity >= THRESHOLD
@@ -86,7 +86,7 @@ def test_bands_agree_as_often_as_the_theory_says() -> None:
     ],
 )
 def test_what_counts_as_nearly_the_same(a: str, b: str, same: bool) -> None:
-    found = near_duplicates(band_keys(shingles([a, b])), [a, b].__getitem__, lambda index: False)
+    found = list(near_duplicates(band_keys(shingles([a, b])), [a, b].__getitem__, lambda index: False))
     assert bool(found) == same
 
 
@@ -94,14 +94,14 @@ def test_texts_without_words_resemble_nothing() -> None:
     texts = ["", "...", "\n", "?!"]
     keys = band_keys(shingles(texts))
     assert not keys.any()
-    assert near_duplicates(keys, texts.__getitem__, lambda index: False) == []
-    assert near_duplicates(band_keys(shingles([])), texts.__getitem__, lambda index: False) == []
+    assert list(near_duplicates(keys, texts.__getitem__, lambda index: False)) == []
+    assert list(near_duplicates(band_keys(shingles([])), texts.__getitem__, lambda index: False)) == []
 
 
 def test_a_thousand_copies_of_a_template_stay_quick_and_each_is_found() -> None:
     base = " ".join(f"w{n}" for n in range(40))
     texts = [f"{base} end{n}" for n in range(1000)]
-    found = near_duplicates(band_keys(shingles(texts)), texts.__getitem__, lambda index: False)
+    found = list(near_duplicates(band_keys(shingles(texts)), texts.__getitem__, lambda index: False))
     assert [near.index for near in found] == list(range(1, 1000))
     assert {near.earlier for near in found} == {0}
 
@@ -113,7 +113,7 @@ def test_matches_between_two_sets_and_skipped_rows() -> None:
     (match,) = near_matches(keys, asked.__getitem__, known_keys, known.__getitem__)
     assert (match.index, match.earlier, match.similarity) == (1, 1, 1.0)
     both = band_keys(shingles([known[0], known[0]]))
-    assert near_duplicates(both, lambda index: known[0], lambda index: index == 1) == []
+    assert list(near_duplicates(both, lambda index: known[0], lambda index: index == 1)) == []
 
 
 def test_the_hashes_are_the_same_on_every_machine() -> None:

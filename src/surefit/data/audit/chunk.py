@@ -85,6 +85,9 @@ class Seen:
         prompt_keys: bands of what the users say.
         scripts: writing system → characters.
         tried: rows whose round trip was tried.
+        texts: what users and assistant say.
+        asked: what the users say; empty where prompts are not compared.
+        empty: whether a row says nothing, or has no answer.
     """
 
     tally: Tally
@@ -98,6 +101,9 @@ class Seen:
     prompt_keys: Hashes
     scripts: Counter[str] = field(default_factory=Counter)
     tried: int = 0
+    texts: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    empty: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
 
 def converter(question: Question) -> Callable[[Mapping[str, Any]], Example] | None:
@@ -123,16 +129,19 @@ class Looker:
     def look(self, first: int, rows: Sequence[Mapping[str, Any]]) -> Seen:
         """Rows `first`, `first` + 1, … of the data set."""
         tally = look_at_rows(self.detectors, enumerate(rows, start=first))
-        examples = self._examples(first, rows, tally)
+        empty = np.zeros(len(rows), np.bool_)
+        examples = self._examples(first, rows, tally, empty)
         given, learnt = self._lengths(first, examples, tally)
         texts = [said(e, BOTH) if e else "" for e in examples] if self.convert else [row_text(row) for row in rows]
         asked = [said(e, USER) if e else "" for e in examples] if self.question.prompts else []
+        if self.convert is None:
+            empty |= [not text.strip() for text in texts]
         digests, contents = _digests(rows)
         return Seen(
             tally=tally,
             rows=digests,
             contents=contents,
-            targets=self._targets(first, rows, tally),
+            targets=self._targets(first, rows, tally, empty),
             given=given,
             learnt=learnt,
             keys=text_keys(texts),
@@ -140,9 +149,14 @@ class Looker:
             prompt_keys=text_keys(asked),
             scripts=_scripts(texts),
             tried=self._round_trips(first, examples, tally),
+            texts=texts,
+            asked=asked,
+            empty=empty,
         )
 
-    def _examples(self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally) -> list[Example | None]:
+    def _examples(
+        self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally, empty: npt.NDArray[np.bool_]
+    ) -> list[Example | None]:
         """The rows as training would see them; None for one that it could not use."""
         examples: list[Example | None] = []
         for index, row in enumerate(rows, start=first):
@@ -151,6 +165,7 @@ class Looker:
                 try:
                     example = self.convert(row)
                 except DataError as error:
+                    empty[index - first] = error.message in ("empty", "missing")
                     tally.add(
                         "unusable_row", index, f"{error.field}: {error.message}" if error.field else error.message
                     )
@@ -205,13 +220,16 @@ class Looker:
             tally.add("unusable_row", index, error.message)
             return -1, -1
 
-    def _targets(self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally) -> Hashes:
+    def _targets(
+        self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally, empty: npt.NDArray[np.bool_]
+    ) -> Hashes:
         name = self.question.target
         if name is None:
             return np.zeros(0, np.uint64)
         hashes = []
         for index, row in enumerate(rows, start=first):
             answer = answer_of(row, name)
+            empty[index - first] |= is_null(answer) or is_blank(answer)
             if is_null(answer):
                 tally.add("null_target", index, f"{name} is null")
             elif is_blank(answer):

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from surefit import __version__
 from surefit.core.rundir import file_sha256
-from surefit.data.audit.whole import Audit
-from surefit.data.load import Rows
+from surefit.data.audit.lengths import Lengths
+from surefit.data.audit.whole import Audit, Audited
 
 BINS = 24
 
@@ -28,18 +27,19 @@ class Histogram:
     over: int
 
 
-def histogram(lengths: npt.NDArray[np.int32]) -> Histogram:
+def histogram(lengths: Lengths) -> Histogram:
     """At most `BINS` bins up to the 99th percentile, with a width of 1, 2 or 5 times a power of ten.
 
-    >>> histogram(np.array([3, 4, 12, 19], np.int32))
+    >>> histogram(Lengths([3, 4, 12, 19]))
     Histogram(width=1, counts=(0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1), over=0)
     """
     if not len(lengths):
         return Histogram(1, (), 0)
-    top = int(np.quantile(lengths, 0.99, method="higher"))
+    top = lengths.quantile(0.99)
     width = _round_width((top + 1) / BINS)
     bins = top // width + 1
-    counts = np.bincount(np.minimum(lengths // width, bins), minlength=bins + 1)
+    values, rows = lengths.counted()
+    counts = np.bincount(np.minimum(values // width, bins), weights=rows, minlength=bins + 1)
     return Histogram(width, tuple(int(count) for count in counts[:bins]), int(counts[bins]))
 
 
@@ -48,26 +48,26 @@ def _round_width(least: float) -> int:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= least)
 
 
-def length_summary(lengths: npt.NDArray[np.int32]) -> dict[str, Any]:
+def length_summary(lengths: Lengths) -> dict[str, Any]:
     """Total, extremes, quantiles and histogram of the lengths of one part of the examples."""
     if not len(lengths):
         return {"total": 0}
-    p50, p95, p99 = (int(value) for value in np.quantile(lengths, [0.5, 0.95, 0.99], method="higher"))
+    p50, p95, p99 = (lengths.quantile(share) for share in (0.5, 0.95, 0.99))
     bins = histogram(lengths)
     return {
-        "total": int(lengths.sum(dtype=np.int64)),
-        "min": int(lengths.min()),
-        "mean": round(float(lengths.mean()), 2),
+        "total": lengths.total,
+        "min": lengths.quantile(0),
+        "mean": round(lengths.total / len(lengths), 2),
         "p50": p50,
         "p95": p95,
         "p99": p99,
-        "max": int(lengths.max()),
+        "max": lengths.quantile(1),
         "histogram": {"width": bins.width, "counts": list(bins.counts), "over": bins.over},
     }
 
 
 def passport(
-    audit: Audit, rows: Rows, findings: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
+    audit: Audit, rows: Audited, findings: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of passport.json.
 
@@ -78,9 +78,7 @@ def passport(
         about: how it was looked at: the recipe, the tokenizer, the seconds.
     """
     facts = audit.facts
-    whole = audit.given + audit.learnt
-    learnt = int(audit.learnt.sum(dtype=np.int64))
-    total = int(whole.sum(dtype=np.int64))
+    learnt, total = audit.learnt.total, audit.whole.total
     return {
         "surefit": __version__,
         "source": facts.source,
@@ -89,7 +87,7 @@ def passport(
         "content_sha256": audit.content_sha256,
         "rows": about.get("rows", facts.rows),
         "audited": facts.audited,
-        "usable": len(whole),
+        "usable": len(audit.whole),
         "columns": {name: column.present for name, column in audit.dataset.columns.items()},
         **{key: value for key, value in about.items() if key != "rows"},
         "unit": audit.unit,
@@ -97,7 +95,7 @@ def passport(
         "lengths": {
             "prompt": length_summary(audit.given),
             "answer": length_summary(audit.learnt),
-            "whole": length_summary(whole),
+            "whole": length_summary(audit.whole),
         },
         "supervised_share": round(learnt / total, 6) if total else None,
         "scripts": _shares(audit.scripts),
@@ -113,7 +111,7 @@ def passport(
     }  # fmt: skip
 
 
-def _file(path: Path, rows: Rows) -> dict[str, Any]:
+def _file(path: Path, rows: Audited) -> dict[str, Any]:
     return {
         "name": path.name,
         "bytes": path.stat().st_size,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +22,24 @@ import numpy.typing as npt
 from surefit.core import env, processes
 from surefit.core.progress import OnProgress, silent
 from surefit.data.audit import chunk
-from surefit.data.audit.chunk import Looker, Question, Seen
-from surefit.data.audit.sample import Tally, chosen_detectors, detected
+from surefit.data.audit.chunk import DIGEST, Looker, Question, Seen
+from surefit.data.audit.lengths import Lengths
+from surefit.data.audit.sample import SAMPLE, Tally, chosen_detectors, detected
 from surefit.data.load import Rows
 from surefit.data.near_duplicates import near_duplicates, near_matches
+from surefit.data.readers import Placed, characters
+from surefit.data.spool import Column, Spool, SpooledKeys, spooled
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.dataset import DatasetFacts, dataset_facts
 
 CHUNK = 1000
 """Rows that one process looks at in one go."""
+CHUNK_CHARACTERS = 32_000_000
+"""Of its rows, after which a chunk has no more."""
 START_SECONDS, ROW_SECONDS, CHARACTER_SECONDS = 4.0, 1.2e-4, 2.5e-7
 """What a process costs before its first row (it imports transformers), a row, and a character of it; measured. They
 only decide how many processes are worth their start."""
+OnRemoval = Callable[[int, str, str, str], None]
 ROUND_TRIPS = 200
 """Rows on which the template's round trip is tried."""
 
@@ -46,8 +54,9 @@ class Audit:
         sha256: of the files.
         content_sha256: of the rows as canonical JSON, whatever file holds them.
         unit: what lengths are counted in, "tokens" or "characters".
-        given: of each usable row, the length of what is not learnt.
-        learnt: of each usable row, the length of what is.
+        given: of the usable rows, the lengths of what is not learnt.
+        learnt: of the usable rows, the lengths of what is.
+        whole: of the usable rows, the lengths of both together.
         scripts: writing system → its letters in what users and assistant say.
         scored: name of a scored set → its source, rows and leaks.
         workers: processes that looked.
@@ -58,21 +67,46 @@ class Audit:
     sha256: str
     content_sha256: str
     unit: str
-    given: npt.NDArray[np.int32]
-    learnt: npt.NDArray[np.int32]
+    given: Lengths
+    learnt: Lengths
+    whole: Lengths
     scripts: Mapping[str, int]
     scored: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     workers: int = 1
 
 
+class Audited(Protocol):
+    """Rows that can be gone through more than once: in memory, or streamed from their files."""
+
+    source: str
+    files: tuple[Path, ...]
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sha256(self) -> str:
+        """Of the files."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that any row has."""
+
+    def placed(self) -> Iterator[Placed]:
+        """The rows in order."""
+
+    def sample(self, limit: int) -> Rows:
+        """Some of them, spread evenly."""
+
+
 def audit(
-    rows: Rows,
+    rows: Audited,
     question: Question,
     *,
     scored: Mapping[str, Rows] | None = None,
     expected: Sequence[str] | None = (),
     workers: int = 1,
     on_progress: OnProgress = silent,
+    on_removal: OnRemoval | None = None,
 ) -> Audit:
     """Look at every row.
 
@@ -83,41 +117,55 @@ def audit(
         expected: the recipe's columns; None for several tasks (`dataset_facts`).
         workers: processes at most; small sets are looked at in this one.
         on_progress: called with the rows done.
+        on_removal: called for every row that a clean copy would not have, in no order and perhaps more than once: its
+            number, where it is, the observation and what was seen.
 
     Raises:
         DataError: the columns do not fit the recipe.
         ModelError: the tokenizer cannot be loaded or has no chat template.
     """
-    sample = dataset_facts(rows.source, rows, rows.where, expected=expected)
+    few = rows.sample(SAMPLE)
+    sample = replace(dataset_facts(rows.source, few, few.where, expected=expected), rows=len(rows))
+    sample = replace(sample, epoch_rows=len(rows), divided=len(rows))
     every = max(1, len(rows) // ROUND_TRIPS)
     question = replace(question, columns=tuple(rows.columns), target=sample.target, every=every, prompts=bool(scored))
     workers = max(1, min(workers, int(_expected_seconds(rows) / START_SECONDS)))
     scored = scored or {}
     total = len(rows) + sum(map(len, scored.values()))
-    with _rows_kept():
-        seen = _joined(list(_looked_at(rows, question, workers, lambda done: on_progress(done, total, "rows"))))
-        texts = _Texts(rows, question)
-        leaks: dict[str, _Leaks] = {}
+    with spooled() as spool, _rows_kept():
+        seen = Whole(spool)
+        for part in _looked_at(rows.placed(), spool, question, workers):
+            seen.add(part)
+            on_progress(len(seen), total, "rows")
+        leaks = {}
         for name, others in scored.items():
-            about = replace(question, columns=tuple(others.columns), source=others.source)
-            leaks[name] = _leaks(_joined(list(_looked_at(others, about))), _Texts(others, about), seen, texts)
+            with spooled() as own:
+                about, theirs = replace(question, columns=tuple(others.columns), source=others.source), Whole(own)
+                for part in _looked_at(others.placed(), own, about):
+                    theirs.add(part)
+                leaks[name] = _leaks(theirs, seen)
+                if on_removal:
+                    _leaked(theirs, seen, on_removal)
             on_progress(total, total, name)
-        observations = _observations(rows, question, seen, texts) | _leak_observations(leaks, rows, scored)
-    return Audit(
-        facts=AuditFacts(rows.source, len(rows), len(rows), observations, question.max_length),
-        dataset=_of_all_rows(sample, rows, seen, observations["duplicate"].rows),
-        sha256=rows.sha256,
-        content_sha256=hashlib.sha256(seen.rows).hexdigest(),
-        unit="tokens" if question.tokenizer else "characters",
-        given=seen.given[seen.given >= 0],
-        learnt=seen.learnt[seen.learnt >= 0],
-        scripts=dict(seen.scripts.most_common()),
-        scored={name: _scored_entry(others, leaks[name]) for name, others in scored.items()},
-        workers=workers,
-    )
+        observations = _observations(question, seen, on_removal) | _leak_observations(leaks, spool, scored)
+        if on_removal:
+            _unfit(question, seen, on_removal)
+        return Audit(
+            facts=AuditFacts(rows.source, len(rows), len(rows), observations, question.max_length),
+            dataset=_of_all_rows(sample, seen, observations["duplicate"].rows),
+            sha256=rows.sha256,
+            content_sha256=seen.sha256.hexdigest(),
+            unit="tokens" if question.tokenizer else "characters",
+            given=seen.given,
+            learnt=seen.learnt,
+            whole=seen.whole,
+            scripts=dict(seen.scripts.most_common()),
+            scored={name: _scored_entry(others, leaks[name]) for name, others in scored.items()},
+            workers=workers,
+        )
 
 
-def _expected_seconds(rows: Rows) -> float:
+def _expected_seconds(rows: Audited) -> float:
     """What looking at all rows will take one process, by the length of a few."""
     some = rows.sample(50)
     characters = sum(len(chunk.row_text(row)) for row in some) / max(1, len(some))
@@ -137,26 +185,39 @@ def _rows_kept() -> Iterator[None]:
 # Looking, in this process or in several
 
 
-def _looked_at(
-    rows: Rows, question: Question, workers: int = 1, on_rows: Callable[[int], None] = lambda done: None
-) -> Iterator[Seen]:
-    """What each chunk shows, in order."""
-    starts = range(0, len(rows), CHUNK)
+def _looked_at(placed: Iterable[Placed], spool: Spool, question: Question, workers: int = 1) -> Iterator[Seen]:
+    """What each chunk shows, in order; a few chunks for each process are in memory."""
     if workers == 1:
         looker = Looker(question)
-        for start in starts:
-            yield looker.look(start, rows[start : start + CHUNK])
-            on_rows(min(start + CHUNK, len(rows)))
+        for start, rows in _chunks(placed, spool):
+            yield looker.look(start, rows)
         return
     with processes.pool(workers, _start, (question,)) as pool:
         try:
-            waiting = [pool.submit(_look, start, rows[start : start + CHUNK]) for start in starts]
-            for start, future in zip(starts, waiting, strict=True):
-                yield future.result()
-                on_rows(min(start + CHUNK, len(rows)))
+            waiting: deque[Future[Seen]] = deque()
+            for start, rows in _chunks(placed, spool):
+                waiting.append(pool.submit(_look, start, rows))
+                if len(waiting) > 3 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _chunks(placed: Iterable[Placed], spool: Spool) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """(number of the first row, rows) of `CHUNK` rows, or of fewer where they are long."""
+    start, held, size = 0, [], 0
+    for found in placed:
+        spool.place(found)
+        held.append(found.row)
+        size += characters(found.row)
+        if len(held) == CHUNK or size > CHUNK_CHARACTERS:
+            yield start, held
+            start, held, size = start + len(held), [], 0
+    if held:
+        yield start, held
 
 
 _looker: list[Looker] = []
@@ -173,43 +234,46 @@ def _look(start: int, rows: list[dict[str, Any]]) -> Seen:
     return _looker[-1].look(start, rows)
 
 
-def _joined(parts: Sequence[Seen]) -> Seen:
-    tally, scripts = Tally(), Counter[str]()
-    for part in parts:
-        tally.merge(part.tally)
-        scripts.update(part.scripts)
-    arrays = ("contents", "targets", "given", "learnt", "keys", "prompts", "prompt_keys")
-    together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays}
-    rows, tried = b"".join(part.rows for part in parts), sum(part.tried for part in parts)
-    return Seen(tally=tally, rows=rows, scripts=scripts, tried=tried, **together)
+class Whole:
+    """What all chunks show together: counts in memory, what is compared between rows in a spool."""
 
+    def __init__(self, spool: Spool) -> None:
+        self.spool = spool
+        self.tally, self.scripts, self.tried = Tally(), Counter[str](), 0
+        self.sha256 = hashlib.sha256()
+        self.given, self.learnt, self.whole = Lengths(), Lengths(), Lengths()
+        self.contents, self.targets = spool.column("contents", DIGEST), spool.column("targets", np.uint64)
+        self.prompts, self.empty = spool.column("prompts", DIGEST), spool.column("empty", np.bool_)
+        self.lengths = spool.column("lengths", np.int32)
+        self.keys, self.prompt_keys = SpooledKeys(spool, "keys"), SpooledKeys(spool, "prompt_keys")
+        self.texts, self.asked = spool.texts("texts"), spool.texts("asked")
 
-class _Texts:
-    """What the rows say, made again for the few that are compared word by word."""
+    def __len__(self) -> int:
+        return len(self.contents)
 
-    def __init__(self, rows: Rows, question: Question) -> None:
-        self._rows = rows
-        self._convert = chunk.converter(question)
-
-    def whole(self, index: int) -> str:
-        """What is compared between the rows of a set."""
-        row = self._rows[index]
-        return chunk.said(self._convert(row), chunk.BOTH) if self._convert else chunk.row_text(row)
-
-    def prompt(self, index: int) -> str:
-        """What is compared between the sets."""
-        row = self._rows[index]
-        return chunk.said(self._convert(row), chunk.USER) if self._convert else chunk.row_text(row)
+    def add(self, part: Seen) -> None:
+        """The next chunk."""
+        self.tally.merge(part.tally)
+        self.scripts.update(part.scripts)
+        self.tried += part.tried
+        self.sha256.update(part.rows)
+        usable = part.given >= 0
+        self.given.add(part.given[usable])
+        self.learnt.add(part.learnt[usable])
+        self.whole.add(part.given[usable] + part.learnt[usable])
+        self.lengths.append(np.where(usable, part.given + part.learnt, -1))
+        for name in ("contents", "targets", "prompts", "empty", "keys", "prompt_keys", "texts", "asked"):
+            getattr(self, name).append(getattr(part, name))
 
 
 # Judging all rows together
 
 
-def _observations(rows: Rows, question: Question, seen: Seen, texts: _Texts) -> dict[str, Observation]:
-    count = len(rows)
+def _observations(question: Question, seen: Whole, on_removal: OnRemoval | None) -> dict[str, Observation]:
+    count, where = len(seen), seen.spool.where
     looking = chosen_detectors(question.columns, question.recipe_name)
-    found = detected(seen.tally, looking, count, rows.where)
-    usable = int((seen.given >= 0).sum())
+    found = detected(seen.tally, looking, count, where)
+    usable = len(seen.whole)
     of = {"unusable_row": count} if question.recipe else {}
     of |= dict.fromkeys(("null_target", "blank_target"), count) if question.target else {}
     if question.recipe:
@@ -220,63 +284,75 @@ def _observations(rows: Rows, question: Question, seen: Seen, texts: _Texts) -> 
     if question.max_length is not None and question.tokenizer:
         of["over_max_length"] = usable
     for name, possible in of.items():
-        found[name] = seen.tally.observation(name, possible, rows.where, _detail(name, question, seen))
+        found[name] = seen.tally.observation(name, possible, where, _detail(name, question, seen))
     if question.target:
         found["constant_target"] = _constant(seen)
-    return found | _repeated(rows, seen, texts)
+    return found | _repeated(seen, on_removal)
 
 
-def _detail(name: str, question: Question, seen: Seen) -> str:
+def _detail(name: str, question: Question, seen: Whole) -> str:
     if name != "over_max_length" or question.max_length is None:
         return ""
-    lengths = (seen.given + seen.learnt)[seen.given >= 0].astype(np.int64)
-    long = lengths[lengths > question.max_length]
-    if not len(long):
+    rows, tokens, longest = seen.whole.over(question.max_length)
+    if not rows:
         return ""
-    return (
-        f"{int(long.sum()):,} of {int(lengths.sum()):,} tokens are in those rows; the longest has {int(long.max()):,}"
-    )
+    return f"{tokens:,} of {seen.whole.total:,} tokens are in those rows; the longest has {longest:,}"
 
 
-def _constant(seen: Seen) -> Observation:
+def _constant(seen: Whole) -> Observation:
     """All rows, where they have one and the same answer; a single row is no pattern."""
     count = len(seen.targets)
-    constant = count > 1 and len(np.unique(seen.targets)) == 1
+    constant = count > 1 and _distinct(seen.targets) == 1
     return Observation(count if constant else 0, count)
 
 
-def _repeated(rows: Rows, seen: Seen, texts: _Texts) -> dict[str, Observation]:
-    first, repeats = _first_of_equals(seen.contents)
-    exact = Tally()
-    for index in np.flatnonzero(repeats):
-        exact.add("duplicate", int(index), f"the same as {rows.where(int(first[index]))}")
-    near = Tally()
-    for pair in near_duplicates(seen.keys, texts.whole, lambda index: bool(repeats[index])):
-        near.add("near_duplicate", pair.index, f"{pair.similarity:.0%} the same as {rows.where(pair.earlier)}")
+def _distinct(hashes: Column) -> int:
+    return sum(len(np.unique(values)) for _, values in hashes.parts())
+
+
+def _repeated(seen: Whole, on_removal: OnRemoval | None) -> dict[str, Observation]:
+    where, count = seen.spool.where, len(seen)
+    exact, near = Tally(), Tally()
+    first = _first_of_equals(seen)
+
+    def add(tally: Tally, name: str, index: int, what: str) -> None:
+        tally.add(name, index, what)
+        if on_removal:
+            on_removal(index, where(index), name, what)
+
+    for start in range(0, count, CHUNK):
+        repeats = np.flatnonzero(first[start : start + CHUNK]) + start
+        for index in repeats.tolist():
+            add(exact, "duplicate", index, f"the same as {where(int(first[index]) - 1)}")
+    for pair in near_duplicates(seen.keys, seen.texts, lambda index: bool(first[index])):
+        add(near, "near_duplicate", pair.index, f"{pair.similarity:.0%} the same as {where(pair.earlier)}")
     return {
-        "duplicate": exact.observation("duplicate", len(rows), rows.where),
-        "near_duplicate": near.observation("near_duplicate", len(rows), rows.where),
+        "duplicate": exact.observation("duplicate", count, where),
+        "near_duplicate": near.observation("near_duplicate", count, where),
     }
 
 
-def _first_of_equals(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """(for each value the number of the first equal to it, whether that is another one)."""
-    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    first_of_each = first[inverse.reshape(-1)]
-    return first_of_each, first_of_each != np.arange(len(values))
+def _first_of_equals(seen: Whole) -> npt.NDArray[np.int64]:
+    """For each row the number of the first equal to it, plus 1; 0 where it is that one itself."""
+    found = seen.spool.array(len(seen), np.int64)
+    for places, values in seen.contents.parts():
+        _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+        earlier = places[first[inverse.reshape(-1)]]
+        found[places] = np.where(earlier == places, 0, earlier + 1)
+    return found
 
 
-def _of_all_rows(sample: DatasetFacts, rows: Rows, seen: Seen, duplicates: int) -> DatasetFacts:
+def _of_all_rows(sample: DatasetFacts, seen: Whole, duplicates: int) -> DatasetFacts:
     """The sample's facts with the counts of all rows."""
     counts, first = seen.tally.counts, seen.tally.first
     bad = [index for name in ("null_target", "blank_target") for index, _ in first.get(name, ())]
     return replace(
         sample,
-        sample=len(rows),
+        sample=len(seen),
         target_null=counts.get("null_target", 0),
         target_blank=counts.get("blank_target", 0),
-        target_distinct=len(np.unique(seen.targets)),
-        first_bad=rows.where(min(bad)) if bad else None,
+        target_distinct=_distinct(seen.targets),
+        first_bad=seen.spool.where(min(bad)) if bad else None,
         duplicates=duplicates,
     )
 
@@ -292,28 +368,57 @@ class _Leaks:
     near: dict[int, tuple[int, float]]
 
 
-def _leaks(scored: Seen, scored_texts: _Texts, train: Seen, train_texts: _Texts) -> _Leaks:
-    prompts, first = np.unique(train.prompts, return_index=True)
-    place = np.minimum(np.searchsorted(prompts, scored.prompts), len(prompts) - 1)
-    same = (prompts[place] == scored.prompts) & (scored.prompts != b"")
-    exact = {int(n): int(first[place[n]]) for n in np.flatnonzero(same)}
-    keys = np.where(same[:, None], np.uint64(0), scored.prompt_keys)
-    matches = near_matches(keys, scored_texts.prompt, train.prompt_keys, train_texts.prompt)
-    return _Leaks(exact, {match.index: (match.earlier, match.similarity) for match in matches})
+def _leaks(scored: Whole, train: Whole) -> _Leaks:
+    prompts = scored.prompts.read(0, len(scored.prompts))
+    wanted = np.unique(prompts[prompts != b""])
+    first: dict[bytes, int] = {}
+    for start, block in train.prompts.blocks():
+        for place in np.flatnonzero(np.isin(block, wanted)).tolist():
+            first.setdefault(bytes(block[place]), start + place)
+    exact = {n: first[prompt] for n, prompt in enumerate(prompts.tolist()) if prompt in first}
+    matches = near_matches(scored.prompt_keys, scored.asked, train.prompt_keys, train.asked)
+    near = {match.index: (match.earlier, match.similarity) for match in matches if match.index not in exact}
+    return _Leaks(exact, near)
 
 
-def _leak_observations(leaks: Mapping[str, _Leaks], rows: Rows, scored: Mapping[str, Rows]) -> dict[str, Observation]:
+def _leaked(scored: Whole, train: Whole, on_removal: OnRemoval) -> None:
+    """Every training row that a scored row was taken from, not only the first."""
+    prompts = scored.prompts.read(0, len(scored.prompts))
+    known = {prompt: scored.spool.where(n) for n, prompt in reversed([*enumerate(prompts.tolist())]) if prompt}
+    wanted = np.unique(prompts[prompts != b""])
+    for start, block in train.prompts.blocks():
+        for place in np.flatnonzero(np.isin(block, wanted)).tolist():
+            index = start + place
+            on_removal(index, train.spool.where(index), "leak_exact", f"the prompt of {known[bytes(block[place])]}")
+    for near in near_matches(train.prompt_keys, train.asked, scored.prompt_keys, scored.asked):
+        what = f"{near.similarity:.0%} the prompt of {scored.spool.where(near.earlier)}"
+        on_removal(near.index, train.spool.where(near.index), "leak_near", what)
+
+
+def _unfit(question: Question, seen: Whole, on_removal: OnRemoval) -> None:
+    """Rows that say nothing, and those that training would leave out for their length."""
+    limit = question.max_length if question.tokenizer else None
+    for start, block in seen.empty.blocks():
+        for index in (np.flatnonzero(block) + start).tolist():
+            on_removal(index, seen.spool.where(index), "empty", "there is no answer, or no text")
+    for start, block in seen.lengths.blocks():
+        for place in np.flatnonzero(block > limit).tolist() if limit is not None else ():
+            index = start + place
+            on_removal(index, seen.spool.where(index), "over_max_length", f"{int(block[place]):,} tokens of {limit:,}")
+
+
+def _leak_observations(leaks: Mapping[str, _Leaks], spool: Spool, scored: Mapping[str, Rows]) -> dict[str, Observation]:
     if not leaks:
         return {}
     exact, near = Tally(), Tally()
     places: list[str] = []
     for name, found in leaks.items():
         others = scored[name]
-        for index, train in sorted(found.exact.items()):
-            exact.add("leak_exact", len(places), f"the prompt of {rows.where(train)}")
+        for index, row in sorted(found.exact.items()):
+            exact.add("leak_exact", len(places), f"the prompt of {spool.where(row)}")
             places.append(others.where(index))
-        for index, (train, similarity) in sorted(found.near.items()):
-            near.add("leak_near", len(places), f"{similarity:.0%} the prompt of {rows.where(train)}")
+        for index, (row, similarity) in sorted(found.near.items()):
+            near.add("leak_near", len(places), f"{similarity:.0%} the prompt of {spool.where(row)}")
             places.append(others.where(index))
     of = sum(len(others) for others in scored.values())
     detail = "; ".join(

@@ -1,0 +1,65 @@
+"""A source's rows as an audit goes through them: from their files each time, never all in memory."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from surefit.core.sampling import evenly
+from surefit.data.audit.sample import SAMPLE
+from surefit.data.load import Rows, files_sha256, rows_sha256
+from surefit.data.readers import Placed
+from surefit.data.sources import resolve_source
+from surefit.data.stream import file_errors, ranges, read_range
+
+
+class Streamed:
+    """The rows of a source, counted.
+
+    Attributes:
+        source: as the user wrote it.
+        files: the files of this machine that they are read from.
+        sha256: as that of `Rows`.
+        columns: every column that any row has, in the order of their first appearance.
+    """
+
+    def __init__(self, source: str, split: str = "train") -> None:
+        """Read all rows once.
+
+        Raises:
+            DataError, MachineError: as `ranges` and `read_range`.
+        """
+        self.source = source
+        self._parts = ranges(source, split=split, range_bytes=sys.maxsize)
+        remote = resolve_source(source).kind in ("hub", "url")
+        self.files = () if remote else tuple(Path(one.file) for one in self._parts)
+        columns: dict[str, None] = {}
+        self._few, self._count, stride = [], 0, 1
+        for found in self.placed():
+            columns |= dict.fromkeys(found.row)
+            if self._count % stride == 0:
+                self._few.append(found)
+                if len(self._few) > 2 * SAMPLE:
+                    self._few, stride = self._few[::2], 2 * stride
+            self._count += 1
+        self.columns = list(columns)
+        with file_errors(source):
+            self.sha256 = rows_sha256(self.placed()) if remote else files_sha256(self.files)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def placed(self) -> Iterator[Placed]:
+        """The rows in order, with their places."""
+        return itertools.chain.from_iterable(map(read_range, self._parts))
+
+    def sample(self, limit: int) -> Rows:
+        """Up to `limit` rows, spread evenly; a few are at hand, for more the files are read again."""
+        if limit <= SAMPLE or self._count <= len(self._few):
+            chosen = [self._few[place] for place in evenly(len(self._few), limit)]
+        else:
+            wanted = set(evenly(self._count, limit))
+            chosen = [found for number, found in enumerate(self.placed()) if number in wanted]
+        return Rows(self.source, chosen, self.files, self.sha256)

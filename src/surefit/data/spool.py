@@ -1,0 +1,193 @@
+"""Columns on disk with an entry for each row: what an audit compares between rows, for as many rows as there are.
+
+Memory holds blocks of `ROWS_AT_ONCE` entries at most, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from surefit.core.units import MIB
+from surefit.data.near_duplicates import BANDS, Hashes
+from surefit.data.readers import Placed
+
+ROWS_AT_ONCE = 2_000_000
+"""Entries of one column that are sorted at a time."""
+BLOCK = 65_536
+"""Entries that are read at a time."""
+
+
+class Column:
+    """Values of one type; appended in order, read in blocks."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
+        self.dtype = np.dtype(dtype)
+        self._file = open(path, "w+b", buffering=MIB)  # noqa: SIM115  # closed with its spool
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, values: npt.ArrayLike) -> None:
+        """Add values at the end."""
+        array = np.ascontiguousarray(values, self.dtype)
+        self._file.write(array.tobytes())
+        self._count += len(array)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Entries `start` to `stop`."""
+        self._file.flush()
+        size = self.dtype.itemsize
+        return np.frombuffer(os.pread(self._file.fileno(), (stop - start) * size, start * size), self.dtype)
+
+    def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """(number of its first entry, block), in order."""
+        for start in range(0, len(self), BLOCK):
+            yield start, self.read(start, min(start + BLOCK, len(self)))
+
+    def parts(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """(numbers, values) of all entries, equal values together in one part; for values that are hashes."""
+        count = -(-len(self) // ROWS_AT_ONCE)
+        for part in range(count):
+            places, values = [], []
+            for start, block in self.blocks():
+                mine = np.flatnonzero(_halves(block) % np.uint64(count) == part)
+                places.append(mine + start)
+                values.append(block[mine])
+            yield np.concatenate(places), np.concatenate(values)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+def _halves(values: npt.NDArray[Any]) -> Hashes:
+    """The first eight bytes of each hash."""
+    width = values.dtype.itemsize // 8
+    return np.ascontiguousarray(values).view(np.uint64).reshape(-1, width)[:, 0]
+
+
+class Texts:
+    """Texts, appended in order and read by their number."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "w+b", buffering=MIB)  # noqa: SIM115  # closed with its spool
+        self._ends = Column(path.with_suffix(".ends"), np.int64)
+        self._size = 0
+
+    def append(self, texts: Sequence[str]) -> None:
+        """Add texts at the end."""
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        self._file.write(b"".join(encoded))
+        ends = np.cumsum([len(one) for one in encoded], dtype=np.int64) + self._size
+        self._ends.append(ends)
+        self._size = int(ends[-1]) if len(ends) else self._size
+
+    def __call__(self, index: int) -> str:
+        ends = self._ends.read(max(0, index - 1), index + 1).tolist()
+        start = ends[0] if index else 0
+        self._file.flush()
+        return os.pread(self._file.fileno(), ends[-1] - start, start).decode("utf-8", "surrogatepass")
+
+    def close(self) -> None:
+        """Give the files back."""
+        self._file.close()
+        self._ends.close()
+
+
+class Spool:
+    """The columns of one data set, in a directory of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._columns: dict[str, Column] = {}
+        self._texts: dict[str, Texts] = {}
+        self._files: dict[str, int] = {}
+        self._arrays = 0
+
+    def column(self, name: str, dtype: npt.DTypeLike) -> Column:
+        """The column of this name."""
+        if name not in self._columns:
+            self._columns[name] = Column(self._directory / f"{name}.bin", dtype)
+        return self._columns[name]
+
+    def texts(self, name: str) -> Texts:
+        """The texts of this name."""
+        if name not in self._texts:
+            self._texts[name] = Texts(self._directory / f"{name}.txt")
+        return self._texts[name]
+
+    def array(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Zeros on disk, for values that come in any order."""
+        self._arrays += 1
+        count = int(np.prod(shape))
+        if not count:
+            return np.zeros(shape, dtype)
+        return np.memmap(self._directory / f"array{self._arrays}.bin", dtype, "w+", shape=shape)
+
+    def place(self, found: Placed) -> None:
+        """Remember where the next row was read."""
+        file, _, row = (found.path, "", "") if found.line is not None else found.path.rpartition(" row ")
+        number = self._files.setdefault(file or found.path, len(self._files))
+        line = found.line if found.line is not None else -int(row) if row.isdigit() else 0
+        self.column("place", np.int64).append([number, line])
+
+    def where(self, index: int) -> str:
+        """`file:line`, or `file row N`, of a row."""
+        number, line = self.column("place", np.int64).read(2 * index, 2 * index + 2).tolist()
+        file = list(self._files)[number]
+        return f"{file}:{line}" if line > 0 else f"{file} row {-line}" if line else file
+
+    def close(self) -> None:
+        """Give all files back."""
+        for column in self._columns.values():
+            column.close()
+        for texts in self._texts.values():
+            texts.close()
+
+
+@contextmanager
+def spooled() -> Iterator[Spool]:
+    """A spool for as long as it is needed; where is up to TMPDIR."""
+    with tempfile.TemporaryDirectory(prefix="surefit-audit-") as directory:
+        spool = Spool(Path(directory))
+        try:
+            yield spool
+        finally:
+            spool.close()
+
+
+class SpooledKeys:
+    """The bands of many texts (`near_duplicates.Keys`), a column for each band."""
+
+    def __init__(self, spool: Spool, name: str) -> None:
+        self._spool = spool
+        self._bands = [spool.column(f"{name}{band}", np.uint64) for band in range(BANDS)]
+
+    def __len__(self) -> int:
+        return len(self._bands[0])
+
+    def append(self, keys: Hashes) -> None:
+        """Add the bands of texts: uint64 [texts, BANDS]."""
+        for band, column in enumerate(self._bands):
+            column.append(keys[:, band])
+
+    def parts(self, band: int) -> Iterator[tuple[npt.NDArray[np.int64], Hashes]]:
+        """As `Column.parts`, of one band."""
+        return self._bands[band].parts()
+
+    def row(self, index: int) -> Hashes:
+        """The bands of one text."""
+        return np.concatenate([column.read(index, index + 1) for column in self._bands])
+
+    def array(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Zeros on disk."""
+        return self._spool.array(shape, dtype)
