@@ -207,6 +207,7 @@ def config_question(config: Config) -> Question:
         fmt=config.data.format,
         tokenizer=partial(load_tokenizer, config.model),
         max_length=config.data.max_length,
+        thinking=config.data.thinking,
     )
 
 

@@ -93,6 +93,7 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
 def _show_examples(out: Output, found: Gathered, count: int) -> None:
     from surefit.data.formats import to_examples
     from surefit.data.show import segments
+    from surefit.data.thinking import with_thinking
     from surefit.model.load import load_tokenizer
 
     if found.rows is None or found.recipe is None:
@@ -100,6 +101,10 @@ def _show_examples(out: Output, found: Gathered, count: int) -> None:
     tokenizer = load_tokenizer(found.loaded.config.model)
     section = found.loaded.config.data
     examples = to_examples(found.rows.sample(count), found.recipe, section.format, section.bad_rows)
+    examples = with_thinking(examples, section.thinking)
     for example, where in zip(examples, examples.where, strict=True):
-        out.heading(f"{where}: the loss falls on the marked text")
-        out.segments(segments(example, tokenizer))
+        shown = segments(example, tokenizer)
+        for number, one in enumerate(shown, start=1):
+            part = f", example {number} of {len(shown)} (the template rewrites earlier turns)" if len(shown) > 1 else ""
+            out.heading(f"{where}{part}: the loss falls on the marked text")
+            out.segments(one)

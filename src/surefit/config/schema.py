@@ -124,6 +124,9 @@ class DataSection(Section):
     """Tokens per example, prompt and answer together."""
     packing: Auto | bool = "auto"
     """Lay the examples of a micro batch one after the other in place of padding them; nothing learnt changes."""
+    thinking: Literal["keep", "drop", "only_last"] = "keep"
+    """What to learn of rows with reasoning: keep, every assistant turn with the reasoning it has; drop, the answers
+    without any; only_last, the last turn of each conversation alone, with its reasoning."""
     too_long: Literal["drop", "error", "truncate", "truncate_middle"] = "drop"
     """What to do with an example over max_length: leave it out (counted) or stop; or keep the beginning of its document
     (truncate), or its beginning and end (truncate_middle), for recipes that have documents. No answer is ever cut."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from surefit.data.formats import Examples
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Raised when the same examples would be tokenised to something else."""
 ARRAYS = ("input_ids", "supervised", "offsets")
 MASKED = -100
@@ -44,12 +44,13 @@ class Stats:
     """What became of the rows.
 
     Attributes:
-        rows: rows of the source: `kept` + `skipped` + those dropped.
+        rows: rows of the source: `kept` + `skipped` + those dropped - `split`.
         kept: examples in the data set.
         skipped: rows that could not be used (`data.bad_rows: skip`).
         dropped_too_long: examples over `max_length`.
         dropped_unsupervised: examples without any token to learn.
-        cut: of those kept, the ones whose document was cut.
+        cut: of the rows, those whose document was cut.
+        split: examples that rows made beyond their first, because the chat template rewrites earlier turns.
         tokens: of the examples kept.
         supervised_tokens: those of them on which the loss falls.
         longest: tokens of the longest example kept.
@@ -64,6 +65,7 @@ class Stats:
     longest: int
     skipped: int = 0
     cut: int = 0
+    split: int = 0
 
 
 class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]):

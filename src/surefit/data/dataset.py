@@ -14,7 +14,7 @@ from surefit.core.progress import OnProgress, silent
 from surefit.data.cache import Encoded, Stats, TokenDataset, cache_key, open_cached, store
 from surefit.data.formats import Examples, bad_rows_error
 from surefit.data.shorten import shorten
-from surefit.data.tokenize import BATCH, TEMPLATE_DATE, encode
+from surefit.data.tokenize import BATCH, TEMPLATE_DATE, encode_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ def build_dataset(
     key = cache_key(examples, tokenizer, settings)
     dataset = open_cached(key, cache)
     if dataset is None:
-        encoded: Iterator[Encoded] = _encode_all(examples, tokenizer, on_progress)
+        encoded = _encode_all(examples, tokenizer, on_progress)
         cut: list[int] = []
         if too_long.startswith("truncate"):
             encoded = _shortened(encoded, examples, tokenizer, max_length, too_long, cut)
@@ -60,56 +60,59 @@ def build_dataset(
     return dataset.counting_skipped(len(examples.skipped))
 
 
-def _encode_all(examples: Examples, tokenizer: PreTrainedTokenizerBase, on_progress: OnProgress) -> Iterator[Encoded]:
+def _encode_all(
+    examples: Examples, tokenizer: PreTrainedTokenizerBase, on_progress: OnProgress
+) -> Iterator[list[Encoded]]:
+    """Of every example the token examples that it makes."""
     total, tokens = len(examples), 0
     on_progress(0, total, "")
     for start in range(0, total, BATCH):
         batch = examples[start : start + BATCH]
         try:
-            encoded = encode(tokenizer, batch)
+            encoded = encode_turns(tokenizer, batch)
         except DataError:
             encoded = [_encode_placed(tokenizer, examples, i) for i in range(start, start + len(batch))]
-        tokens += sum(len(ids) for ids, _ in encoded)
+        tokens += sum(len(ids) for own in encoded for ids, _ in own)
         yield from encoded
         on_progress(start + len(batch), total, f"{tokens:,} tokens")
 
 
-def _encode_placed(tokenizer: PreTrainedTokenizerBase, examples: Examples, index: int) -> Encoded:
+def _encode_placed(tokenizer: PreTrainedTokenizerBase, examples: Examples, index: int) -> list[Encoded]:
     """One example again, to say in which row the problem is."""
     try:
-        return encode(tokenizer, [examples[index]])[0]
+        return encode_turns(tokenizer, [examples[index]])[0]
     except DataError as error:
         path = examples.where[index]
         raise DataError(error.message, path=path, field=error.field, help=error.help) from error
 
 
 def _shortened(
-    encoded: Iterator[Encoded],
+    encoded: Iterator[list[Encoded]],
     examples: Examples,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     too_long: str,
     cut: list[int],
-) -> Iterator[Encoded]:
+) -> Iterator[list[Encoded]]:
     """The examples with documents that fit; `cut` takes the numbers of those that did not."""
-    for index, one in enumerate(encoded):
-        if len(one[0]) > max_length:
+    for index, own in enumerate(encoded):
+        if any(len(ids) > max_length for ids, _ in own):
             try:
-                one = encode(tokenizer, [shorten(examples[index], tokenizer, max_length, too_long)])[0]
+                own = encode_turns(tokenizer, [shorten(examples[index], tokenizer, max_length, too_long)])[0]
             except DataError as error:
                 where = examples.where[index]
                 raise DataError(error.message, path=where, field=error.field, help=error.help) from error
             cut.append(index)
-        yield one
+        yield own
 
 
 def _select(
-    encoded: Iterator[Encoded], examples: Examples, max_length: int, too_long: str
+    encoded: Iterator[list[Encoded]], examples: Examples, max_length: int, too_long: str
 ) -> tuple[list[tuple[Any, Any]], Stats]:
     """The examples to train on as arrays (int32 ids, uint8 mask), and the count of the others."""
     kept, long, unsupervised = [], [], 0
     longest_of_all = 0
-    for index, (ids, supervised) in enumerate(encoded):
+    for index, (ids, supervised) in ((index, one) for index, own in enumerate(encoded) for one in own):
         longest_of_all = max(longest_of_all, len(ids))
         if len(ids) > max_length:
             long.append(DataError(f"{len(ids):,} tokens, over max_length {max_length:,}", path=examples.where[index]))
@@ -119,11 +122,11 @@ def _select(
             kept.append((np.array(ids, np.int32), np.array(supervised, np.uint8)))
     way_out = f"set data.max_length to {longest_of_all} or more, or data.too_long to drop"
     if long and too_long == "error":
-        raise bad_rows_error(long, len(examples), "data.train", way_out)
+        raise bad_rows_error(long, len(long) + len(kept) + unsupervised, "data.train", way_out)
     if not kept:
         raise DataError(
-            f"no example is left: of {len(examples):,}, {len(long):,} are longer than max_length {max_length:,} tokens "
-            f"(the longest has {longest_of_all:,}) and {unsupervised:,} have no token to learn",
+            f"no example is left: of {len(long) + unsupervised:,}, {len(long):,} are longer than max_length "
+            f"{max_length:,} tokens (the longest has {longest_of_all:,}) and {unsupervised:,} have no token to learn",
             field="data.max_length",
             help=f"set data.max_length to {longest_of_all} or more, as far as the model's context allows",
         )
@@ -135,4 +138,5 @@ def _select(
         tokens=sum(len(ids) for ids, _ in kept),
         supervised_tokens=sum(int(mask.sum()) for _, mask in kept),
         longest=max(len(ids) for ids, _ in kept),
+        split=len(kept) + len(long) + unsupervised - len(examples),
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.data.load import Rows, load_rows
 from surefit.data.messages import answered, conversation, from_sharegpt, json_list, message_list, text, tool_list
+from surefit.data.thinking import with_thinking
 from surefit.task import Example, Message, Row, TaskRecipe, part_of
 
 if TYPE_CHECKING:
@@ -337,7 +338,8 @@ def read_splits(
             more, also_held_out = split_eval(more, section.eval, seed)
             held_out = Examples(held_out.examples + also_held_out.examples, held_out.where + also_held_out.where, [])
         train = mix_in(train, more, source, passes, held_out, seed)
-    return train, held_out
+    # Only now: which rows are held out must not depend on it.
+    return with_thinking(train, section.thinking), with_thinking(held_out, section.thinking)
 
 
 def training_rows(section: DataSection) -> Rows:

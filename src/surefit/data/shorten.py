@@ -44,7 +44,7 @@ def shorten(example: Example, tokenizer: PreTrainedTokenizerBase, limit: int, to
         return _with_document(example, document, kept(document, characters, too_long))
 
     def tokens(characters: int) -> int:
-        return lengths(tokenizer, [with_kept(characters)])[0][0]
+        return max(total for total, _ in lengths(tokenizer, [with_kept(characters)])[0])
 
     low, high = 0, len(document)
     at_low, at_high = tokens(low), tokens(high)

@@ -7,7 +7,7 @@ given when it is evaluated, whatever the answer's first letters would merge with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -16,7 +16,8 @@ from jinja2 import TemplateError
 
 from surefit.core.errors import DataError, ModelError
 from surefit.data.cache import MASKED, Encoded
-from surefit.data.messages import trained_on
+from surefit.data.turns import Segment, cut, renderings
+from surefit.facts.thinking import Reads, as_read, how_read
 from surefit.task import Example, Message
 
 if TYPE_CHECKING:
@@ -27,11 +28,6 @@ TEMPLATE_DATE = "26 Jul 2024"
 would differ."""
 BATCH = 256
 """Examples that are handed to the tokenizer at once: it works on them in parallel."""
-
-Segment = tuple[str, bool]
-"""A text, and whether the model has to write it."""
-Rendering = tuple[int, bool]
-"""The first so many turns, and whether a generation prompt stands behind them."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,8 @@ def tokenize_example(example: Example, tokenizer: PreTrainedTokenizerBase) -> To
     """Token ids and labels of one example, at any length.
 
     Raises:
-        DataError: the chat template refuses the conversation or does not fit it (see `conversation_segments`).
+        DataError: the chat template refuses the conversation or does not fit it (see `conversation_segments`), or
+            rewrites its earlier turns, so that it makes several token examples (`encode_turns`).
         ModelError: the tokenizer has no chat template, or for plain text no end-of-text token.
     """
     ids, supervised = encode(tokenizer, [example])[0]
@@ -68,52 +65,29 @@ def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> lis
     if not example.prompt:
         raise DataError("plain text has no prompt to answer", help="score with rows that have a prompt and an answer")
     prompt = Example(example.prompt, example.tools)
-    return encode(tokenizer, [prompt])[0][0]
+    return encode_turns(tokenizer, [prompt])[0][-1][0]
 
 
-def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[Segment]:
-    """The rendered conversation, cut before and after each turn that the model has to write.
+def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[list[Segment]]:
+    """The rendered conversation, cut before and after each turn that the model has to write (`data.turns`).
 
-    A turn starts where the generation prompt before it ends, and ends with the template's end-of-turn mark. That is
-    only well defined for templates whose text grows with each turn; where this one's does not, nothing is guessed.
+    A turn starts where the generation prompt before it ends, and ends with the template's end-of-turn mark.
+
+    Returns:
+        One list of segments for each token example: one, but where the template rewrites earlier turns.
 
     Raises:
-        DataError: the text up to a turn is not the start of the whole text, or does not start with its own prompt.
+        DataError: the text with an answer does not start with what asks for it.
         ModelError: the tokenizer has no chat template.
     """
     return _all_segments([example], tokenizer)[0]
 
 
-def _all_segments(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[list[Segment]]:
+def _all_segments(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[list[list[Segment]]]:
     """The segments of every example; the template is called for all of them at once, which is twice as fast."""
-    needed = [_renderings(example) for example in examples]
+    needed = [renderings(example) for example in examples]
     texts = iter(_render([(e, *one) for e, ones in zip(examples, needed, strict=True) for one in ones], tokenizer))
-    return [_cut(example, {one: next(texts) for one in ones}) for example, ones in zip(examples, needed, strict=True)]
-
-
-def _renderings(example: Example) -> list[Rendering]:
-    """What has to be rendered to cut a conversation: (turns, with a generation prompt behind them), the whole first."""
-    messages = example.messages
-    needed = [(len(messages), messages[-1]["role"] != "assistant")]
-    for i, message in enumerate(messages):
-        if trained_on(message):
-            needed += [(i, True), (i + 1, False)]
-    return list(dict.fromkeys(needed))
-
-
-def _cut(example: Example, rendered: Mapping[Rendering, str]) -> list[Segment]:
-    whole = next(iter(rendered.values()))
-    segments: list[Segment] = []
-    done = 0
-    for i, message in enumerate(example.messages):
-        if not trained_on(message):
-            continue
-        prompt, upto = rendered[i, True], rendered[i + 1, False]
-        if not (done <= len(prompt) and upto.startswith(prompt) and whole.startswith(upto)):
-            raise _not_growing(i, prompt, upto, whole)
-        segments += [(whole[done : len(prompt)], False), (whole[len(prompt) : len(upto)], True)]
-        done = len(upto)
-    return [(text, learnt) for text, learnt in [*segments, (whole[done:], False)] if text]
+    return [cut(example, {one: next(texts) for one in ones}) for example, ones in zip(examples, needed, strict=True)]
 
 
 def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -125,6 +99,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
             help="choose the instruct version of the model, set model.chat_template: plain, or train on plain text "
             "(data.format: text)",
         )
+    reads = how_read(tokenizer.chat_template) if isinstance(tokenizer.chat_template, str) else Reads()
     texts = [""] * len(wanted)
     together: dict[tuple[int, bool], list[int]] = {}
     for number, (example, _, generation_prompt) in enumerate(wanted):
@@ -132,7 +107,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
         together.setdefault((id(example.tools) if example.tools else 0, generation_prompt), []).append(number)
     for (_, generation_prompt), numbers in together.items():
         tools = wanted[numbers[0]][0].tools
-        visible = [_visible(wanted[n][0].messages[: wanted[n][1]]) for n in numbers]
+        visible = [_visible(wanted[n][0].messages[: wanted[n][1]], reads) for n in numbers]
         try:
             rendered = tokenizer.apply_chat_template(
                 visible,
@@ -153,70 +128,75 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
     return texts
 
 
-def _visible(messages: Sequence[Message]) -> list[Message]:
-    return [{key: value for key, value in message.items() if key != "weight"} for message in messages]
-
-
-def _not_growing(turn: int, prompt: str, upto: str, whole: str) -> DataError:
-    before, after = (prompt, upto) if not upto.startswith(prompt) else (upto, whole)
-    agreed = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
-    if after is upto:
-        what = f"asks for the answer of turn {turn} (assistant) with {before[agreed:][-40:]!r}, but writes it without"
-    else:
-        what = f"rewrites turn {turn} (assistant) once more turns follow: {before[agreed:][:40]!r} is gone"
-    return DataError(
-        f"the model's chat template {what}; training on this turn would teach what the model never has to write",
-        field=f"messages[{turn}]",
-        help='set "weight": 0 on the assistant turns before the last, or use a chat template that keeps what it has '
-        "written",
-    )
+def _visible(messages: Sequence[Message], reads: Reads) -> list[Message]:
+    return [as_read({key: value for key, value in m.items() if key != "weight"}, reads) for m in messages]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[Encoded]:
-    """Ids and, for each, whether the loss falls on it.
+    """Ids and, for each, whether the loss falls on it, of examples that make one token example each.
+
+    Raises:
+        DataError, ModelError: as `tokenize_example`.
+    """
+    encoded = encode_turns(tokenizer, examples)
+    if any(len(own) != 1 for own in encoded):
+        raise DataError(
+            "the chat template rewrites earlier turns of a conversation, which therefore makes several token examples",
+            field="messages",
+            help="ask for all of them (encode_turns), or set data.thinking: only_last",
+        )
+    return [own[0] for own in encoded]
+
+
+def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:
+    """The token examples that each example makes: one, but where the chat template rewrites earlier turns.
 
     Raises:
         DataError, ModelError: as `tokenize_example`.
     """
     rendered = iter(_all_segments([e for e in examples if e.text is None], tokenizer))
     conversations = [next(rendered) if e.text is None else [] for e in examples]
-    pieces = _piecewise(tokenizer, conversations)
+    pieces = _piecewise(tokenizer, [segments for own in conversations for segments in own])
     texts = iter(_texts(tokenizer, [e.text for e in examples if e.text is not None]))
-    encoded = []
-    for example, segments in zip(examples, conversations, strict=True):
-        if example.text is not None:
-            encoded.append(next(texts))
-            continue
-        ids: list[int] = []
-        supervised: list[bool] = []
-        for _, learnt in segments:
-            piece = next(pieces)
-            ids += piece
-            supervised += [learnt] * len(piece)
-        supervised[:1] = [False] * len(ids[:1])
-        encoded.append((ids, supervised))
-    return encoded
+    return [
+        [_joined(segments, pieces) for segments in own] if example.text is None else [next(texts)]
+        for example, own in zip(examples, conversations, strict=True)
+    ]
 
 
-def lengths(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[tuple[int, int]]:
-    """(ids, those of them that the loss falls on) of each example: the lengths of what `encode` makes.
+def _joined(segments: Sequence[Segment], pieces: Iterator[list[int]]) -> Encoded:
+    ids: list[int] = []
+    supervised: list[bool] = []
+    for _, learnt in segments:
+        piece = next(pieces)
+        ids += piece
+        supervised += [learnt] * len(piece)
+    supervised[:1] = [False] * len(ids[:1])
+    return ids, supervised
+
+
+def lengths(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[tuple[int, int]]]:
+    """(ids, those of them that the loss falls on) of each token example that an example makes: the lengths of what
+    `encode_turns` makes.
 
     Raises:
         DataError, ModelError: as `tokenize_example`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or any(example.text is not None for example in examples) or not _starts_freely(tokenizer):
-        return [(len(ids), sum(supervised)) for ids, supervised in encode(tokenizer, examples)]
+        made = encode_turns(tokenizer, examples)
+        return [[(len(ids), sum(supervised)) for ids, supervised in own] for own in made]
     conversations = _all_segments(examples, tokenizer)
-    pieces = [text for segments in conversations for text, _ in segments]
+    pieces = [text for own in conversations for segments in own for text, _ in segments]
     # `_starts_freely` has just called the tokenizer without options, so the backend neither pads nor cuts.
     counts = iter(map(len, backend.encode_batch_fast(pieces, add_special_tokens=False)))
-    found = []
-    for segments in conversations:
-        own = [(next(counts), learnt) for _, learnt in segments]
-        # As in `encode`, the first id of all is never learnt.
-        found.append((sum(n for n, _ in own), sum(n for n, learnt in own if learnt) - own[0][1]))
-    return found
+    return [[_counted(segments, counts) for segments in own] for own in conversations]
+
+
+def _counted(segments: Sequence[Segment], counts: Iterator[int]) -> tuple[int, int]:
+    own = [(next(counts), learnt) for _, learnt in segments]
+    # As in `_joined`, the first id of all is never learnt.
+    return sum(n for n, _ in own), sum(n for n, learnt in own if learnt) - own[0][1]
 
 
 def _texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[Encoded]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
+from surefit.facts.thinking import split_thoughts
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Prediction, Row, Scores, TaskRecipe
 
@@ -71,16 +72,21 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...] | None:
 def _score(example: Example, prediction: Prediction) -> Scores:
     if example.reference is None:
         raise DataError("the row has no final answer to compare with", field="messages", help=_HELP)
-    return {"exact_match": float(prediction.parsed == example.reference.strip())}
+    return {"exact_match": float(prediction.parsed == _parse(example.reference))}
+
+
+def _parse(text: str) -> str:
+    """The answer without the reasoning before it."""
+    return split_thoughts(text)[1].strip()
 
 
 RECIPE = TaskRecipe(
     name="sft",
-    version=1,
-    citation="exact match of the stripped answer; no external scorer",
+    version=2,
+    citation="exact match of the stripped answer, reasoning left out; no external scorer",
     columns=(),
     to_example=to_example,
-    parse=str.strip,
+    parse=_parse,
     score=_score,
     primary_metric="exact_match",
     metrics=("exact_match",),

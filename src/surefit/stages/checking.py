@@ -103,12 +103,14 @@ def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitErro
 def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
     """What a sample of the rows becomes, and what converting it runs into."""
     from surefit.data.formats import to_examples
+    from surefit.data.thinking import with_thinking
 
     if found.rows is None or found.recipe is None:
         return None, []
     section = found.loaded.config.data
     try:
-        return to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows), []
+        sample = to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
+        return with_thinking(sample, section.thinking), []
     except SureFitError as error:
         _name_the_recipe(error, found.rows.columns, found.recipe)
         return None, [error]

@@ -60,12 +60,13 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     """The rows to be scored on: "eval", and those of `evaluate.also`."""
     from surefit.data.formats import read_splits, to_examples
     from surefit.data.load import load_rows
+    from surefit.data.thinking import with_thinking
 
     config = run.resolved.config
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     sets = {"eval": held_out}
     for name, source in config.evaluate.also.items():
-        sets[name] = to_examples(
-            load_rows(source, split=config.data.split), run.recipe, config.data.format, config.data.bad_rows
-        )
+        rows = load_rows(source, split=config.data.split)
+        examples = to_examples(rows, run.recipe, config.data.format, config.data.bad_rows)
+        sets[name] = with_thinking(examples, config.data.thinking)
     return sets

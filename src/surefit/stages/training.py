@@ -311,8 +311,13 @@ def _say_what_was_left_out(watcher: Watcher, rows: Any, examples: Any) -> None:
     )
     for number, why in left_out:
         if number:
-            watcher.note(f"left out: {number:,} of {stats.rows:,} {why}")
+            watcher.note(f"left out: {number:,} of {stats.rows + (stats.split if 'examples' in why else 0):,} {why}")
     for place in examples.skipped[:3]:
         watcher.note(f"  {place}")
+    if stats.split:
+        watcher.note(
+            f"{stats.split:,} more examples than rows: the chat template rewrites earlier turns, so conversations are "
+            "divided where it does"
+        )
     if stats.cut:
         watcher.note(f"cut: the documents of {stats.cut:,} of {stats.rows:,} examples, to fit into data.max_length")

@@ -114,7 +114,7 @@ def test_counting_is_as_exact_as_encoding(tokenizer: Any, turns: tuple[str, ...]
     examples = [SFT().to_example({"messages": messages, "tools": tools}), SFT().to_example({"text": "plain text"})]
     for group in (examples[:1], examples):
         encoded = tokenize.encode(tokenizer, group)
-        assert tokenize.lengths(tokenizer, group) == [(len(ids), sum(learnt)) for ids, learnt in encoded]
+        assert tokenize.lengths(tokenizer, group) == [[(len(ids), sum(learnt))] for ids, learnt in encoded]
 
 
 def test_texts_are_taken_in_portions_without_changing_anything(

@@ -24,8 +24,8 @@ EXAMPLES = as_examples(*(chat(f"question {i}", "yes " * (i + 1)) for i in range(
 def build(tokenizer, tmp_path, monkeypatch):
     """build(…) → (data set, whether it was tokenised now)."""
     calls = []
-    real = token_dataset.encode
-    monkeypatch.setattr(token_dataset, "encode", lambda *args: calls.append(1) or real(*args))
+    real = token_dataset.encode_turns
+    monkeypatch.setattr(token_dataset, "encode_turns", lambda *args: calls.append(1) or real(*args))
 
     def run(examples=EXAMPLES, tokenizer=tokenizer, max_length=64, cache=tmp_path, **more):
         calls.clear()

@@ -38,9 +38,9 @@ def config(**changes):
 def test_only_the_document_is_cut_and_the_limit_is_used(tokenizer, too_long):
     example = RECIPE.to_example(LONG)
     short = shorten(example, tokenizer, LIMIT, too_long)
-    total, learnt = lengths(tokenizer, [short])[0]
+    ((total, learnt),) = lengths(tokenizer, [short])[0]
     assert LIMIT * (1 - UNUSED) - 15 <= total <= LIMIT  # a cut goes back to a space
-    assert learnt == lengths(tokenizer, [example])[0][1]
+    assert learnt == lengths(tokenizer, [example])[0][0][1]
     assert (short.messages[0], short.messages[2]) == (example.messages[0], example.messages[2])
     assert (short.completion, short.reference) == (example.completion, example.reference)
     assert short.messages[1]["content"] == short.document
@@ -58,7 +58,7 @@ def test_what_fits_stays_as_it_is(tokenizer):
 def test_every_limit_is_kept(tokenizer, limit):
     for too_long in ("truncate", "truncate_middle"):
         short = shorten(RECIPE.to_example(LONG), tokenizer, limit, too_long)
-        assert lengths(tokenizer, [short])[0][0] <= limit
+        assert lengths(tokenizer, [short])[0][0][0] <= limit
         assert short.document
 
 
@@ -111,7 +111,7 @@ def test_prompts_leave_room_for_the_answer(tokenizer):
     cut = prompt_cutter(config(), tokenizer)
     asked = cut(RECIPE.to_example(LONG))
     assert prompt_limit(config()) == 260
-    assert 240 <= lengths(tokenizer, [asked])[0][0] <= 260
+    assert 240 <= lengths(tokenizer, [asked])[0][0][0] <= 260
     assert [turn["role"] for turn in asked.messages] == ["system", "user"]
     assert asked.completion is None
 

@@ -9,7 +9,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from surefit.core.errors import DataError, ModelError
 from surefit.data.cache import MASKED
-from surefit.data.tokenize import TEMPLATE_DATE, conversation_segments, encode, tokenize_example, tokenize_prompt
+from surefit.data.tokenize import (
+    TEMPLATE_DATE,
+    conversation_segments,
+    encode,
+    encode_turns,
+    tokenize_example,
+    tokenize_prompt,
+)
 from surefit.task import Example
 
 from .conftest import CORPUS, SPECIAL, chat
@@ -142,13 +149,20 @@ def test_thoughts_that_the_model_has_to_write_are_learnt(make_tokenizer):
     assert learnt_text(chat("a", "b"), tokenizer) == "<think>\n\n</think>\n\nb<|end|>\n"
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_with_a_way_out(make_tokenizer):
+def test_a_template_that_rewrites_earlier_turns_makes_an_example_of_each(make_tokenizer):
     tokenizer = make_tokenizer(QWEN3_TEMPLATE)
     example = chat("a", "b", "c", "d")
-    with pytest.raises(DataError, match=r"rewrites turn 1 \(assistant\).*'<think>.*is gone") as caught:
+    with pytest.raises(DataError, match="several token examples") as caught:
         tokenize_example(example, tokenizer)
-    assert caught.value.field == "messages[1]"
-    assert '"weight": 0' in caught.value.help
+    assert "only_last" in caught.value.help
+    first, second = (
+        (tokenizer.decode(ids), tokenizer.decode([i for i, learnt in zip(ids, mask, strict=True) if learnt]))
+        for ids, mask in encode_turns(tokenizer, [example])[0]
+    )
+    empty = "<think>\n\n</think>\n\n"
+    assert first == (f"<|user|>\na<|end|>\n<|assistant|>\n{empty}b<|end|>\n", f"{empty}b<|end|>\n")
+    shown = "<|user|>\na<|end|>\n<|assistant|>\nb<|end|>\n<|user|>\nc<|end|>\n<|assistant|>\n"
+    assert second == (f"{shown}{empty}d<|end|>\n", f"{empty}d<|end|>\n")
     example.messages[1]["weight"] = 0
     assert learnt_text(example, tokenizer) == "<think>\n\n</think>\n\nd<|end|>\n"
     prompt = tokenize_prompt(example, tokenizer)
@@ -162,8 +176,10 @@ FORCED_THINKING = (
 
 
 def test_a_generation_prompt_that_the_answer_lacks_is_refused(make_tokenizer):
-    with pytest.raises(DataError, match=r"asks for the answer of turn 1 \(assistant\) with '<think>\\n'"):
+    with pytest.raises(DataError, match=r"asks for the answer of turn 1 \(assistant\) with '<think>\\n'") as caught:
         tokenize_example(chat("a", "b"), make_tokenizer(FORCED_THINKING))
+    assert caught.value.field == "messages[1]"
+    assert "give the rows some" in caught.value.help
 
 
 def test_a_template_that_refuses_the_conversation(make_tokenizer):
@@ -220,7 +236,7 @@ def test_no_space_is_invented_inside_a_conversation(make_tokenizer, template):
     whole = tokenizer.apply_chat_template(list(example.messages), return_dict=False)
     tokenized = tokenize_example(example, tokenizer)
     assert tokenized.input_ids == whole
-    alone = [i for text, _ in conversation_segments(example, tokenizer) for i in tokenizer(text)["input_ids"]]
+    alone = [i for text, _ in conversation_segments(example, tokenizer)[0] for i in tokenizer(text)["input_ids"]]
     assert alone != whole, "the fixture shows the fault"
     prompt = tokenize_prompt(example, tokenizer)
     assert whole[: len(prompt)] == prompt

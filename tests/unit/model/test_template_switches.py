@@ -44,7 +44,7 @@ def given(tokenizer: Any) -> str:
 )
 def test_training_and_answers_are_given_the_same_prompt(switches: dict[str, Any], prompt: str, trained: str) -> None:
     tokenizer = load_tokenizer(section(chat_template_kwargs=switches))
-    assert conversation_segments(EXAMPLE, tokenizer) == [(prompt, False), (trained, True)]
+    assert conversation_segments(EXAMPLE, tokenizer) == [[(prompt, False), (trained, True)]]
     assert given(tokenizer) == prompt
 
 

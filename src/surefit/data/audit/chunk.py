@@ -20,6 +20,7 @@ from surefit.data.formats import row_converter
 from surefit.data.messages import trained_on
 from surefit.data.near_duplicates import Hashes, text_keys
 from surefit.data.show import segments
+from surefit.data.thinking import thinking_as
 from surefit.facts.dataset import answer_of, is_blank, is_null
 from surefit.task import Example, TaskRecipe
 
@@ -55,6 +56,7 @@ class Question:
         max_length: of an example, in tokens.
         every: each how many rows the template's round trip is tried.
         prompts: whether prompts will be compared with those of other sets.
+        thinking: `data.thinking`.
     """
 
     source: str
@@ -67,19 +69,22 @@ class Question:
     max_length: int | None = None
     every: int = 1
     prompts: bool = False
+    thinking: str = "keep"
 
 
 @dataclass
 class Seen:
-    """What a run of rows shows; arrays have an entry for each row, in order.
+    """What a run of rows shows; arrays have an entry for each row, in order, but `given` and `learnt`.
 
     Attributes:
         tally: the observations that are counts.
         rows: SHA-256 of each row's canonical JSON, one after the other.
         contents: hash of each row without its identifier.
         targets: hash of each answer; empty where no column holds them.
-        given: tokens (or characters) of each example that are not learnt; -1 for a row that is no example.
-        learnt: those that the loss falls on; -1 likewise.
+        longest: tokens (or characters) of each row's longest token example; -1 for a row that is none.
+        given: tokens (or characters) of each token example that are not learnt; a row makes one, but where the chat
+            template rewrites earlier turns.
+        learnt: those that the loss falls on.
         keys: bands of what users and assistant say.
         prompts: hash of each prompt; zeros for a row that is no example.
         prompt_keys: bands of what the users say.
@@ -94,6 +99,7 @@ class Seen:
     rows: bytes
     contents: npt.NDArray[np.bytes_]
     targets: Hashes
+    longest: npt.NDArray[np.int32]
     given: npt.NDArray[np.int32]
     learnt: npt.NDArray[np.int32]
     keys: Hashes
@@ -114,7 +120,8 @@ def converter(question: Question) -> Callable[[Mapping[str, Any]], Example] | No
     """
     if question.recipe is None:
         return None
-    return row_converter(question.columns, question.source, question.recipe(), question.fmt)
+    convert = row_converter(question.columns, question.source, question.recipe(), question.fmt)
+    return lambda row: thinking_as(convert(row), question.thinking)
 
 
 class Looker:
@@ -131,7 +138,7 @@ class Looker:
         tally = look_at_rows(self.detectors, enumerate(rows, start=first))
         empty = np.zeros(len(rows), np.bool_)
         examples = self._examples(first, rows, tally, empty)
-        given, learnt = self._lengths(first, examples, tally)
+        longest, lengths = self._lengths(first, examples, tally)
         texts = [said(e, BOTH) if e else "" for e in examples] if self.convert else [row_text(row) for row in rows]
         asked = [said(e, USER) if e else "" for e in examples] if self.question.prompts else []
         if self.convert is None:
@@ -142,8 +149,9 @@ class Looker:
             rows=digests,
             contents=contents,
             targets=self._targets(first, rows, tally, empty),
-            given=given,
-            learnt=learnt,
+            longest=longest,
+            given=np.array([total - own for total, own in lengths], np.int32),
+            learnt=np.array([own for _, own in lengths], np.int32),
             keys=text_keys(texts),
             prompts=np.array([prompt_digest(e) for e in examples] if asked else [], DIGEST),
             prompt_keys=text_keys(asked),
@@ -174,36 +182,40 @@ class Looker:
 
     def _lengths(
         self, first: int, examples: list[Example | None], tally: Tally
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """(given, learnt) of each row; a row that the chat template refuses is taken out of `examples`."""
-        given, learnt = (np.full(len(examples), -1, np.int32) for _ in range(2))
+    ) -> tuple[npt.NDArray[np.int32], list[tuple[int, int]]]:
+        """`Seen.longest`, and (all, learnt) of each token example; a row that the chat template refuses is taken out of
+        `examples`."""
+        longest, found = np.full(len(examples), -1, np.int32), list[tuple[int, int]]()
         usable = [number for number, example in enumerate(examples) if example is not None]
-        for number, (total, own) in zip(usable, self._counted(first, usable, examples, tally), strict=True):
-            if total < 0:
+        for number, own in zip(usable, self._counted(first, usable, examples, tally), strict=True):
+            if not own:
                 examples[number] = None
                 continue
-            given[number], learnt[number] = total - own, own
-            self._judge_length(first + number, total, own, tally)
-        return given, learnt
+            found += own
+            longest[number] = max(total for total, _ in own)
+            self._judge_length(first + number, own, tally)
+        return longest, found
 
-    def _judge_length(self, index: int, total: int, own: int, tally: Tally) -> None:
+    def _judge_length(self, index: int, lengths: Sequence[tuple[int, int]], tally: Tally) -> None:
         limit = self.question.max_length
+        total = max(total for total, _ in lengths)
+        learnt = sum(learnt for _, learnt in lengths)
         if limit is not None and total > limit:
             tally.add("over_max_length", index, f"{total:,} tokens, {total - limit:,} over max_length {limit:,}")
-        if self.tokenizer is not None and own == 0:
+        if self.tokenizer is not None and learnt == 0:
             tally.add("no_supervised_token", index, f"none of {total:,} tokens is learnt")
-        elif self.tokenizer is not None and own == 1:
+        elif self.tokenizer is not None and learnt == 1:
             tally.add("few_supervised_tokens", index, f"1 of {total:,} tokens is learnt")
 
     def _counted(
         self, first: int, usable: list[int], examples: list[Example | None], tally: Tally
-    ) -> list[tuple[int, int]]:
-        """(all, learnt) of each usable example; (-1, -1) where the chat template refuses it."""
+    ) -> list[list[tuple[int, int]]]:
+        """(all, learnt) of each token example of each usable row; none where the chat template refuses it."""
         wanted = [example for example in examples if example is not None]
         sizes = [_characters(example) for example in wanted]
         if self.tokenizer is None:
-            return sizes
-        counted: list[tuple[int, int]] = []
+            return [[size] for size in sizes]
+        counted: list[list[tuple[int, int]]] = []
         for part in portions((total for total, _ in sizes), CHARACTERS):
             try:
                 counted += tokenize.lengths(self.tokenizer, wanted[part])
@@ -212,13 +224,13 @@ class Looker:
                 counted += [self._counted_alone(first + number, example, tally) for number, example in placed]
         return counted
 
-    def _counted_alone(self, index: int, example: Example, tally: Tally) -> tuple[int, int]:
+    def _counted_alone(self, index: int, example: Example, tally: Tally) -> list[tuple[int, int]]:
         assert self.tokenizer is not None
         try:
             return tokenize.lengths(self.tokenizer, [example])[0]
         except DataError as error:
             tally.add("unusable_row", index, error.message)
-            return -1, -1
+            return []
 
     def _targets(
         self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally, empty: npt.NDArray[np.bool_]
@@ -254,14 +266,17 @@ class Looker:
 
 def _round_trip(index: int, example: Example, tokenizer: PreTrainedTokenizerBase, tally: Tally) -> None:
     """Compare what is rendered with what its tokens decode to, and where the loss sets in."""
-    rendered = tokenize.conversation_segments(example, tokenizer)
-    decoded = segments(example, tokenizer)
-    whole, back = "".join(text for text, _ in rendered), "".join(text for text, _ in decoded)
-    if whole.lstrip() != back.lstrip():
-        at = next((n for n, (a, b) in enumerate(zip(whole, back, strict=False)) if a != b), min(len(whole), len(back)))
-        tally.add("template_round_trip", index, f"{whole[at : at + 24]!r} is read back as {back[at : at + 24]!r}")
-    elif (found := _learnt_from(decoded)) < (due := _learnt_from(rendered)) - (len(whole) - len(back)):
-        tally.add("mask_inside_prompt", index, f"the loss sets in {due - found} characters before the answer")
+    shown = zip(tokenize.conversation_segments(example, tokenizer), segments(example, tokenizer), strict=True)
+    for rendered, decoded in shown:
+        whole, back = "".join(text for text, _ in rendered), "".join(text for text, _ in decoded)
+        if whole.lstrip() != back.lstrip():
+            pairs = enumerate(zip(whole, back, strict=False))
+            at = next((n for n, (a, b) in pairs if a != b), min(len(whole), len(back)))
+            tally.add("template_round_trip", index, f"{whole[at : at + 24]!r} is read back as {back[at : at + 24]!r}")
+            return
+        if (found := _learnt_from(decoded)) < (due := _learnt_from(rendered)) - (len(whole) - len(back)):
+            tally.add("mask_inside_prompt", index, f"the loss sets in {due - found} characters before the answer")
+            return
 
 
 def _learnt_from(segments: Sequence[tuple[str, bool]]) -> int:

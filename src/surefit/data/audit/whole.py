@@ -54,9 +54,10 @@ class Audit:
         sha256: of the files.
         content_sha256: of the rows as canonical JSON, whatever file holds them.
         unit: what lengths are counted in, "tokens" or "characters".
-        given: of the usable rows, the lengths of what is not learnt.
-        learnt: of the usable rows, the lengths of what is.
-        whole: of the usable rows, the lengths of both together.
+        usable: rows that can be used.
+        given: of each token example, the length of what is not learnt (`chunk.Seen`).
+        learnt: of each token example, the length of what is.
+        whole: of each token example, the lengths of both together.
         scripts: writing system → its letters in what users and assistant say.
         scored: name of a scored set → its source, rows and leaks.
         workers: processes that looked.
@@ -67,6 +68,7 @@ class Audit:
     sha256: str
     content_sha256: str
     unit: str
+    usable: int
     given: Lengths
     learnt: Lengths
     whole: Lengths
@@ -156,6 +158,7 @@ def audit(
             sha256=rows.sha256,
             content_sha256=seen.sha256.hexdigest(),
             unit="tokens" if question.tokenizer else "characters",
+            usable=seen.usable,
             given=seen.given,
             learnt=seen.learnt,
             whole=seen.whole,
@@ -239,12 +242,12 @@ class Whole:
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
-        self.tally, self.scripts, self.tried = Tally(), Counter[str](), 0
+        self.tally, self.scripts, self.tried, self.usable = Tally(), Counter[str](), 0, 0
         self.sha256 = hashlib.sha256()
         self.given, self.learnt, self.whole = Lengths(), Lengths(), Lengths()
         self.contents, self.targets = spool.column("contents", DIGEST), spool.column("targets", np.uint64)
         self.prompts, self.empty = spool.column("prompts", DIGEST), spool.column("empty", np.bool_)
-        self.lengths = spool.column("lengths", np.int32)
+        self.longest = spool.column("longest", np.int32)
         self.keys, self.prompt_keys = SpooledKeys(spool, "keys"), SpooledKeys(spool, "prompt_keys")
         self.texts, self.asked = spool.texts("texts"), spool.texts("asked")
 
@@ -257,12 +260,11 @@ class Whole:
         self.scripts.update(part.scripts)
         self.tried += part.tried
         self.sha256.update(part.rows)
-        usable = part.given >= 0
-        self.given.add(part.given[usable])
-        self.learnt.add(part.learnt[usable])
-        self.whole.add(part.given[usable] + part.learnt[usable])
-        self.lengths.append(np.where(usable, part.given + part.learnt, -1))
-        for name in ("contents", "targets", "prompts", "empty", "keys", "prompt_keys", "texts", "asked"):
+        self.usable += int(np.count_nonzero(part.longest >= 0))
+        self.given.add(part.given)
+        self.learnt.add(part.learnt)
+        self.whole.add(part.given + part.learnt)
+        for name in ("contents", "targets", "prompts", "empty", "longest", "keys", "prompt_keys", "texts", "asked"):
             getattr(self, name).append(getattr(part, name))
 
 
@@ -273,7 +275,7 @@ def _observations(question: Question, seen: Whole, on_removal: OnRemoval | None)
     count, where = len(seen), seen.spool.where
     looking = chosen_detectors(question.columns, question.recipe_name)
     found = detected(seen.tally, looking, count, where)
-    usable = len(seen.whole)
+    usable = seen.usable
     of = {"unusable_row": count} if question.recipe else {}
     of |= dict.fromkeys(("null_target", "blank_target"), count) if question.target else {}
     if question.recipe:
@@ -401,7 +403,7 @@ def _unfit(question: Question, seen: Whole, on_removal: OnRemoval) -> None:
     for start, block in seen.empty.blocks():
         for index in (np.flatnonzero(block) + start).tolist():
             on_removal(index, seen.spool.where(index), "empty", "there is no answer, or no text")
-    for start, block in seen.lengths.blocks():
+    for start, block in seen.longest.blocks():
         for place in np.flatnonzero(block > limit).tolist() if limit is not None else ():
             index = start + place
             on_removal(index, seen.spool.where(index), "over_max_length", f"{int(block[place]):,} tokens of {limit:,}")
