@@ -24,6 +24,7 @@ from surefit.data.formats import Examples, load_mixed, to_examples
 from surefit.data.load import Rows, load_rows
 from surefit.data.sampled import example_facts
 from surefit.data.sources import is_local
+from surefit.data.thinking import with_thinking
 from surefit.facts import hardware as hardware_module
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.batch import BatchFacts
@@ -88,7 +89,7 @@ def sampled(rows: Rows, recipe: TaskRecipe, config: Config) -> Examples | None:
     try:
         if is_sample(rows.source):
             return sample_examples(rows.source, recipe.name, *how)
-        return to_examples(rows.sample(500), recipe, *how)
+        return with_thinking(to_examples(rows.sample(500), recipe, *how), config.data.thinking)
     except SureFitError:
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.schema import DataSection
 from surefit.core.errors import DataError
+from surefit.core.sampling import evenly
 from surefit.data.formats import Examples
+from surefit.data.messages import trained_on
+from surefit.data.turns import cut, renderings
+from surefit.facts import chat_template
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.gguf import read_gguf
+from surefit.facts.template import TemplateRefused, render
+from surefit.facts.thinking import Reads, as_read, has_field, how_read, thoughts_of
 from surefit.facts.tokenizer import TokenizerFacts
-from surefit.task import Example
+from surefit.task import Example, Message
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTES_PER_TOKEN = 8
 """Of an example over the limit, so much text per allowed token is tokenised: nearly always enough to show it."""
+DIVIDED = 40
+"""Conversations of several answers that are rendered to see how many examples each makes."""
 BUDGET = 1_000_000
 """Bytes of text that are tokenised at most (a third of a second); the examples after that are not measured."""
 
@@ -40,6 +48,8 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
         with_tools=sum(bool(example.tools) for example in examples),
         max_length=max_length,
         most_bytes=max(sizes, default=0),
+        in_fields=sum(any(has_field(turn) for turn in learnt(example)) for example in examples),
+        in_tags=sum(any(not has_field(turn) and thoughts_of(turn) for turn in learnt(example)) for example in examples),
     )
     in_question = [n for n, size in enumerate(sizes) if size > max_length]
     if not in_question:
@@ -56,6 +66,37 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
         first_too_long=examples.where[too_long[0]] if too_long else None,
         longest=max(lengths.values()) if too_long else 0,
     )
+
+
+def learnt(example: Example) -> list[Message]:
+    """The turns that the loss falls on."""
+    return [turn for turn in example.messages if trained_on(turn)]
+
+
+def token_examples(examples: Sequence[Example], template: str) -> float:
+    """Token examples that an example makes on average: more than 1 where the chat template rewrites earlier turns.
+
+    Args:
+        template: with the switches of the run.
+    """
+    reads = how_read(template)
+    several = [example for example in examples if len(learnt(example)) > 1]
+    asked = [several[n] for n in evenly(len(several), DIVIDED)]
+    made = [_made(example, template, reads) for example in asked]
+    return 1 + len(several) / max(1, len(examples)) * (sum(made) / max(1, len(made)) - 1) if made else 1.0
+
+
+def _made(example: Example, template: str, reads: Reads) -> int:
+    turns = [as_read(turn, reads) for turn in example.messages]
+    special = chat_template.SPECIAL
+    try:
+        texts = {
+            (n, asks): render(template, turns[:n], tools=example.tools, add_generation_prompt=asks, special=special)
+            for n, asks in renderings(example)
+        }
+        return len(cut(example, texts))
+    except (TemplateRefused, DataError):  # tokenising says so
+        return 1
 
 
 def documents_missing(section: DataSection, examples: Examples) -> Iterator[DataError]:

@@ -75,10 +75,11 @@ def cut(example: Example, rendered: Mapping[Rendering, str]) -> list[list[Segmen
 def _answer(given: Message, message: Message, prompt: str, upto: str) -> str | None:
     """What the model has to write behind the prompt; None where the two renderings do not say.
 
-    Where the text with the answer does not start with the prompt, the answer is what follows the last turn and what asks for
-    it: some templates write earlier turns in another way as soon as there is an answer (Mistral Nemo's
-    message), and some end the prompt with a thought that they leave out of what they write. A closed one (Gemma 4) is
-    given, not learnt. An open one (DeepSeek-R1, QwQ) is completed: with the row's own thought and what closes it.
+    Where the text with the answer does not start with the prompt, the answer is what follows the last turn and the end
+    of the prompt: some templates write earlier turns in another way as soon as there is an answer (Mistral Nemo's
+    system message), and some end the prompt with a thought that they leave out of what they write. A closed one
+    (Gemma 4) is given, not learnt. An open one (DeepSeek-R1, QwQ) is completed: with the row's own thought and what
+    closes it.
     """
     if upto.startswith(prompt):
         return upto[len(prompt) :]

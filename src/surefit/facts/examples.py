@@ -19,6 +19,8 @@ class ExampleFacts:
             not what the chat template adds.
         first_too_long: where the first of them is.
         longest: tokens that the longest of them has at least.
+        in_fields: those in which an answer has reasoning in a field of its own (`facts.thinking.FIELDS`).
+        in_tags: those in which an answer has it in its content, before `</think>`.
         most_bytes: of text in one of them; a token covers at least one. 0 where it is not known.
     """
 
@@ -31,3 +33,5 @@ class ExampleFacts:
     first_too_long: str | None = None
     longest: int = 0
     most_bytes: int = 0
+    in_fields: int = 0
+    in_tags: int = 0

@@ -16,6 +16,7 @@ FIELDS = ("reasoning_content", "reasoning", "thinking")
 gpt-oss's."""
 OPENING, CLOSING = "<think>", "</think>"
 _TAGGED = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+_EMPTY = re.compile(r"\s*(<think>)?\s*</think>")
 _MARK = "surefit"
 _QUESTION = {"role": "user", "content": "?"}
 
@@ -29,12 +30,14 @@ class Reads:
         tags: it writes reasoning that stands in the content as `<think>…</think>`, as that or in its own way.
         moves: it takes those tags for reasoning, so that the two ways are written alike.
         opens: its generation prompt ends with an opened `<think>`: the model always thinks.
+        empties: of an answer without reasoning it writes an empty thought, which the model has to write.
     """
 
     fields: tuple[str, ...] = ()
     tags: bool = False
     moves: bool = False
     opens: bool = False
+    empties: bool = False
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
@@ -47,11 +50,15 @@ def split_thoughts(text: str) -> tuple[str, str]:
     return (found[1], text[found.end() :]) if found else ("", text)
 
 
+def has_field(message: Mapping[str, Any]) -> bool:
+    """Whether a field of the message holds reasoning."""
+    return any(isinstance(value := message.get(name), str) and value.strip() for name in FIELDS)
+
+
 def thoughts_of(message: Mapping[str, Any]) -> str:
     """The reasoning of an assistant's message, from a field of its own or from its content; empty where it has none."""
-    own = next((value for name in FIELDS if isinstance(value := message.get(name), str) and value.strip()), None)
-    if own is not None:
-        return own
+    if has_field(message):
+        return next(value for name in FIELDS if isinstance(value := message.get(name), str) and value.strip())
     thoughts, _ = split_thoughts(str(message.get("content") or ""))
     return thoughts if thoughts.strip() else ""
 
@@ -92,11 +99,13 @@ def how_read(template: str) -> Reads:
         asked = render(template, [_QUESTION], add_generation_prompt=True, special=SPECIAL)
     except TemplateRefused:
         asked = ""
+    plain = _written(template, content="!")
     return Reads(
         fields,
         tags=_MARK in tagged,
         moves=bool(fields) and tagged == by_field[fields[0]],
         opens=asked.rstrip().endswith(OPENING),
+        empties=bool(asked) and plain.startswith(asked) and bool(_EMPTY.match(plain[len(asked) :])),
     )
 
 

@@ -37,7 +37,7 @@ KEYS = hf.KEYS | {
     "val_size": To(c.held_out, "data.eval"),
     "packing": To(c.switch, "data.packing", "packing"),
     "train_on_prompt": To(c.when_true("all"), None, "loss_on"),
-    "mask_history": To(c.when_true("completion"), None, "loss_on"),
+    "mask_history": To(c.when_true("completion"), "data.thinking", "loss_on", lambda _: "only_last"),
     "lora_rank": To(c.whole, "adapter.r", "lora_r"),
     "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),

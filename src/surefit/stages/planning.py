@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import SureFitError
-from surefit.stages.prepare import Prepared, lengths_of
+from surefit.stages.prepare import Prepared, examples_per_row, lengths_of
 
 if TYPE_CHECKING:
     from surefit.facts.scored import ScoredFacts
@@ -19,7 +19,8 @@ def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
     """
     from surefit.plan.document import planned
 
-    rows = len(run.rows) if run.rows is not None else None
+    each = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
+    rows = round(each * len(run.rows)) if run.rows is not None else None
     lengths, scored = lengths_of(run), None if quick else _scored(run)
     return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
 

@@ -125,6 +125,8 @@ def gather(
     read = {source: attempt(partial(load_mixed, source, config.data)) for source in here}
     mixed = {source: more for source, more in read.items() if more is not None}
     count, added = row_counts(config, rows, mixed)
+    each = examples_per_row(config, recipe, model, rows)
+    count, added = count and round(count * each), added * each
     resolved = None
     if model and hardware:
         needed, fitting = upper_end(model, hardware), fitting_prompts(model, hardware)
@@ -146,6 +148,23 @@ def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> 
     if rows is None or len(mixed) < len(config.data.mix):
         return None, 0
     return len(rows), sum(passes * len(mixed[source]) for source, passes in config.data.mix.items())
+
+
+def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None) -> float:
+    """Examples that a row of `data.train` makes, by a sample; 1 where that cannot be told."""
+    from surefit.data.formats import to_examples
+    from surefit.data.sampled import DIVIDED, token_examples
+    from surefit.data.thinking import with_thinking
+    from surefit.facts.chat_template import with_defaults
+
+    if recipe is None or rows is None or model is None or not model.chat_template:
+        return 1.0
+    try:
+        sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
+    except SureFitError:  # the check says so
+        return 1.0
+    template = with_defaults(model.chat_template, config.model.chat_template_kwargs)
+    return token_examples(with_thinking(sample, config.data.thinking), template)
 
 
 def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:

@@ -41,6 +41,9 @@ def test_what_templates_read():
     llama, r1 = how_read(PUBLISHED["llama3"]), how_read(PUBLISHED["deepseek_r1_distill"])
     assert (llama.fields, llama.tags, llama.opens) == ((), True, False)
     assert (r1.fields, r1.tags, r1.opens) == ((), False, True)
+    assert how_read(PUBLISHED["qwen3"]).empties
+    assert not how_read("{%- set enable_thinking = false %}\n" + PUBLISHED["qwen3"]).empties
+    assert not llama.empties
     assert how_read("{{ raise_exception('no') }}").fields == ()
 
 

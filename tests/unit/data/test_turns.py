@@ -11,6 +11,7 @@ import pytest
 
 from surefit.core.errors import DataError
 from surefit.data.dataset import build_dataset
+from surefit.data.sampled import token_examples
 from surefit.data.tokenize import conversation_segments, encode_turns, tokenize_prompt
 from surefit.task import Example
 
@@ -188,3 +189,13 @@ def test_a_row_becomes_several_examples_of_the_data_set(tmp_path):
     with pytest.raises(DataError, match=r"rows\.jsonl:2") as caught:
         build_dataset(rows, tokenizer, max_length=limit, too_long="error", cache=tmp_path)
     assert "over max_length" in str(caught.value)
+
+
+def test_how_many_examples_a_sample_makes():
+    many = [chat("q1", "a1", "q2", "a2", "q3", "a3")] * 3
+    one = [chat("q", "a"), Example(text="plain")]
+    assert token_examples([*many, *one], PUBLISHED["qwen3"]) == (3 * 3 + 2) / 5
+    assert token_examples([*many, *one], PUBLISHED["llama3"]) == 1.0
+    assert token_examples(one, PUBLISHED["qwen3"]) == 1.0
+    assert token_examples(many, "{{ raise_exception('no') }}") == 1.0
+    assert token_examples([], PUBLISHED["qwen3"]) == 1.0

@@ -23,7 +23,7 @@ FAMILIES = {
     "SEC": "security",
     "SLM": "slurm slurm_syntax",
     "STK": "stack requirements",
-    "TPL": "template",
+    "TPL": "template reasoning",
     "TRK": "tracker",
 }
 """A code's first three letters → the modules that define its rules."""

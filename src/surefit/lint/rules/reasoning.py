@@ -1,0 +1,125 @@
+"""TPL: reasoning in the rows, and what the chat template makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.config.schema import Config
+from surefit.core.units import plural
+from surefit.facts.chat_template import with_defaults
+from surefit.facts.examples import ExampleFacts
+from surefit.facts.template import TemplateRefused, variables_of
+from surefit.facts.thinking import Reads, how_read
+from surefit.facts.tokenizer import TokenizerFacts
+from surefit.lint.rule import Finding, LintContext, rule
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Under these names templates take whether the model is to reason."""
+
+
+def _reads(config: Config, tokenizer: TokenizerFacts) -> Reads | None:
+    """What the template makes of reasoning with the switches of the run."""
+    if not tokenizer.chat_template:
+        return None
+    return how_read(with_defaults(tokenizer.chat_template, config.model.chat_template_kwargs))
+
+
+def _switch(tokenizer: TokenizerFacts) -> str | None:
+    """The template's own switch for reasoning."""
+    try:
+        known = variables_of(tokenizer.chat_template or "")
+    except TemplateRefused:
+        return None
+    return next((name for name in SWITCHES if name in known), None)
+
+
+def _model(context: LintContext) -> str:
+    return context.model.name if context.model else "the model"
+
+
+@rule("TPL009", "reasoning-left-out", severity="warning")
+def reasoning_left_out(
+    context: LintContext, config: Config, examples: ExampleFacts, tokenizer: TokenizerFacts
+) -> Iterator[Finding]:
+    """The rows have reasoning, and the chat template leaves it out.
+
+    ## What it does
+    Counts, in a sample, the rows with an answer that has reasoning: in `reasoning_content`, `reasoning` or `thinking`,
+    or in its content before `</think>`. Renders such an answer with the chat template and the switches of the run.
+
+    ## Why it is bad
+    A template leaves out without a word what it does not know. The answers are trained on without what leads to them,
+    and the dearest part of the data is never seen.
+
+    ## Example
+    Rows with `reasoning_content` on Llama 3, whose template knows no such field; or on DeepSeek-V3.1 without
+    `chat_template_kwargs: {thinking: true}`.
+
+    ## Fix
+    Set the template's switch, write the reasoning into the content as `<think>…</think>`, or say that it is to be left
+    out with `data.thinking: drop`.
+
+    ## Evidence
+    QwenLM/Qwen3#1398 and modelscope/ms-swift#4030 (what becomes of reasoning in fine-tuning is asked again and again).
+    measured: of 147 published templates (docs/chat-templates.md) most read no field for reasoning.
+    """
+    reads = _reads(config, tokenizer)
+    if reads is None or not (examples.in_fields or examples.in_tags):
+        return
+    by_field = 0 if reads.fields or reads.opens else examples.in_fields
+    by_tags = 0 if reads.fields or reads.tags or reads.opens else examples.in_tags
+    if not by_field + by_tags:
+        return
+    switch = _switch(tokenizer)
+    way = (
+        f"set model.chat_template_kwargs: {{{switch}: true}}"
+        if switch
+        else "write it into the content as <think>…</think>"
+    )
+    yield Finding(
+        field="data.train",
+        message=f"{by_field + by_tags} of {plural(examples.examples, 'sampled row')} have reasoning, and the chat "
+        f"template of {_model(context)} leaves it out: only the answers would be learnt",
+        help=f"{way}, or data.thinking: drop if that is meant",
+    )
+
+
+@rule("TPL010", "learns-not-to-think", severity="warning")
+def learns_not_to_think(
+    context: LintContext, config: Config, examples: ExampleFacts, tokenizer: TokenizerFacts
+) -> Iterator[Finding]:
+    """The answers have no reasoning, and the model learns to write an empty thought.
+
+    ## What it does
+    Renders an answer without reasoning, and looks whether the model has to write `<think></think>` itself. Counts, in a
+    sample, the rows that are like that, and speaks up where most are.
+
+    ## Why it is bad
+    The prompt asks the model to think, and every row teaches it to stop at once. After a few hundred steps it no longer
+    thinks about anything. With the switch for answers without reasoning, the empty thought stands in the prompt,
+    nothing is unlearnt, and the model that is served can still be asked to think.
+
+    ## Example
+    Questions and answers on Qwen3-8B without `chat_template_kwargs`.
+
+    ## Fix
+    Set `model.chat_template_kwargs: {enable_thinking: false}`, or train on rows with reasoning. If the model is to stop
+    thinking, say so in `lint.ignore`.
+
+    ## Evidence
+    ms-swift's `--loss_scale ignore_empty_think`, made to avoid "losing the think capability"; Together's guide to
+    reasoning fine-tuning (training without reasoning degrades it).
+    """
+    reads = _reads(config, tokenizer)
+    without = examples.conversations - examples.in_fields - examples.in_tags
+    if reads is None or not reads.empties or 2 * without <= examples.conversations:
+        return
+    switch = _switch(tokenizer)
+    ways = f"set model.chat_template_kwargs: {{{switch}: false}}, or " if switch else ""
+    yield Finding(
+        field="data.train",
+        message=f"{without} of {plural(examples.conversations, 'sampled conversation')} have no reasoning, and by the "
+        f"chat template of {_model(context)} the model has to write an empty thought before their answers: it learns "
+        "not to think",
+        help=f"{ways}train on rows with reasoning (reasoning_content)",
+    )
