@@ -8,14 +8,13 @@ given when it is evaluated, whatever the answer's first letters would merge with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
 from surefit.core.errors import DataError, ModelError
-from surefit.data.cache import MASKED, Encoded
+from surefit.data.cache import Encoded
 from surefit.data.turns import Segment, cut, renderings
 from surefit.facts.thinking import Reads, as_read, how_read
 from surefit.task import Example, Message
@@ -30,37 +29,11 @@ BATCH = 256
 """Examples that are handed to the tokenizer at once: it works on them in parallel."""
 
 
-@dataclass(frozen=True)
-class Tokenized:
-    """One example.
-
-    Attributes:
-        input_ids: the whole example.
-        labels: the same ids where the loss falls, `MASKED` elsewhere; the loss of label i is that of predicting it from
-            the ids before i, so the first label is always masked.
-    """
-
-    input_ids: list[int]
-    labels: list[int]
-
-
-def tokenize_example(example: Example, tokenizer: PreTrainedTokenizerBase) -> Tokenized:
-    """Token ids and labels of one example, at any length.
-
-    Raises:
-        DataError: the chat template refuses the conversation or does not fit it (see `conversation_segments`), or
-            rewrites its earlier turns, so that it makes several token examples (`encode_turns`).
-        ModelError: the tokenizer has no chat template, or for plain text no end-of-text token.
-    """
-    ids, supervised = encode(tokenizer, [example])[0]
-    return Tokenized(ids, [i if learnt else MASKED for i, learnt in zip(ids, supervised, strict=True)])
-
-
 def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that the model is given when it has to answer `example.prompt`: the start of what it is trained on.
 
     Raises:
-        DataError: as `tokenize_example`; and where the example is plain text, which asks for no answer.
+        DataError: as `conversation_segments`; and where the example is plain text, which asks for no answer.
     """
     if not example.prompt:
         raise DataError("plain text has no prompt to answer", help="score with rows that have a prompt and an answer")
@@ -136,7 +109,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> l
     """Ids and, for each, whether the loss falls on it, of examples that make one token example each.
 
     Raises:
-        DataError, ModelError: as `tokenize_example`.
+        DataError: as `encode_turns`; and where a chat template rewrites earlier turns.
+        ModelError: as `encode_turns`.
     """
     encoded = encode_turns(tokenizer, examples)
     if any(len(own) != 1 for own in encoded):
@@ -152,7 +126,8 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
     """The token examples that each example makes: one, but where the chat template rewrites earlier turns.
 
     Raises:
-        DataError, ModelError: as `tokenize_example`.
+        DataError: the chat template refuses a conversation or does not fit it (see `conversation_segments`).
+        ModelError: the tokenizer has no chat template, or for plain text no end-of-text token.
     """
     rendered = iter(_all_segments([e for e in examples if e.text is None], tokenizer))
     conversations = [next(rendered) if e.text is None else [] for e in examples]
@@ -180,7 +155,7 @@ def lengths(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> 
     `encode_turns` makes.
 
     Raises:
-        DataError, ModelError: as `tokenize_example`.
+        DataError, ModelError: as `encode_turns`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or any(example.text is not None for example in examples) or not _starts_freely(tokenizer):

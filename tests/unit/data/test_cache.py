@@ -6,13 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from tests.helpers.tokens import tokenize_example
 
 from surefit.core.errors import DataError, MachineError
 from surefit.data import dataset as token_dataset
 from surefit.data.cache import MASKED, cache_key
 from surefit.data.dataset import build_dataset
 from surefit.data.formats import Examples
-from surefit.data.tokenize import tokenize_example
 from surefit.task import Example
 
 from .conftest import MARKED_TEMPLATE, as_examples, chat

@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
+from tests.helpers.tokens import tokenize_example
+
 from surefit import recipes
 from surefit.data.formats import LAYOUTS, detect_format, to_examples
 from surefit.data.load import load_rows
-from surefit.data.tokenize import tokenize_example
 
 PAGE = Path(__file__).parents[3] / "docs/data.md"
 SFT = recipes.get("sft")

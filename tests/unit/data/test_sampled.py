@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.tokens import tokenize_example
 
 from surefit import nano
 from surefit.data import sampled
 from surefit.data.sampled import example_facts
-from surefit.data.tokenize import tokenize_example
 from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.task import Example
 

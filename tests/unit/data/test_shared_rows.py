@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.helpers.tokens import tokenize_example
 
 from surefit import recipes
 from surefit.core.errors import DataError
 from surefit.data.dataset import build_dataset
 from surefit.data.formats import to_examples
 from surefit.data.load import load_rows
-from surefit.data.tokenize import tokenize_example, tokenize_prompt
+from surefit.data.tokenize import tokenize_prompt
 
 CALLING, SFT = recipes.get("function_calling"), recipes.get("sft")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.tokens import tokenize_example
 
 from surefit.data.cache import MASKED
 from surefit.data.show import segments
-from surefit.data.tokenize import tokenize_example
 from surefit.task import Example
 
 from .conftest import chat

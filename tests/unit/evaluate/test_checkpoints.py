@@ -178,7 +178,7 @@ def test_killed_it_goes_on_with_the_answers_it_had(three, monkeypatch):
 
 
 def test_a_whole_model(train_tiny, tiny_tokenizer):
-    from surefit.data.tokenize import tokenize_example
+    from tests.helpers.tokens import tokenize_example
 
     sequences = [tokenize_example(example, tiny_tokenizer).input_ids for example in examples_of(LETTERS)]
     run = train_tiny(sequences, kind="full", steps=20)

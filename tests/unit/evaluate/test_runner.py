@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers.tokens import tokenize_example
 
 from surefit.core.errors import ConfigError, DataError, GateError
 from surefit.core.rundir import read_json, write_json
 from surefit.data.formats import Examples
-from surefit.data.tokenize import tokenize_example
 from surefit.evaluate import inference, runner, variants
 from surefit.evaluate.rows import pick
 from surefit.evaluate.runner import score_variants
