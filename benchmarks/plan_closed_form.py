@@ -21,9 +21,10 @@ from typing import Any
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.units import GIB
-from surefit.facts.budget import disagreement, peak_bytes_on_one
+from surefit.facts.budget import peak_bytes_on_one
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import model_facts
+from surefit.plan.document import disagreement
 from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
 from surefit.plan.verdict import CONTEXT, calculated

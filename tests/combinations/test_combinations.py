@@ -38,6 +38,8 @@ SCRIPT = Path(covering.__file__).with_name("combination_run.py")
 PLACED: dict[Trait, dict[str, Any]] = {
     "all weights": {"adapter": {"kind": "full"}},
     "DoRA": {"adapter": {"use_dora": True}},
+    "experts": {"adapter": {"experts": True}},
+    "dropout": {"adapter": {"dropout": 0.05}},
     "fused LoRA": {"speed": {"fused_lora": True}},
     "compiled layers": {"speed": {"compile": True}},
     "NEFTune": {"train": {"neftune_noise_alpha": 5}},

@@ -14,10 +14,11 @@ from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.facts.activations import LOSS_TILE, TILE, chunk_rows
-from surefit.facts.budget import at_least, disagreement, peak_bytes_on_one
+from surefit.facts.budget import at_least, peak_bytes_on_one
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
 from surefit.model import prepare
 from surefit.plan.allocator import replay
+from surefit.plan.document import disagreement
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import record, simulate
 

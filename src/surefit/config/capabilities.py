@@ -21,7 +21,8 @@ Trait = Literal[
     "shared tokens",  # parallel.cp, under any mode
     "nf4", "fp8",  # model.quantization
     OtherName,  # train.optimizer
-    "all weights", "DoRA", "fused LoRA", "compiled layers", "NEFTune", "flash attention", "answers in training",
+    "all weights", "DoRA", "experts", "dropout", "fused LoRA", "compiled layers", "NEFTune", "flash attention",
+    "answers in training",
 ]  # fmt: skip
 """What a run has, as far as it matters for the table."""
 TRAITS: tuple[Trait, ...] = get_args(Trait)
@@ -34,6 +35,8 @@ WITHOUT: dict[Trait, str] = {
     **dict.fromkeys(NOT_ADAMW, "train.optimizer: adamw"),
     "all weights": "adapter.kind: lora",
     "DoRA": "adapter.use_dora: false",
+    "experts": "adapter.experts: false",
+    "dropout": "adapter.dropout: 0",
     "fused LoRA": "speed.fused_lora: false",
     "compiled layers": "speed.compile: false",
     "NEFTune": "train.neftune_noise_alpha: null",
@@ -115,6 +118,15 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("ADP006", ["DoRA"], ["compiled layers"], NOT_PROVED),
     *_rows("ADP006", ["zero2", "zero3", "tp", "pp"], ["DoRA"], NOT_PROVED, "parallel.mode: ddp or fsdp"),
     *_rows("ADP006", ["shared tokens"], ["DoRA"], NOT_PROVED, "parallel.cp: 1"),
+    *_rows("ADP009", ["experts"], ["dropout"],
+           "an expert's factors are added to its weights, which leaves no input of theirs to drop from"),
+    *_rows("ADP009", ["DoRA"], ["experts"], "PEFT's DoRA has no magnitudes for stacks of experts",
+           "adapter.use_dora: false"),
+    *_rows("ADP009", QUANTIZED, ["experts"], "the experts are not quantised, and " + NOT_PROVED,
+           "model.quantization: none"),
+    *_rows("ADP009", ["fsdp", "zero2", "zero3", "tp", "pp"], ["experts"], NOT_PROVED, WHOLE),
+    *_rows("ADP009", ["shared tokens"], ["experts"], NOT_PROVED, "parallel.cp: 1"),
+    *_rows("ADP009", ["compiled layers"], ["experts"], NOT_PROVED, "speed.compile: false"),
     *_rows("PAR011", ["fsdp", "zero3", "tp", "pp"], ["answers in training"],
            "no process has the whole model that is to answer", "`surefit evaluate` afterwards"),
     *_rows("PAR011", ["cp"], ["answers in training"], "attention waits for the other processes' share of the tokens: "
@@ -132,6 +144,8 @@ def traits(config: Config) -> frozenset[Trait]:
         "shared tokens": parallel.cp > 1,
         "all weights": not lora,
         "DoRA": lora and adapter.use_dora,
+        "experts": lora and adapter.experts,
+        "dropout": lora and adapter.dropout > 0,
         "fused LoRA": lora and speed.fused_lora is True,
         "compiled layers": speed.compile,
         "NEFTune": train.neftune_noise_alpha is not None,

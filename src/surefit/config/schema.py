@@ -100,6 +100,9 @@ class AdapterSection(Section):
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
+    experts: bool = False
+    """In a mixture of experts, give every routed expert LoRA factors too: most of the weights, and as many times the
+    factors as there are experts."""
     start_from: PathText | None = None
     """The directory of a trained adapter to go on from, in place of fresh factors; same rank, same layers."""
 

@@ -2,7 +2,8 @@
 
 **Experts.** transformers 5 computes with one stack of matrices per layer (`mlp.experts.gate_up_proj`, experts × outputs
 × inputs) where version 4 had a linear layer per expert and projection. Many checkpoints still hold the experts one by
-one (`mlp.experts.7.gate_proj.weight`), and are stacked while they are loaded.
+one (`mlp.experts.7.gate_proj.weight`), and are stacked while they are loaded. `adapter.experts` puts factors beside the
+stacks (facts/experts.py).
 
 PEFT reads adapters of those days: in the model types below it takes the old names, wherever they stand in
 `target_modules` and as a part of `all-linear`, for the stacks. A linear layer of such a name (a shared expert's, or of
@@ -80,3 +81,8 @@ def without_gradient(layer: str) -> bool:
     (True, False)
     """
     return bool(_NO_GRADIENT.search(layer))
+
+
+def ends_with(name: str, target: str) -> bool:
+    """Whether a dotted module name is `target` or ends with it, part by part, as PEFT matches them."""
+    return name == target or name.endswith(f".{target}")

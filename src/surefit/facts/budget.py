@@ -21,7 +21,7 @@ from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import LOSS_BYTES, Resolved
 from surefit.config.schema import AdapterSection, Config
 from surefit.config.world import data_ranks
-from surefit.core.units import bytes_text, count_text
+from surefit.core.units import count_text
 from surefit.facts.activations import (
     TOKEN_BYTES,
     MicroBatch,
@@ -39,7 +39,8 @@ from surefit.facts.activations import (
     shared_tokens,
     workspace_bytes,
 )
-from surefit.facts.all_linear import closed_to_lora, without_gradient
+from surefit.facts.all_linear import closed_to_lora, ends_with, without_gradient
+from surefit.facts.experts import factor_shapes, summed_bytes
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
 FLOAT32 = 4
@@ -110,11 +111,6 @@ def target_modules(model: ModelFacts, adapter: AdapterSection) -> dict[str, tupl
     return {name: shape for name, shape in linears if any(ends_with(name, text) for text in adapter.target_modules)}
 
 
-def ends_with(name: str, target: str) -> bool:
-    """Whether a dotted module name is `target` or ends with it, part by part, as PEFT matches them."""
-    return name == target or name.endswith(f".{target}")
-
-
 def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained | None:
     """What will be trained; None where the model's layers are not known.
 
@@ -126,6 +122,7 @@ def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained |
         return None
     targets = target_modules(model, adapter)
     factors = sum(adapter.r * (out + into) for out, into in targets.values())
+    factors += sum(math.prod(a) + math.prod(b) for _, a, b in factor_shapes(model.expert_stacks, adapter))
     magnitudes = sum(out for out, _ in targets.values()) if adapter.use_dora else 0
     return Trained(factors + magnitudes, DTYPE_BYTES[dtype])
 
@@ -258,17 +255,6 @@ def micro_batch(
     )
 
 
-def disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None:
-    """A sentence where the closed form and the simulation, in bytes, differ by more than `limit`; else None."""
-    error = closed / simulated - 1
-    if abs(error) <= limit:
-        return None
-    return (
-        f"the closed form says {bytes_text(closed)} where the simulation says {bytes_text(simulated)} ({error:+.1%}): "
-        "trust the simulation, and report the config"
-    )
-
-
 def activations_known(config: Config, model: ModelFacts) -> bool:
     """Whether there is a closed form for a run's activations: none where DoRA makes whole matrices in every layer."""
     return covered(model) and not (config.adapter.kind == "lora" and config.adapter.use_dora)
@@ -289,7 +275,11 @@ def memory_terms_on_one(
     if model.parameters is None or part is None:
         return []
     batch = micro_batch(resolved, model)
-    return [*_held(resolved, model, part), Term("logits", *_logits(batch), "loss")]
+    terms = [*_held(resolved, model, part), Term("logits", *_logits(batch), "loss")]
+    if resolved.config.adapter.experts:
+        held = summed_bytes(model.expert_stacks, batch.number, bool(batch.checkpointing))
+        terms.append(Term("experts", held, "their weights with the factors added, and a gradient of these", "backward"))
+    return terms
 
 
 def _held(resolved: Resolved, model: ModelFacts, part: Trained) -> list[Term]:
@@ -389,6 +379,8 @@ def trained_tensors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tupl
             yield from ((adapter.r * into, False), (out * adapter.r, False))
             if adapter.use_dora:
                 yield out, False
+        for _, a, b in factor_shapes(model.expert_stacks, adapter):
+            yield from ((math.prod(a), False), (math.prod(b), False))
         return
     yield model.vocab_size * model.hidden_size, True
     for name, (out, into) in model.linear_modules.items():

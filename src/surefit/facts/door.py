@@ -189,6 +189,7 @@ ADAPTER: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rank_pattern": (_by_module(_rank), "an object of ranks"),
     "alpha_pattern": (_by_module(_is_number), "an object of finite numbers"),
     **dict.fromkeys(("target_modules", "modules_to_save", "exclude_modules"), (_names, "a name or a list of names")),
+    "target_parameters": (_texts, "a list of names"),
     **dict.fromkeys(("use_rslora", "use_dora", "fan_in_fan_out", "lora_bias", "inference_mode"),
                     (_switch, "true or false")),
     "bias": (_name, "none, all or lora_only"),

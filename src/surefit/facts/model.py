@@ -23,6 +23,7 @@ from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
 from surefit.facts.door import MAX_TEMPLATE_BYTES, read_json_object, require_sound_config, template_of
+from surefit.facts.experts import NO_STACKS, stacks
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
@@ -61,6 +62,7 @@ class ModelFacts:
             unless it is tied; empty where they are not known. Routed experts and routers are none
             (facts/all_linear.py).
         expert_parameters: how many of the parameters are routed experts'; None where it is not known.
+        expert_stacks: name → (experts, outputs, inputs) of the stacks that transformers makes of them.
         dtype: the type the weights are stored in, as torch names it; None where nothing says so.
         weight_bytes: the size of the weights as stored; None where it is not known.
         has_weights: safetensors files with all weights are in `path`.
@@ -99,6 +101,7 @@ class ModelFacts:
     has_chat_template: bool | None = None
     expected_parameters: int | None = None
     expert_parameters: int | None = None
+    expert_stacks: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
     pickle_only: bool = False
     gated: bool | None = None
     custom_code: bool = False
@@ -259,6 +262,7 @@ def build_facts(
         parameters=parameters,
         expected_parameters=formula.parameters if formula else None,
         expert_parameters=0 if formula else stored.experts if stored else None,
+        expert_stacks=_stacks(config, tensors) if stored and tensors else {},
         linear_modules=linears.linear_modules if linears else {},
         dtype=dtype,
         weight_bytes=_weight_bytes(tensors, parameters, dtype),
@@ -274,6 +278,11 @@ def build_facts(
         packing_obstacle=packing_obstacle(config),
         padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
     )
+
+
+def _stacks(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return {} if config.get("model_type") in NO_STACKS else stacks(shapes)
 
 
 def _stored(tensors: Mapping[str, Tensor], tied: bool) -> Structure:

@@ -10,6 +10,7 @@ from typing import Any
 from surefit.config.schema import AdapterSection
 from surefit.facts.activations import LLAMA_LIKE as LLAMA_LIKE
 from surefit.facts.budget import OUTPUT_HEADS, target_modules
+from surefit.facts.experts import factor_shapes, wrappers
 from surefit.facts.model import ModelFacts
 
 Shape = tuple[int, ...]
@@ -63,6 +64,11 @@ def factors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[str, S
         yield f"base_model.model.{name}.lora_B.default.weight", (outputs, adapter.r)
         if adapter.use_dora:
             yield f"base_model.model.{name}.lora_magnitude_vector.default.weight", (outputs,)
+    experts = list(factor_shapes(model.expert_stacks, adapter))
+    within = wrappers(name for name, *_ in experts)
+    for name, a, b in experts:
+        yield f"base_model.model.{within[name]}.lora_A.default.weight", a
+        yield f"base_model.model.{within[name]}.lora_B.default.weight", b
 
 
 def parameters(model: ModelFacts) -> list[tuple[str, Shape]]:

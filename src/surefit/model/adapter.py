@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +18,10 @@ from transformers.pytorch_utils import Conv1D
 from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
-from surefit.facts.all_linear import closed_to_lora, is_product, without_gradient
-from surefit.facts.budget import ends_with
+from surefit.facts.all_linear import closed_to_lora, ends_with, is_product, without_gradient
 from surefit.facts.door import require_sound_adapter
+from surefit.facts.experts import wrappers
+from surefit.model.experts import Stacks, expert_stacks, of_each, without_factors, wrapped_stacks
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 
 FIELD = "adapter.target_modules"
@@ -34,7 +36,8 @@ PREFIX = "base_model.model."
 
 
 def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) -> PeftModel:
-    """Freeze `model` and put LoRA factors beside its linear layers, in place; with DoRA also a magnitude per output.
+    """Freeze `model` and put LoRA factors beside its linear layers, in place; with DoRA also a magnitude per output,
+    and with `experts` factors beside the stacks of routed experts.
 
     The factors are in the dtype the base computes in, also where its weights are quantised: PEFT's own default, float32
     factors, would make a float32 copy of every layer's input. The optimizer keeps float32 masters of them
@@ -42,9 +45,10 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
     as they were.
 
     Raises:
-        ConfigError: an entry of `target_modules` matches no linear layer.
+        ConfigError: an entry of `target_modules` matches no linear layer; `experts`, and no stack of them.
     """
     targets = adapted_modules(model, section.target_modules)
+    stacks = adapted_stacks(model, section)
     config = LoraConfig(
         r=section.r,
         lora_alpha=section.alpha,  # type: ignore[arg-type] # PEFT only divides by r, so a fraction is fine
@@ -52,6 +56,7 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
         target_modules=_for_peft(model, section.target_modules, targets),
+        target_parameters=sorted({".".join(name.split(".")[-3:]) for name in stacks}) or None,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets),
         task_type="CAUSAL_LM",
     )
@@ -61,9 +66,10 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
     factors_in_compute_dtype(adapted)
-    assert lora_modules(adapted) == targets, "PEFT adapted other layers than we announce"
-    # PEFT keeps a set, whose order changes from process to process; the saved config should not.
+    assert lora_modules(adapted) == targets | stacks, "PEFT adapted other layers than we announce"
+    # PEFT keeps sets, whose order changes from process to process; the saved config should not.
     config.target_modules = sorted(config.target_modules or ())
+    config.target_parameters = sorted(config.target_parameters or ()) or None
     return adapted
 
 
@@ -143,7 +149,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         )
     layers = lora_modules(model)
     names = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in _names_in(directory)}
-    if other := sorted(names ^ layers.keys()):
+    if other := sorted(names ^ set(_peft_modules(layers).values())):
         raise ConfigError(
             f"the adapter and the config differ in {len(other)} layers, {other[0]} among them",
             path=directory,
@@ -218,10 +224,28 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
     return chosen
 
 
-def lora_modules(model: PeftModel) -> dict[str, tuple[int, int]]:
-    """The layers of `model` that have LoRA factors: full dotted name in the base model → (outputs, inputs)."""
+def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
+    """The stacks of experts that get factors.
+
+    Raises:
+        ConfigError: the config asks for them, and the model has none that PEFT can reach.
+    """
+    stacks = expert_stacks(model) if section.experts else {}
+    if section.experts and not stacks:
+        raise ConfigError(
+            f"a {model.config.model_type} has no experts that factors can be put beside",
+            field="adapter.experts",
+            help="set adapter.experts: false",
+        )
+    return stacks
+
+
+def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
+    """What of `model` has LoRA factors: full dotted name in the base model → (outputs, inputs) of a layer, (experts,
+    outputs, inputs) of a stack of experts."""
     wrapped = {name: shape for name, shape in _linear_shapes(model).items() if name.endswith(".base_layer")}
-    return {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
+    linears = {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
+    return linears | {name.removeprefix(PREFIX): shape for name, shape in wrapped_stacks(model).items()}
 
 
 @contextmanager
@@ -239,17 +263,21 @@ def trainable_parameters(model: torch.nn.Module) -> tuple[int, int]:
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
-def completeness(directory: Path, modules: Mapping[str, tuple[int, int]]) -> None:
+def _peft_modules(modules: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Adapted layer or stack → the module that PEFT keeps its factors in."""
+    return {name: name for name in modules} | wrappers(name for name, shape in modules.items() if len(shape) == 3)
+
+
+def completeness(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> None:
     """The gate between training and everything after it: the saved adapter is whole and has learnt.
 
     Args:
         directory: an adapter as PEFT saves it.
-        modules: full dotted name → (outputs, inputs) of every layer it must adapt, from `adapted_modules` or
-            `lora_modules`.
+        modules: full dotted name → shape of every layer and stack it must adapt, from `lora_modules`.
 
     Raises:
         GateError: files missing or damaged; a layer without factors, or factors for no layer; wrong shapes; values that
-            are not finite; a `lora_B` that is still all zero, which is how it starts.
+            are not finite; a `lora_B` that is still all zero, which is how it starts; an expert without factors.
     """
     try:
         config = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
@@ -258,14 +286,22 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, int]]) -> Non
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise GateError(f"the adapter cannot be read: {error}", path=directory, help="train again") from error
     expected: dict[str, tuple[int, ...]] = {}
-    for name, (outputs, inputs) in modules.items():
-        expected[f"{PREFIX}{name}.lora_A.weight"] = (rank, inputs)
-        expected[f"{PREFIX}{name}.lora_B.weight"] = (outputs, rank)
+    within = _peft_modules(modules)
+    for name, (*experts, outputs, inputs) in modules.items():
+        ranks = rank * math.prod(experts)
+        expected[f"{PREFIX}{within[name]}.lora_A.weight"] = (ranks, inputs)
+        expected[f"{PREFIX}{within[name]}.lora_B.weight"] = (outputs, ranks)
         if dora:
             expected[f"{PREFIX}{name}.lora_magnitude_vector"] = (outputs,)
     problems = [
         _fault(name, tensors.get(name), expected.get(name)) for name in sorted(expected.keys() | tensors.keys())
     ]
+    if not any(problems):
+        factors = {}
+        for name in (name for name, shape in modules.items() if len(shape) == 3):
+            a, b = (tensors[f"{PREFIX}{within[name]}.lora_{half}.weight"] for half in "AB")
+            factors[name] = of_each(a, b, modules[name][0])
+        problems += without_factors(factors)
     if found := [problem for problem in problems if problem]:
         rest = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise GateError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,13 @@ from peft import PeftModel
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, masking_utils, modeling_gguf_pytorch_utils, modeling_utils
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
 from transformers.integrations import sdpa_attention
 
 _USE_GQA = sdpa_attention.use_gqa_in_sdpa
@@ -153,6 +160,38 @@ def renamed_in_files(model: PreTrainedModel, stored: Iterable[str]) -> dict[str,
         if changed_by is None and parameter in parameters:
             found[parameter] = name
     return found
+
+
+def stacked_from_files(model: PreTrainedModel, stored: Iterable[str]) -> dict[str, list[list[str]]]:
+    """Stack of experts → its tensors in the files: for each expert those that lie one below the other in it.
+
+    Of the ways in which transformers makes one tensor of several while it loads, only this one is known here. Its table
+    has no public reader (5.17 to 5.23). Can go when it has one.
+    """
+    table = get_model_conversion_mapping(model)
+    renamings = [each for each in table if isinstance(each, WeightRenaming)]
+    converters = [each for each in table if isinstance(each, WeightConverter)]
+    stacking = {
+        pattern: (each, place)
+        for each in converters
+        if [type(step) for step in each.operations] in ([MergeModulelist], [MergeModulelist, Concatenate])
+        if [getattr(step, "dim", None) for step in each.operations] == [0, 1][: len(each.operations)]
+        for place, pattern in enumerate(each.source_patterns)
+    }
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    found: dict[str, dict[tuple[int, int], str]] = {}
+    for name in stored:
+        parameter, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
+        number = re.search(r"\bexperts\.(\d+)\.", name)
+        if pattern in stacking and number and parameter in parameters:
+            found.setdefault(parameter, {})[int(number[1]), stacking[pattern][1]] = name
+    return {
+        parameter: [
+            [name for (expert, _), name in sorted(parts.items()) if expert == each]
+            for each in range(parameters[parameter].shape[0])
+        ]
+        for parameter, parts in found.items()
+    }
 
 
 @contextmanager

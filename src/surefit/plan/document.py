@@ -21,7 +21,6 @@ from surefit.facts.budget import (
     Term,
     activations_known,
     at_least,
-    disagreement,
     trained,
 )
 from surefit.facts.disk import disk_terms
@@ -180,6 +179,17 @@ def _setting(resolved: Resolved) -> str:
     words += [] if config.speed.chunked_loss else ["all logits held"]
     words += ["MLPs in tiles"] if config.speed.tiled_mlp is True else []
     return ", ".join([*words, WORDS[config.train.gradient_checkpointing]])
+
+
+def disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None:
+    """A sentence where the closed form and the simulation, in bytes, differ by more than `limit`; else None."""
+    error = closed / simulated - 1
+    if abs(error) <= limit:
+        return None
+    return (
+        f"the closed form says {bytes_text(closed)} where the simulation says {bytes_text(simulated)} ({error:+.1%}): "
+        "trust the simulation, and report the config"
+    )
 
 
 def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts, memory: Memory) -> str | None:

@@ -30,7 +30,7 @@ def export(
     base: ModelSection,
     run: RunDir,
     tensors: Mapping[str, torch.Tensor],
-    modules: Mapping[str, tuple[int, int]],
+    modules: Mapping[str, tuple[int, ...]],
 ) -> Path:
     """Write `adapter/` or `model/` whole or not at all, and return it.
 

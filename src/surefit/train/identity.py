@@ -70,7 +70,12 @@ DRAWS_ALONG = (
 """Of these, which element of a step gets which random number depends on them."""
 
 
-ADDED = {"adapter.use_rslora": False, "adapter.use_dora": False, "model.chat_template_kwargs": {}}
+ADDED = {
+    "adapter.use_rslora": False,
+    "adapter.use_dora": False,
+    "adapter.experts": False,
+    "model.chat_template_kwargs": {},
+}
 """What runs did whose checkpoints are older than a key."""
 
 

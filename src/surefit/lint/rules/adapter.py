@@ -11,7 +11,7 @@ from surefit.config.schema import Config
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.all_linear import closed_to_lora
-from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules
+from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules, trained
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, named_by, rule
@@ -274,8 +274,9 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
     """LoRA on all linear layers does not reach the experts, which are no linear layers.
 
     ## What it does
-    In SureFit's own config with `target_modules: all-linear`, adds up the routed experts' weights by the names and
-    shapes in the headers of the weight files, and says which share of the parameters has no factors beside it.
+    In SureFit's own config with `target_modules: all-linear` and without `experts`, adds up the routed experts' weights
+    by the names and shapes in the headers of the weight files, and says which share of the parameters has no factors
+    beside it, and how many factors there would be with `adapter.experts: true`.
 
     ## Why it is bad
     It is not, where attention alone is meant. But all-linear reads as if everything were adapted, and in a mixture of
@@ -287,26 +288,66 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
 
     ## Fix
     Name the layers that you mean, such as `target_modules: [q_proj, k_proj, v_proj, o_proj]`: what is said cannot be
-    misread. Where the experts should learn, train all weights, or a dense model of the size that fits.
+    misread. Where the experts should learn, set `adapter.experts: true`, with a smaller rank if the factors are too
+    many.
 
     ## Evidence
     transformers 5 stacks each layer's experts in one parameter (`mlp.experts.gate_up_proj`). PEFT reaches parameters
     with `target_parameters` alone, and takes old configs' `gate_proj` and all-linear for them in some model types and
-    not in others (docs/models.md).
+    not in others (docs/models.md, which also says why `experts` is not a part of all-linear).
     """
     adapter = config.adapter
-    if adapter.kind != "lora" or adapter.target_modules != "all-linear" or context.is_foreign:
+    if adapter.kind != "lora" or adapter.target_modules != "all-linear" or adapter.experts or context.is_foreign:
         return
     if not model.parameters or not model.expert_parameters:
         return
     reached = {name.rpartition(".")[2] for name in target_modules(model, adapter)}
+    choice, more = f"write what is adapted, [{', '.join(sorted(reached))}]", ""
+    now, then = (trained(model, each, "bfloat16") for each in (adapter, adapter.model_copy(update={"experts": True})))
+    if model.expert_stacks and now and then:
+        more = (
+            f", or set adapter.experts: true for {count_text(then.parameters)} factors in place of "
+            f"{count_text(now.parameters)}"
+        )
     yield Finding(
         field="adapter.target_modules",
         message=f"all-linear reaches none of the experts of {model.name}: "
         f"{count_text(model.expert_parameters)} of {count_text(model.parameters)} parameters, "
         f"{model.expert_parameters / model.parameters:.0%}, get no factors",
-        help=f"write what is adapted, [{', '.join(sorted(reached))}], or train all weights",
+        help=choice + (more or ", or train all weights"),
     )
+
+
+@rule("ADP009", "experts-not-possible", severity="error", suppressible=False)
+def experts_not_possible(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+    """`adapter.experts` for a model without experts, or with what PEFT cannot do beside it.
+
+    ## What it does
+    With `adapter.experts`, looks for experts in the headers of the weight files; and for dropout, DoRA, quantised
+    weights, `speed.compile` and every `parallel.mode` but single and ddp.
+
+    ## Why it is bad
+    A model without experts has nothing that the setting could mean, and JetMoE's cannot be reached. The factors of an
+    expert are added to its weights before these are used, so there is no input of theirs that dropout or DoRA's norm
+    could take. For the rest SureFit has not proved that it trains what one process trains.
+
+    ## Example
+    `adapter: {experts: true, dropout: 0.05}`.
+
+    ## Fix
+    The finding says what to change.
+
+    ## Evidence
+    PEFT 0.21, `tuners/lora/layer.py`: `ParamWrapper` raises for `lora_dropout`, `use_dora` and `lora_bias`.
+    """
+    adapter = config.adapter
+    yield from named_by(context, config, "ADP009")
+    if adapter.kind == "lora" and adapter.experts and model.expert_parameters is not None and not model.expert_stacks:
+        yield Finding(
+            field="adapter.experts",
+            message=f"{model.name} has no experts that factors can be put beside",
+            help="set adapter.experts: false",
+        )
 
 
 @rule("ADP008", "closed-to-lora", severity="error", suppressible=False)

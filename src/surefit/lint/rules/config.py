@@ -101,7 +101,7 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
     """
     if config.adapter.kind != "full":
         return
-    for name in ("r", "alpha", "dropout", "target_modules", "use_rslora", "use_dora", "start_from"):
+    for name in ("r", "alpha", "dropout", "target_modules", "experts", "use_rslora", "use_dora", "start_from"):
         if context.is_set(f"adapter.{name}"):
             yield Finding(
                 field=f"adapter.{name}",

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 
 from surefit.config.schema import Config
 from surefit.core.errors import ModelError, did_you_mean
-from surefit.facts.all_linear import closed_to_lora
-from surefit.facts.budget import OUTPUT_HEADS, ends_with
+from surefit.facts.all_linear import closed_to_lora, ends_with
+from surefit.facts.budget import OUTPUT_HEADS
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, original_of

@@ -1,0 +1,103 @@
+"""LoRA beside the experts of a mixture: how many factors that is, and what computing with them takes.
+
+transformers 5 holds a layer's experts in stacks. `adapter.experts` puts factors beside each, by PEFT's
+`target_parameters`: r for every expert. PEFT computes with W + scaling · B A of the whole stack, at every call.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from surefit.config.schema import AdapterSection
+from surefit.facts.all_linear import is_expert
+
+Stack = tuple[int, int, int]
+"""(experts, outputs, inputs)."""
+_PROJECTION = re.compile(r"(^|\.)experts\.(gate_up_proj|up_proj|down_proj)$")
+_ALONE = re.compile(r"^(.*\bexperts)\.(\d+)\.(\w+)\.weight$")
+_STACKED_AS = {
+    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "w1": "gate_up_proj", "w3": "gate_up_proj",
+    "down_proj": "down_proj", "w2": "down_proj",
+}  # fmt: skip
+"""A lone expert's matrix → the stack it becomes a part of."""
+NO_STACKS = frozenset({"jetmoe"})
+"""Model types whose experts are modules of another kind."""
+
+
+def is_stack(parameter: str, dimensions: int) -> bool:
+    """Whether a parameter of a model is a stack of routed experts that PEFT can put factors beside.
+
+    >>> is_stack("model.layers.0.mlp.experts.down_proj", 3), is_stack("model.layers.0.mlp.shared_experts.down_proj", 3)
+    (True, False)
+    """
+    return dimensions == 3 and bool(_PROJECTION.search(parameter))
+
+
+def stacks(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:
+    """The stacks of experts that a checkpoint's tensors make: name → (experts, outputs, inputs).
+
+    Args:
+        tensors: name → shape, the experts in stacks or one by one. A stack's own two widths may stand in either order:
+            their sum decides what factors take.
+
+    >>> stacks({f"experts.{n}.{part}_proj.weight": (6, 4) for n in range(2) for part in ("gate", "up")})
+    {'experts.gate_up_proj': (2, 12, 4)}
+    """
+    found: dict[str, Stack] = {}
+    for name, shape in tensors.items():
+        if len(shape) == 3 and is_expert(name, 3) and not name.endswith("bias"):
+            found[name] = (shape[0], shape[1], shape[2])
+        elif len(shape) == 2 and (alone := _ALONE.match(name)) and alone[3] in _STACKED_AS:
+            stack = f"{alone[1]}.{_STACKED_AS[alone[3]]}"
+            experts, outputs, _ = found.get(stack, (0, 0, 0))
+            outputs += shape[0] if int(alone[2]) == 0 else 0
+            found[stack] = (max(experts, int(alone[2]) + 1), outputs, shape[1])
+    return found
+
+
+def wrappers(parameters: Iterable[str]) -> dict[str, str]:
+    """Stack → the module in which PEFT keeps its factors: several on one module are wrapped one in the other.
+
+    Args:
+        parameters: the stacks with factors, in the order in which their module has them.
+
+    >>> wrappers(["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    {'mlp.experts.gate_up_proj': 'mlp.experts.base_layer', 'mlp.experts.down_proj': 'mlp.experts'}
+    """
+    names = list(parameters)
+    owners = [name.rpartition(".")[0] for name in names]
+    return {
+        name: owner + ".base_layer" * owners[place + 1 :].count(owner)
+        for place, (name, owner) in enumerate(zip(names, owners, strict=True))
+    }
+
+
+def factor_shapes(
+    stacks: Mapping[str, Stack], adapter: AdapterSection
+) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """(stack, shape of its A, shape of its B), as PEFT holds the factors of all its experts; none without `experts`."""
+    # Gate and up before down, as modules have them: PEFT's names depend on the order.
+    for name in sorted(stacks, reverse=True) if adapter.experts else ():
+        experts, outputs, inputs = stacks[name]
+        yield name, (experts * adapter.r, inputs), (outputs, experts * adapter.r)
+
+
+def summed_bytes(stacks: Mapping[str, Stack], number: int, recomputed: bool) -> int:
+    """What the sums W + scaling · B A take in the backward pass, and the gradient of one of them.
+
+    A layer keeps its sums for its backward pass, which makes a gradient of their size. Qwen3-30B-A3B in bfloat16: a
+    layer's stacks are 128 × (1,536 + 768) × 2,048 numbers, 1.13 GiB; recomputed that and a gradient of two thirds of
+    it are held, 1.88 GiB, else the sums of all 48 layers.
+
+    Args:
+        number: bytes of a weight.
+        recomputed: by gradient checkpointing: one layer's sums are there at a time.
+    """
+    layers: dict[str, int] = defaultdict(int)
+    for name, shape in stacks.items():
+        layers[name.rpartition(".")[0]] += math.prod(shape)
+    kept = max(layers.values(), default=0) if recomputed else sum(layers.values())
+    return number * (kept + max(map(math.prod, stacks.values()), default=0))

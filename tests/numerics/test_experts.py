@@ -1,0 +1,143 @@
+"""LoRA beside stacks of experts: the loss and all gradients are those of every expert computed alone, densely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import families
+import pytest
+import torch
+
+from surefit.config.schema import AdapterSection
+from surefit.model.adapter import add_adapter
+from surefit.model.checkpointing import enable_checkpointing
+from surefit.model.experts import expert_stacks, is_transposed, of_each
+from surefit.train.loss import loss_sum
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SECTION = AdapterSection(r=3, alpha=7, experts=True)
+Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def adapted(family: str, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+    """A model with random factors, so that no gradient is zero. torch's product of groups knows no float64, in which
+    transformers' loop over the experts computes."""
+    base = families.build(family).to(dtype)
+    if dtype == torch.float64:
+        base.set_experts_implementation("eager")
+    model = add_adapter(base, SECTION)
+    noise = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data.copy_(0.3 * torch.randn(parameter.shape, generator=noise))
+    return model.train()
+
+
+def batch(padded: bool) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, families.VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[1, 7:] = 0
+    rows = mask.flatten().nonzero().flatten()[1::2]
+    return {"input_ids": ids, "attention_mask": mask, "loss_rows": rows, "targets": ids.flatten()[rows]}
+
+
+@contextmanager
+def dense(base: torch.nn.Module, factors: Factors) -> Iterator[None]:
+    """Let every expert of `base`, which has no adapter, see every token, with its own W + scaling · B A."""
+    with pytest.MonkeyPatch.context() as change:
+        for name, module in base.named_modules():
+            if f"{name}.down_proj" in factors:
+                change.setattr(module, "forward", lambda *args, m=module, n=name: _dense(m, n, factors, *args))
+        yield
+
+
+def _dense(
+    module: torch.nn.Module, name: str, factors: Factors, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    def product(expert: int, which: str, x: torch.Tensor) -> torch.Tensor:
+        a, b = (half[expert] for half in factors[f"{name}.{which}"])
+        stored = getattr(module, which)[expert]
+        bias = getattr(module, f"{which}_bias", None)
+        weight = (stored.T if is_transposed(module) else stored) + SECTION.alpha / SECTION.r * b @ a
+        return x @ weight.T + (0 if bias is None else bias[expert])
+
+    total = torch.zeros_like(x)
+    for expert in range(module.num_experts):
+        share = (weights * (chosen == expert)).sum(-1, keepdim=True)
+        total = total + share * product(expert, "down_proj", module._apply_gate(product(expert, "gate_up_proj", x)))
+    return total
+
+
+def reference(family: str, model: torch.nn.Module) -> tuple[torch.nn.Module, Factors]:
+    """The family's model without experts' factors in it, and these one by one, as leaves."""
+    base = families.build(family).double()
+    stacks = expert_stacks(base)
+    plain = add_adapter(base, SECTION.model_copy(update={"experts": False})).train()
+    found = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        if ".lora_" in name:
+            parameter.data.copy_(found[name])
+    factors = {}
+    for name, (experts, *_) in stacks.items():
+        a, b = (found[f"{wrapper(name)}.lora_{half}.default.weight"].detach() for half in "AB")
+        factors[f"base_model.model.{name}"] = tuple(
+            each.clone().requires_grad_() for each in of_each(a.double(), b.double(), experts)
+        )
+    return plain, factors
+
+
+def wrapper(stack: str) -> str:
+    """Where PEFT keeps a stack's factors: gate and up are wrapped first."""
+    owner, _, which = stack.rpartition(".")
+    return f"base_model.model.{owner}{'.base_layer' * (which == 'gate_up_proj')}"
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-6), (torch.float32, 2e-3)])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_loss_and_gradients_are_those_of_a_dense_computation(
+    family: str, padded: bool, dtype: torch.dtype, rtol: float
+) -> None:
+    with patch.dict(families.FAMILIES, {"gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2}}):
+        model = adapted(family, dtype)
+        plain, factors = reference(family, model)
+    given = batch(padded)
+    loss = loss_sum(model, given, chunked=True)
+    loss.backward()
+    with dense(plain, factors):
+        expected = loss_sum(plain, given, chunked=True)
+        expected.backward()
+    torch.testing.assert_close(loss.double(), expected.double(), rtol=rtol / 10, atol=0)
+    got = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(got[name].grad.double(), parameter.grad, rtol=rtol, atol=rtol / 10, msg=name)
+    for name, (a, b) in factors.items():
+        own = (
+            got[f"{wrapper(name.removeprefix('base_model.model.'))}.lora_{half}.default.weight"].grad for half in "AB"
+        )
+        for found, leaf in zip(of_each(*own, len(a)), (a, b), strict=True):
+            assert leaf.grad.any()
+            torch.testing.assert_close(found.double(), leaf.grad, rtol=rtol, atol=rtol / 10, msg=name)
+
+
+@pytest.mark.parametrize("how", [True, "selective"])
+def test_recomputing_changes_no_gradient(how: bool | str) -> None:
+    kept, recomputed = (adapted("qwen3_moe", torch.float32) for _ in range(2))
+    enable_checkpointing(recomputed, how)
+    for model in (kept, recomputed):
+        loss_sum(model, batch(True), chunked=True).backward()
+    for (name, one), other in zip(kept.named_parameters(), recomputed.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0, msg=name)
+
+
+def test_the_router_and_the_experts_themselves_are_not_trained() -> None:
+    trained = [name for name, parameter in adapted("qwen3_moe").named_parameters() if parameter.requires_grad]
+    assert trained
+    assert all(".lora_" in name and ".gate." not in name for name in trained)
+    assert sum(".experts." in name for name in trained) == 2 * 2 * 2  # A and B of two stacks in two layers
