@@ -13,6 +13,8 @@ what fails there is transformers' own, and not counted. Then SureFit, each line 
     reload     plain transformers reads merged/, PEFT reads adapter/: the same logits; both generate
     scores     `surefit evaluate` answers with base, adapter and merged model
 
+With --experts LoRA beside the experts too (`adapter.experts`), and no full fine-tune; lines in a file of their own.
+
 A cell passes, or is refused by `check`, or by what stands before the first step, in words; everything else is a fault.
 FILE has a line per family, so a run that was stopped goes on where it was; --family measures again.
 """
@@ -121,12 +123,12 @@ def trains_alone(family: str, directory: Path) -> bool:
     return float((later - after)[:, :20].abs().max()) < 1e-4
 
 
-def settings(base: Path, out: Path, kind: str, packed: bool) -> surefit.Config:
+def settings(base: Path, out: Path, kind: str, packed: bool, experts: bool = False) -> surefit.Config:
     """The run of one cell."""
     return surefit.Config.from_dict(
         {
             "model": {"name_or_path": str(base), "dtype": "float32"},
-            "adapter": {"kind": kind, "r": 4, "alpha": 8},
+            "adapter": {"kind": kind, "r": 4, "alpha": 8} | ({"experts": True} if experts else {}),
             "data": {"train": rows(), "eval": rows(3), "max_length": 64, "packing": packed},
             "train": {
                 "max_steps": STEPS, "epochs": 10, "global_batch_size": 4, "per_device_train_batch_size": 2,
@@ -143,14 +145,14 @@ def settings(base: Path, out: Path, kind: str, packed: bool) -> surefit.Config:
 class Family:
     """One family's cells, as they are filled."""
 
-    def __init__(self, name: str, work: Path) -> None:
-        self.name, self.base, self.work = name, work / "base", work
+    def __init__(self, name: str, work: Path, experts: bool = False) -> None:
+        self.name, self.base, self.work, self.experts = name, work / "base", work, experts
         self.cells: dict[str, dict[str, Any]] = {}
 
     def measure(self) -> dict[str, Any]:
         """The line of this family."""
         began = time.monotonic()
-        line: dict[str, Any] = {"family": self.name, "transformers": None, "causal": None}
+        line: dict[str, Any] = {"family": self.name, "experts": self.experts, "transformers": None, "causal": None}
         try:
             line["causal"] = trains_alone(self.name, self.base)
             self._cells()
@@ -159,16 +161,17 @@ class Family:
         return line | {"cells": self.cells, "seconds": round(time.monotonic() - began, 1)}
 
     def _cells(self) -> None:
-        lora, full = (settings(self.base, self.work / kind, kind, packed=False) for kind in ("lora", "full"))
+        lora = settings(self.base, self.work / "lora", "lora", packed=False, experts=self.experts)
+        full = settings(self.base, self.work / "full", "full", packed=False)
         self._cell("plan", lambda: self._plan(lora))
         if self._cell("lora", lambda: self._train(lora)):
             self._cell("lora merge", lambda: surefit.merge(lora, quiet=True))
             self._cell("reload", self._reload)
             self._cell("scores", lambda: surefit.evaluate(lora, quiet=True))
-        if self._cell("full", lambda: self._train(full)):
+        if not self.experts and self._cell("full", lambda: self._train(full)):
             self._cell("full merge", lambda: surefit.merge(full, quiet=True))
-        for kind in ("lora", "full"):
-            packed = settings(self.base, self.work / f"{kind}-packed", kind, packed=True)
+        for kind in ("lora",) if self.experts else ("lora", "full"):
+            packed = settings(self.base, self.work / f"{kind}-packed", kind, packed=True, experts=self.experts)
             self._cell(f"{kind} packed", lambda packed=packed: self._train(packed))
 
     def _cell(self, name: str, stage: Callable[[], Any]) -> bool:
@@ -241,7 +244,7 @@ def origin(error: BaseException) -> str:
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
-def child(name: str, answer: Any) -> None:
+def child(name: str, experts: bool, answer: Any) -> None:
     """The process of one family."""
     resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
     torch.set_num_threads(1)
@@ -252,14 +255,14 @@ def child(name: str, answer: Any) -> None:
     os.dup2(quiet, 2)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # rows and plans are kept there
-        answer.send(Family(name, Path(folder)).measure())
+        answer.send(Family(name, Path(folder), experts).measure())
 
 
-def measured(name: str) -> dict[str, Any]:
+def measured(name: str, experts: bool = False) -> dict[str, Any]:
     """The line of one family, whatever becomes of its process."""
     forked = multiprocessing.get_context("fork")  # with all that is imported
     ours, theirs = forked.Pipe(duplex=False)
-    process = forked.Process(target=child, args=(name, theirs))
+    process = forked.Process(target=child, args=(name, experts, theirs))
     process.start()
     theirs.close()
     try:
@@ -273,21 +276,25 @@ def measured(name: str) -> dict[str, Any]:
         process.kill()
         process.join()
     died = {"state": "fault", "why": why, "where": "", "seconds": 0.0}
-    return {"family": name, "transformers": None, "causal": None, "cells": {"plan": died}, "seconds": float(SECONDS)}
+    line = {"family": name, "experts": experts, "transformers": None, "causal": None, "cells": {"plan": died}}
+    return line | {"seconds": float(SECONDS)}
 
 
 def complete(line: dict[str, Any]) -> bool:
     """Whether every stage passes."""
-    return line["causal"] is True and all(line["cells"].get(name, {}).get("state") == "passes" for name in CELLS)
+    wanted = [name for name in CELLS if not (line["experts"] and name.startswith("full"))]
+    return line["causal"] is True and all(line["cells"].get(name, {}).get("state") == "passes" for name in wanted)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", action="append", help="only this one, again; may be repeated")
-    parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "families.jsonl")
+    parser.add_argument("--experts", action="store_true", help="with factors beside the experts")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--page", type=Path, help="write docs/models.md there, from all lines of FILE")
     parser.add_argument("--json", action="store_true", help="print the lines")
     args = parser.parse_args()
+    args.out = args.out or ROOT / ".cache" / ("families-experts.jsonl" if args.experts else "families.jsonl")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = {}
     if args.out.exists():
@@ -296,7 +303,7 @@ def main() -> int:
     import_all()
     began = time.monotonic()
     for number, name in enumerate(todo):
-        line = lines[name] = measured(name)
+        line = lines[name] = measured(name, args.experts)
         with args.out.open("a") as out:
             out.write(json.dumps(line) + "\n")
         left = (time.monotonic() - began) / (number + 1) * (len(todo) - number - 1)

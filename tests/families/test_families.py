@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,15 +12,17 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.utils import transformers_weight_conversion as conversion
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts import all_linear
 from surefit.facts.architecture import dimensions, require_decoder
-from surefit.facts.budget import target_modules
+from surefit.facts.budget import target_modules, trained, trained_tensors
 from surefit.facts.model import directory_facts
-from surefit.model.adapter import add_adapter, lora_modules
+from surefit.facts.tensors import tensors
+from surefit.model.adapter import add_adapter, lora_modules, trainable_parameters
 from surefit.plan.fake import FakeMode
 from surefit.plan.setting import pretrained_config
 
@@ -57,9 +60,9 @@ def built(family: str) -> Any:
     return AutoModelForCausalLM.from_config(family_shapes.config(family), dtype=torch.float32)
 
 
-def measured(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def measured(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch, experts: bool = False) -> dict[str, Any]:
     monkeypatch.setenv("SUREFIT_CACHE", str(folder / "cache"))
-    return families.Family(family, folder).measure()
+    return families.Family(family, folder, experts).measure()
 
 
 def faults(line: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +72,22 @@ def faults(line: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.usefixtures("one_thread")
 def test_a_mixture_of_experts_passes_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert families.complete(measured("qwen3_moe", tmp_path, monkeypatch))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "llama4_text"])
+def test_factors_beside_the_experts_pass_every_stage(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = measured(family, tmp_path, monkeypatch, experts=True)["cells"]
+    packed = cells.pop("lora packed")
+    assert packed["state"] == ("refused" if family == "llama4_text" else "passes")
+    assert {name: cell for name, cell in cells.items() if cell["state"] != "passes"} == {}
+    assert {"plan", "lora", "lora merge", "reload", "scores"} <= cells.keys()
+    saved = load_file(tmp_path / "lora/adapter/adapter_model.safetensors")
+    stacks = [name for name in saved if ".experts." in name]
+    layers = 2 if family != "llama4_text" else sum("experts.lora_A" in name for name in stacks)
+    assert len(stacks) == 4 * layers > 0  # A and B beside gate and up, and beside down
 
 
 @pytest.mark.slow
@@ -90,6 +109,32 @@ def test_facts_and_model_agree_on_what_is_adapted(family: str, tmp_path: Path) -
     facts = directory_facts(tmp_path, family)
     adapted = lora_modules(add_adapter(model, section))
     assert sorted(adapted.values()) == sorted(target_modules(facts, section).values())
+
+
+@pytest.mark.parametrize("family", [*SMALL, "mixtral", "gpt_oss", "jamba", "lfm2_moe", "granitemoe_swa"])
+def test_facts_and_model_agree_on_the_experts_factors(family: str, tmp_path: Path) -> None:
+    model, section = built(family), AdapterSection(r=2, experts=True)
+    model.save_pretrained(tmp_path)
+    facts = directory_facts(tmp_path, family)
+    expected = trained(facts, section, "float32")
+    adapted = add_adapter(model, section)
+    assert expected
+    assert trainable_parameters(adapted)[0] == expected.parameters
+    assert sum(numbers for numbers, _ in trained_tensors(facts, section)) == expected.parameters
+    if family == "gpt_oss":  # whose files hold inputs × outputs, which no header says, and biases
+        return
+    shapes = sorted(tensor.shape for tensor in tensors(facts, section) if tensor.trained)
+    assert shapes == sorted(tuple(each.shape) for each in adapted.parameters() if each.requires_grad)
+    assert sum(math.prod(shape) for shape in facts.expert_stacks.values()) == facts.expert_parameters
+
+
+@pytest.mark.parametrize("family", ["llama", "jetmoe"])
+def test_a_model_without_stacks_of_experts_has_no_factors_there(family: str, tmp_path: Path) -> None:
+    model = built(family)
+    model.save_pretrained(tmp_path)
+    assert directory_facts(tmp_path, family).expert_stacks == {}
+    with pytest.raises(ConfigError, match=f"a {family} has no experts"):
+        add_adapter(model, AdapterSection(r=2, experts=True))
 
 
 @pytest.mark.parametrize("family", SMALL)

@@ -1,7 +1,8 @@
 """An adapter as PEFT saves it, whoever trained it: which weights it changes, and by what.
 
-Plain LoRA, rsLoRA and DoRA, on linear layers and embeddings, with ranks and alphas by layer, biases, modules that were
-trained whole and single trained tokens. What else PEFT knows is refused by name, before anything is written.
+Plain LoRA, rsLoRA and DoRA, on linear layers, embeddings and stacks of experts, with ranks and alphas by layer, biases,
+modules that were trained whole and single trained tokens. What else PEFT knows is refused by name, before anything is
+written.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 
 from surefit.core.errors import GateError
 from surefit.core.reading import library_errors, read_json_file
+from surefit.facts.all_linear import ends_with
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.safetensors import read_header
 from surefit.model.adapter import CONFIG, PREFIX, WEIGHTS
@@ -26,7 +28,6 @@ from surefit.model.adapter import CONFIG, PREFIX, WEIGHTS
 REFUSED = {
     "layer_replication": "the adapter repeats layers of the base",
     "megatron_config": "the adapter was made for Megatron's layers",
-    "target_parameters": "the adapter changes parameters that are no layer's weight",
     "use_bdlora": "its factors are block-diagonal",
     "alora_invocation_tokens": "it is active after certain tokens only, which no weight can be",
 }
@@ -40,7 +41,8 @@ class Update:
     """What one layer's factors do: W' = W + scaling · B A; with a magnitude, each output is then given that length.
 
     Attributes:
-        a: (r, inputs). b: (outputs, r). Of an embedding: (r, width) and (vocabulary, r).
+        a: (r, inputs). b: (outputs, r). Of an embedding: (r, width) and (vocabulary, r). Of a stack of experts:
+            (experts, r, inputs) and (experts, outputs, r).
         scaling: alpha / r, or alpha / √r (rsLoRA, Kalajdzievski 2023).
         magnitude: (outputs,) for DoRA (Liu et al. 2024), else None.
     """
@@ -51,12 +53,17 @@ class Update:
     magnitude: torch.Tensor | None = None
 
 
+Factors = tuple[torch.Tensor, torch.Tensor]
+"""A and B."""
+
+
 @dataclass(frozen=True)
 class AdapterFile:
     """All that an adapter changes.
 
     Attributes:
         updates: layer's dotted name in the base model → its factors.
+        wrapped: module of PEFT's around a stack of experts → its factors as they are saved (merge/experts.py).
         replaced: parameter's dotted name → the whole new tensor (modules_to_save, trained biases).
         added: parameter's dotted name → what is added to it (the factors' own bias).
         rows: embedding's parameter name → (token ids, their new rows).
@@ -67,6 +74,7 @@ class AdapterFile:
     config: Mapping[str, Any]
     tensors: Mapping[str, torch.Tensor]
     updates: Mapping[str, Update]
+    wrapped: Mapping[str, Factors] = field(default_factory=dict)
     replaced: Mapping[str, torch.Tensor] = field(default_factory=dict)
     added: Mapping[str, torch.Tensor] = field(default_factory=dict)
     rows: Mapping[str, tuple[list[int], torch.Tensor]] = field(default_factory=dict)
@@ -74,7 +82,7 @@ class AdapterFile:
     @property
     def changed(self) -> set[str]:
         """The names of all parameters that the adapter changes."""
-        layers = {f"{name}.weight" for name in self.updates}
+        layers = {parameter_of(name, update) for name, update in self.updates.items()}
         return layers | self.replaced.keys() | self.added.keys() | self.rows.keys()
 
     @property
@@ -101,8 +109,12 @@ def read_adapter(directory: Path) -> AdapterFile:
             factors.setdefault(module, {})[part] = tensor
         else:
             rest[plain.replace(".base_layer.", ".")] = tensor
-    updates, added = {}, {}
+    updates, added, wrapped = {}, {}, {}
+    owners = {target.rpartition(".")[0] for target in config.get("target_parameters") or ()}
     for module, parts in factors.items():
+        if any(ends_with(module.replace(".base_layer", ""), owner) for owner in owners):
+            wrapped[module] = _pair(directory, module, parts)
+            continue
         updates[module] = _update(directory, config, module, parts)
         if "B.bias" in parts:
             added[f"{module}.bias"] = parts["B.bias"].float() * updates[module].scaling
@@ -112,7 +124,12 @@ def read_adapter(directory: Path) -> AdapterFile:
         for name in list(rest)
         if name.endswith(delta)
     }
-    return AdapterFile(directory, config, tensors, updates, rest, added, rows)
+    return AdapterFile(directory, config, tensors, updates, wrapped, rest, added, rows)
+
+
+def parameter_of(name: str, update: Update) -> str:
+    """The parameter that an update with this name in `AdapterFile.updates` changes."""
+    return name if update.a.ndim == 3 else f"{name}.weight"
 
 
 def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -157,20 +174,30 @@ def _require_mergeable(directory: Path, config: Mapping[str, Any]) -> None:
 def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapping[str, torch.Tensor]) -> Update:
     if "embedding_A" in parts and "embedding_B" in parts:  # (r, vocabulary), (width, r): the product is transposed
         a, b = parts["embedding_B"].T, parts["embedding_A"].T
-    elif "A.weight" in parts and "B.weight" in parts:
-        a, b = parts["A.weight"], parts["B.weight"]
     else:
-        raise _incomplete(directory, f"{module} has {', '.join(f'lora_{part}' for part in parts)} and nothing else")
-    rank, expected = len(a), _of(config, "rank_pattern", module, config["r"])
-    if a.shape[0] != b.shape[1] or rank != expected:
-        raise _incomplete(
-            directory, f"{module} has factors {tuple(a.shape)} and {tuple(b.shape)} where the rank is {expected}"
+        a, b = _pair(directory, module, parts)
+    rank, scaling = rank_and_scaling(config, module)
+    if a.shape[0] != b.shape[1] or len(a) != rank:
+        raise incomplete(
+            directory, f"{module} has factors {tuple(a.shape)} and {tuple(b.shape)} where the rank is {rank}"
         )
-    alpha = float(_of(config, "alpha_pattern", module, config["lora_alpha"]))
     magnitude = parts.get("magnitude_vector", parts.get("magnitude_vector.weight"))
     if (magnitude is not None) != bool(config.get("use_dora")):
-        raise _incomplete(directory, f"{module} has {'a' if magnitude is not None else 'no'} DoRA magnitude")
-    return Update(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), magnitude)
+        raise incomplete(directory, f"{module} has {'a' if magnitude is not None else 'no'} DoRA magnitude")
+    return Update(a, b, scaling, magnitude)
+
+
+def _pair(directory: Path, module: str, parts: Mapping[str, torch.Tensor]) -> Factors:
+    if not {"A.weight", "B.weight"} <= parts.keys():
+        raise incomplete(directory, f"{module} has {', '.join(f'lora_{part}' for part in parts)} and nothing else")
+    return parts["A.weight"], parts["B.weight"]
+
+
+def rank_and_scaling(config: Mapping[str, Any], name: str) -> tuple[int, float]:
+    """Those of a layer, or of a stack by its parameter's name, with the patterns of adapter_config.json."""
+    rank = _of(config, "rank_pattern", name, config["r"])
+    alpha = float(_of(config, "alpha_pattern", name, config["lora_alpha"]))
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _of(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> Any:
@@ -183,11 +210,12 @@ def _token_ids(directory: Path, config: Mapping[str, Any], module: str) -> list[
     if isinstance(indices, Mapping):
         indices = indices.get(get_pattern_key(list(indices), module))
     if not indices:
-        raise _incomplete(directory, f"nothing says which tokens the trained rows of {module} belong to")
+        raise incomplete(directory, f"nothing says which tokens the trained rows of {module} belong to")
     return [int(index) for index in indices]
 
 
-def _incomplete(directory: Path, problem: str) -> GateError:
+def incomplete(directory: Path, problem: str) -> GateError:
+    """The error of an adapter that has not all of its factors."""
     return GateError(
         f"the adapter is not complete: {problem}", path=directory / WEIGHTS, help="copy it again, or train again"
     )

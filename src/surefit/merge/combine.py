@@ -10,6 +10,7 @@ import torch
 
 from surefit.core.errors import ConfigError, GateError
 from surefit.merge.adapter_file import read_adapter
+from surefit.merge.experts import with_experts
 from surefit.merge.stream import misfits
 from surefit.model.adapter import factors_in_compute_dtype
 from surefit.model.streamed import FromFiles
@@ -37,7 +38,7 @@ def combine(
         ConfigError: PEFT does not combine these adapters in this way.
     """
     for path, _ in adapters:
-        if problems := misfits(read_adapter(path), streamed.model):
+        if problems := misfits(with_experts(read_adapter(path), streamed.model), streamed.model):
             raise GateError(
                 f"the adapter does not fit the base: {problems[0]}", path=path, help="combine adapters of one base"
             )

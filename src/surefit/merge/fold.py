@@ -17,9 +17,13 @@ def fold(matrix: torch.Tensor, update: Update) -> None:
     """W ← W + scaling · B A in place, in float32, rounded once to W's dtype; DoRA then sets each row's length.
 
     Args:
-        matrix: (outputs, inputs), in the type that is stored; a transposed view is fine.
+        matrix: (outputs, inputs), or a stack of such, in the type that is stored; a transposed view is fine.
         update: on any device.
     """
+    if matrix.ndim == 3:
+        for expert, each in zip(matrix, _of_experts(update), strict=True):
+            fold(expert, each)
+        return
     a = update.a.to(matrix.device).float()
     for rows in _blocks(matrix):
         b = update.b[rows].to(matrix.device).float()
@@ -38,7 +42,7 @@ def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor) -
     roundings more.
 
     Args:
-        matrix: W, (outputs, inputs), in the type that is stored. merged: W', of the same shape.
+        matrix: W, (outputs, inputs), or a stack of such, in the type that is stored. merged: W', of the same shape.
 
     W = 1, B A = 2⁻¹⁰, in bfloat16: the exact 1.0009765625 lies between 1 and 1.0078125 and is rounded to 1, which is
     off by 0.0009765625; u is 2⁻⁸, so the bound is about 0.0039.
@@ -48,6 +52,8 @@ def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor) -
     >>> f"{rounding_error(one, tiny, one):.3f}"
     '0.250'
     """
+    if matrix.ndim == 3:
+        return max(map(rounding_error, matrix, _of_experts(update), merged))
     a = update.a.to(matrix.device)
     unit, unit32 = torch.finfo(matrix.dtype).eps / 2, torch.finfo(torch.float32).eps / 2
     worst = torch.zeros((), dtype=torch.float64, device=matrix.device)
@@ -65,6 +71,10 @@ def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor) -
         bound += torch.finfo(matrix.dtype).tiny
         worst = torch.maximum(worst, (merged[rows].to(matrix.device).double() - exact).abs_().div_(bound).max())
     return float(worst)
+
+
+def _of_experts(update: Update) -> Iterator[Update]:
+    return (Update(a, b, update.scaling) for a, b in zip(update.a, update.b, strict=True))
 
 
 def _blocks(matrix: torch.Tensor) -> Iterator[slice]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import AdapterSection, Config, ModelSection
@@ -31,8 +32,9 @@ from surefit.merge import certify
 from surefit.merge.adapter_file import AdapterFile, read_adapter
 from surefit.merge.certify import Check, Logits
 from surefit.merge.dequantize import as_computed_with, as_stored
+from surefit.merge.experts import with_experts
 from surefit.merge.stream import Merge, misfits, require_in_files
-from surefit.model.adapter import adapted_modules
+from surefit.model.adapter import adapted_modules, adapted_stacks
 from surefit.model.identity import (
     RECORD,
     adapter_identity,
@@ -224,8 +226,8 @@ class _Certifying:
         record = self.same_base(job.adapter) if job.expected or (job.adapter / RECORD).exists() else None
         self.about["adapter_sha256"] = adapter_identity(job.adapter)
         self.about["base_recorded"] = record is not None
-        adapter = self._read_adapter(job.adapter)
         streamed = FromFiles(self.base, self.directory, self.hardware.kind)
+        adapter = self._read_adapter(job.adapter, streamed.model)
         expected = None
         if job.expected is not None:
             config, section = adapter.config, job.expected
@@ -238,7 +240,8 @@ class _Certifying:
                     "alpha/r as the run was configured, or alpha/√r",
                 )
             )  # fmt: skip
-            expected = set(adapted_modules(streamed.model, section.target_modules))
+            expected = {*adapted_modules(streamed.model, section.target_modules)}
+            expected |= adapted_stacks(streamed.model, section).keys()
         problems = misfits(adapter, streamed.model, expected)
         self.require(
             Check(
@@ -255,9 +258,9 @@ class _Certifying:
             )  # fmt: skip
         return adapter, streamed
 
-    def _read_adapter(self, directory: Path) -> AdapterFile:
+    def _read_adapter(self, directory: Path, model: PreTrainedModel) -> AdapterFile:
         try:
-            return read_adapter(directory)
+            return with_experts(read_adapter(directory), model)
         except GateError as error:
             self.require(Check("adapter_complete", error.message, "complete", "==", "readable and whole"))
             raise

@@ -18,9 +18,12 @@ from transformers.pytorch_utils import Conv1D
 
 from surefit.core.errors import GateError
 from surefit.core.rundir import write_json
+from surefit.facts.experts import is_stack
 from surefit.facts.safetensors import INDEX
-from surefit.merge.adapter_file import AdapterFile, Update
+from surefit.merge.adapter_file import AdapterFile, Update, parameter_of
+from surefit.merge.experts import one_by_one
 from surefit.merge.fold import fold, rounding_error
+from surefit.model.experts import is_transposed, without_factors
 from surefit.model.identity import tensor_sha256
 from surefit.model.streamed import Weights, cast, names_in_files
 
@@ -68,12 +71,16 @@ class Merge:
         frozen: Callable[[str, torch.Tensor], torch.Tensor],
         device: str,
     ) -> None:
-        self.model, self.weights, self.adapter, self.dtype = model, weights, adapter, dtype
+        self.model, self.weights, self.dtype = model, weights, dtype
         self.frozen, self.device = frozen, device
-        self.parameters: dict[str, list[str]] = {}
+        self.adapter = one_by_one(adapter, model, weights)
+        self.updates = {parameter_of(name, update): update for name, update in self.adapter.updates.items()}
+        self.parameters: dict[str, list[str]] = {
+            name: [name] for name in self.updates if name in weights and name not in dict(model.named_parameters())
+        }
         for name, stored in names_in_files(model, weights).items():
             self.parameters.setdefault(stored, []).append(name)
-        self.transposed = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+        self.transposed = transposed(model)
 
     @property
     def unties(self) -> bool:
@@ -138,16 +145,16 @@ class Merge:
         return self.frozen(parameter, cast(self.model, parameter, tensor, self.dtype).to(self.device))
 
     def _changed(self, parameter: str, tensor: torch.Tensor) -> torch.Tensor:
-        adapter, layer = self.adapter, parameter.removesuffix(".weight")
+        adapter = self.adapter
         if parameter in adapter.added:
             return (tensor.float() + adapter.added[parameter].to(tensor.device)).to(tensor.dtype)
         if parameter in adapter.rows:
             ids, rows = adapter.rows[parameter]
             tensor = tensor.clone()
             tensor[ids] = rows.to(tensor.device, tensor.dtype)
-        elif parameter.endswith(".weight") and layer in adapter.updates:
+        elif parameter in self.updates:
             tensor = tensor.clone()
-            fold(tensor.T if layer in self.transposed else tensor, adapter.updates[layer])
+            fold(tensor.mT if parameter in self.transposed else tensor, self.updates[parameter])
         return tensor
 
     def _check(
@@ -164,27 +171,36 @@ class Merge:
         if tensor.is_floating_point() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):
             found.not_finite.append(name)
         base = self._base(stored, parameter)
-        layer = (parameter or "").removesuffix(".weight")
-        if layer != parameter and layer in self.adapter.updates:
-            error = self._rounding(layer, base, tensor)
+        if parameter in self.updates:
+            error = self._rounding(parameter, base, tensor)
             found.rounding = max(found.rounding, (error if error == error else float("inf"), name))
             return
         expected = base if parameter is None else self._changed(parameter, base)
         if tensor.dtype != expected.dtype or not torch.equal(tensor, expected.cpu()):
             found.off_base.append(name)
 
-    def _rounding(self, layer: str, base: torch.Tensor, tensor: torch.Tensor) -> float:
+    def _rounding(self, parameter: str, base: torch.Tensor, tensor: torch.Tensor) -> float:
         """`rounding_error` of a merged matrix. One that is bit for bit what `fold` gives is proved by some of its rows:
         all were computed alike."""
-        update = self.adapter.updates[layer]
-        if layer in self.transposed:
-            base, tensor = base.T, tensor.T
+        update = self.updates[parameter]
+        if parameter in self.transposed:
+            base, tensor = base.mT, tensor.mT
         folded = base.clone()
         fold(folded, update)
         step = SAMPLED if torch.equal(folded.cpu(), tensor) else 1
         magnitude = None if update.magnitude is None else update.magnitude[::step]
-        rows = Update(update.a, update.b[::step], update.scaling, magnitude)
-        return rounding_error(base[::step], rows, tensor[::step])
+        rows = Update(update.a, update.b[..., ::step, :], update.scaling, magnitude)
+        return rounding_error(base[..., ::step, :], rows, tensor[..., ::step, :])
+
+
+def transposed(model: PreTrainedModel) -> set[str]:
+    """The parameters that hold inputs × outputs."""
+    return {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if isinstance(module := model.get_submodule(name.rpartition(".")[0]), Conv1D)
+        or (is_stack(name, parameter.ndim) and is_transposed(module))
+    }
 
 
 def misfits(adapter: AdapterFile, model: PreTrainedModel, expected: set[str] | None = None) -> list[str]:
@@ -194,19 +210,21 @@ def misfits(adapter: AdapterFile, model: PreTrainedModel, expected: set[str] | N
         expected: the layers it must have factors for, where that is known.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    conv = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    swapped = transposed(model)
     problems = [f"{name} has no factors" for name in sorted((expected or set()) - adapter.updates.keys())]
     if expected is not None:
         problems += [f"{name} has factors and should have none" for name in sorted(adapter.updates.keys() - expected)]
     for name, update in adapter.updates.items():
-        weight = parameters.get(f"{name}.weight")
-        shape = (len(update.b), update.a.shape[1])
+        parameter = parameter_of(name, update)
+        weight = parameters.get(parameter)
+        shape = (*update.b.shape[:-1], update.a.shape[-1])
         if weight is None:
             problems.append(f"{name} is no layer of the model")
-        elif tuple(weight.shape) != (shape[::-1] if name in conv else shape):
+        elif tuple(weight.mT.shape if parameter in swapped else weight.shape) != shape:
             problems.append(f"{name} has factors for shape {shape}, the layer has {tuple(weight.shape)}")
         elif not bool(update.b.any()) and update.magnitude is None:
             problems.append(f"{name}: lora_B is all zero, this layer was not trained")
+    problems += without_factors({name: (u.a, u.b) for name, u in adapter.updates.items() if u.a.ndim == 3})
     for name in (*adapter.replaced, *adapter.added, *adapter.rows):
         if name not in parameters:
             problems.append(f"{name} belongs to no layer of the model")

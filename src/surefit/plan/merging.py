@@ -64,7 +64,7 @@ def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
     for name, parameter in model.get_base_model().named_parameters():
         if parameter.requires_grad:
             continue
-        layer = name.removesuffix(".base_layer.weight")
+        layer = name.replace(".base_layer", "").removesuffix(".weight")
         if layer in adapted:
             work = partial(_merged, parameter.shape, dtype, setting.adapter)
             recorder.repeating((parameter.shape, dtype), f"{PREFIX}{layer}", work)
@@ -76,9 +76,10 @@ def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
 
 def _merged(shape: torch.Size, dtype: torch.dtype, adapter: AdapterSection) -> None:
     """One matrix is merged, and then made again and compared with what was written."""
-    outputs, inputs = shape
+    *experts, outputs, inputs = shape
     lengths = torch.empty(outputs, device="cpu") if adapter.use_dora else None
-    a, b = torch.empty(adapter.r, inputs, device="cpu"), torch.empty(outputs, adapter.r, device="cpu")
+    a = torch.empty(*experts, adapter.r, inputs, device="cpu")
+    b = torch.empty(*experts, outputs, adapter.r, device="cpu")
     update = Update(a, b, 1.0, lengths)
     matrix = torch.empty(shape, dtype=dtype, device="cpu")
     fold(matrix, update)

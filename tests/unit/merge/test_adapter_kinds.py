@@ -18,7 +18,8 @@ from surefit.core.rundir import read_json
 from surefit.merge.adapter_file import read_adapter
 from surefit.merge.combine import combine
 from surefit.merge.merge import MergeJob, certify_merged, merge_adapter
-from surefit.model.streamed import FromFiles
+from surefit.model.adapter import completeness, lora_modules
+from surefit.model.streamed import FromFiles, Weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {
@@ -104,6 +105,98 @@ def test_families_with_other_layers_and_names(tmp_path, tiny_tokenizer, rows, fa
     assert merge_adapter(job(folder), Cpu(), rows)["passed"]
     adapted, merged = answers(folder, rows)
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
+
+
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3_moe", {"target_parameters": [GATE_UP, DOWN]}),
+        ("qwen3_moe", {"target_parameters": [DOWN], "use_rslora": True}),
+        ("mixtral", {"target_parameters": [DOWN, GATE_UP], "target_modules": []}),
+        ("mixtral", {"target_parameters": [GATE_UP, DOWN], "rank_pattern": {DOWN: 3}, "alpha_pattern": {DOWN: 5}}),
+        ("gpt_oss", {"target_parameters": [GATE_UP, DOWN]}),
+    ],
+)
+def test_factors_beside_experts(tmp_path, tiny_tokenizer, rows, family, settings, monkeypatch):
+    monkeypatch.setitem(families.FAMILIES, "gpt_oss", GPT_OSS)
+    folder = make(tmp_path, tiny_tokenizer, family, **({"target_modules": ["q_proj", "v_proj"]} | settings))
+    certificate = merge_adapter(job(folder), Cpu(), rows)
+    assert certificate["passed"]
+    adapted, merged = answers(folder, rows)
+    torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
+    assert Weights(folder / "merged").names == Weights(folder / "base").names
+    again = certify_merged(job(folder), Cpu(), rows)
+    assert again["passed"], again["reason"]
+
+
+def damage(folder, change):
+    """Change the factors of expert 2 of layer 0's down_proj, which is wrapped last, as PEFT has saved them."""
+    file = folder / "adapter/adapter_model.safetensors"
+    tensors = load_file(file)
+    at = "base_model.model.model.layers.0.mlp.experts.lora_{}.weight"
+    a, b = change(tensors[at.format("A")].view(4, 4, -1), tensors[at.format("B")].view(-1, 4, 4))
+    tensors |= {at.format("A"): a.flatten(0, 1).contiguous(), at.format("B"): b.flatten(1).contiguous()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def without(a, b):
+    kept = torch.tensor([0, 1, 3])
+    return a[kept], b[:, :, kept]
+
+
+def zeroed(a, b):
+    a[2], b[:, :, 2] = 0, 0
+    return a, b
+
+
+def only_b_zeroed(a, b):
+    b[:, :, 2] = 0
+    return a, b
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (without, r"layers\.0\.mlp\.experts\.down_proj has factors \(12, \d+\) .* where 4 experts"),
+        (zeroed, r"expert 2 of model\.layers\.0\.mlp\.experts\.down_proj has no factors"),
+        (only_b_zeroed, r"expert 2 of model\.layers\.0\.mlp\.experts\.down_proj has a lora_B of zeros"),
+    ],
+)
+def test_an_expert_without_factors_is_refused_by_name(tmp_path, tiny_tokenizer, rows, change, text):
+    folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[GATE_UP, DOWN])
+    damage(folder, change)
+    with pytest.raises(GateError, match=text):
+        merge_adapter(job(folder), Cpu(), rows)
+
+
+@pytest.mark.parametrize("change", [zeroed, only_b_zeroed])
+def test_training_refuses_an_expert_without_factors(tmp_path, tiny_tokenizer, change):
+    folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[GATE_UP, DOWN])
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    modules = lora_modules(PeftModel.from_pretrained(base, folder / "adapter"))
+    completeness(folder / "adapter", modules)
+    damage(folder, change)
+    with pytest.raises(GateError, match=r"expert 2 of model\.layers\.0\.mlp\.experts\.down_proj"):
+        completeness(folder / "adapter", modules)
+
+
+def test_a_stack_without_factors_is_refused_by_name(tmp_path, tiny_tokenizer, rows):
+    folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[GATE_UP, DOWN])
+    file = folder / "adapter/adapter_model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.experts.lora" not in name}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(GateError, match=r"layers\.1\.mlp\.experts\.down_proj has no factors"):
+        merge_adapter(job(folder), Cpu(), rows)
+
+
+def test_a_parameter_that_is_no_stack_of_experts_is_refused(tmp_path, tiny_tokenizer, rows):
+    folder = make(tmp_path, tiny_tokenizer, target_modules=["q_proj"], target_parameters=["mlp.up_proj.weight"])
+    with pytest.raises(GateError, match="no stack of experts that they are for"):
+        merge_adapter(job(folder), Cpu(), rows)
 
 
 @pytest.mark.parametrize("settings", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens", "q_proj"]}])

@@ -1,0 +1,68 @@
+"""Factors beside stacks of experts: as updates of the model's parameters, and of what the base's files hold.
+
+PEFT saves the factors of all experts of a stack in two matrices, under the module that holds the stack. Most files have
+the experts one by one, and transformers stacks them while it loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from surefit.facts.all_linear import ends_with
+from surefit.facts.experts import wrappers
+from surefit.merge.adapter_file import AdapterFile, Update, incomplete, rank_and_scaling
+from surefit.model.compat import stacked_from_files
+from surefit.model.experts import expert_stacks, of_each
+from surefit.model.streamed import Weights
+
+
+def with_experts(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
+    """The adapter with an update for every stack that has factors, under its parameter's name.
+
+    Args:
+        model: the base; its weights are not looked at.
+
+    Raises:
+        GateError: factors for no stack of experts, or not those of all its experts.
+    """
+    targets = adapter.config.get("target_parameters") or ()
+    stacks = expert_stacks(model)
+    chosen = {name: shape for name, shape in stacks.items() if any(ends_with(name, target) for target in targets)}
+    within = {module: name for name, module in wrappers(chosen).items()}
+    if missing := sorted(within.keys() - adapter.wrapped.keys()):
+        raise incomplete(adapter.directory, f"{within[missing[0]]} has no factors")
+    updates = {}
+    for module, (a, b) in adapter.wrapped.items():
+        if module not in within:
+            raise incomplete(adapter.directory, f"{module} has factors, and no stack of experts that they are for")
+        name = within[module]
+        experts, outputs, inputs = chosen[name]
+        rank, scaling = rank_and_scaling(adapter.config, name)
+        if (a.shape, b.shape) != ((experts * rank, inputs), (outputs, rank * experts)):
+            raise incomplete(
+                adapter.directory,
+                f"{name} has factors {tuple(a.shape)} and {tuple(b.shape)} where {experts} experts of {outputs} × "
+                f"{inputs} have {(experts * rank, inputs)} and {(outputs, rank * experts)}",
+            )
+        updates[name] = Update(*of_each(a, b, experts), scaling)
+    return replace(adapter, updates={**adapter.updates, **updates}, wrapped={})
+
+
+def one_by_one(adapter: AdapterFile, model: PreTrainedModel, weights: Weights) -> AdapterFile:
+    """The adapter with an update for every tensor of the files in place of those of stacks that no file holds."""
+    if not any(update.a.ndim == 3 for update in adapter.updates.values()):
+        return adapter
+    stored = stacked_from_files(model, weights.names)
+    updates: dict[str, Update] = {}
+    for name, update in adapter.updates.items():
+        if name not in stored:
+            updates[name] = update
+            continue
+        for a, b, parts in zip(update.a, update.b, stored[name], strict=True):
+            heights = [weights.read(part).shape[0] for part in parts]
+            for part, rows in zip(parts, torch.split(b, heights), strict=True):
+                updates[part.removesuffix(".weight")] = Update(a, rows, update.scaling)
+    return replace(adapter, updates=updates)
