@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
@@ -114,6 +114,23 @@ def test_lora_skips_the_weight_gradients_of_the_base_model() -> None:
     base = 4 * (tokens * 2 * layer + targets * HIDDEN * VOCABULARY) - 2 * tokens * reading
     adapter = 6 * tokens * 2 * factors - 2 * tokens * 3 * r * HIDDEN
     assert linear_flops(step) == base + adapter
+
+
+@pytest.mark.parametrize(("experts", "dtype"), [(False, "bfloat16"), (True, "bfloat16"), (True, "float32")])
+def test_of_the_experts_those_that_are_chosen_are_counted(experts: bool, dtype: str) -> None:
+    """Forward and the inputs' gradient; with factors beside them that of the whole stacks, and these made of both."""
+    many, chosen, inner, r = 8, 2, 32, 4
+    shape = {"num_experts": many, "num_experts_per_tok": chosen, "moe_intermediate_size": inner, "head_dim": 16}
+    model = Qwen3MoeConfig(**{**config().to_diff_dict(), **shape, "model_type": "qwen3_moe"})
+    adapter = AdapterSection(r=r, target_modules=["q_proj"], experts=experts)
+    step, _ = operations(setting(config=model, adapter=adapter, dtype=dtype))
+    found = sum(times * each.flops for each, times in step.items() if each.name == "_grouped_mm")
+    rows, layers, each = 2 * 48 * chosen, 2, 3 * HIDDEN * inner
+    # Nobody needs the gradient of what the first layer's experts read: but its attention does, which has factors.
+    assert found == (6 if experts else 4) * rows * layers * each
+    batched = sum(times * each.flops for each, times in step.items() if each.name in ("bmm", "baddbmm"))
+    added = 2 * r * layers * many * each  # B A, and the gradients of B and A
+    assert batched >= 3 * added if experts else batched < added
 
 
 def test_checkpointing_runs_the_layers_forward_twice() -> None:

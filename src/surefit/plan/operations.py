@@ -200,6 +200,8 @@ def _flops(name: str, func: Any, given: dict[str, Any], args: Any, kwargs: Any, 
         return _attention_flops(given)
     if name == "gemm_4bit":
         return 2 * int(args[0].numel()) * int(args[2][0])
+    if name == "_grouped_mm":  # rows by the matrix of their expert, or the gradients of these: each row once
+        return 2 * int(args[0].numel()) * int(args[1].shape[-1])
     if name == "addmm_":
         return 2 * int(args[1].numel()) * int(args[2].shape[-1])
     count = flop_registry.get(func._overloadpacket)
