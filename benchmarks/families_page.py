@@ -30,17 +30,36 @@ certificate, reading the results back with plain transformers and plain PEFT (th
 EXPERTS = """
 ## Experts
 
-transformers 5 holds the experts of a layer in one stack (`mlp.experts.gate_up_proj`), which is no linear layer. So
+transformers 5 holds the experts of a layer in stacks (`mlp.experts.gate_up_proj`), which are no linear layers. So
 `target_modules: all-linear` trains factors beside attention, and beside the MLP of layers without experts where PEFT
-allows it, but beside no expert. ADP007 says which share of the parameters that leaves out. Training all weights trains
-the experts too.
+allows it, but beside no expert. ADP007 says which share of the parameters that leaves out.
+
+    adapter: {experts: true}
+
+puts factors beside every routed expert too, with the same rank and alpha, by PEFT's `target_parameters`; routers stay as
+they are. PEFT reads such an adapter without SureFit, and answers the same; SureFit merges those that PEFT wrote. In a
+merge every tensor of the base's files is an update of its own, whether the files hold the experts in stacks or one by
+one; an expert whose factors are lost is refused by name.
+
+It is not a part of all-linear, because it costs of another order. Qwen3-30B-A3B with r = 16 has 13,369,344 factors
+without and 642,514,944 with the experts. And PEFT adds them to the weights at every call: it makes W + scaling · B A of
+whole stacks, those of experts included that no token was sent to. A training step holds these sums, and a gradient of
+one: 1.875 GiB of Qwen3-30B-A3B in bfloat16 with gradient checkpointing, without it the size of all experts once more.
+The plan counts both. Answers from an adapter that is not merged pay the same for every token: merge first.
+
+Dropout, DoRA, quantised weights, compiled layers and every `parallel.mode` but single and ddp do not go with it
+(ADP009). An expert that no token was sent to in training keeps a B of zeros and is left as it was.
+
+With `python benchmarks/families.py --experts`, 23 November 2026: afmoe, aria_text, axk1, axk2, bailing_hybrid, beam,
+cohere2_moe, deepseek_v2, deepseek_v3, ernie4_5_moe, gpt_oss, granitemoe, granitemoehybrid, hunyuan_v1_moe, hy_v3,
+inkling_text, jamba, kimi_linear, lfm2_moe, llama4, llama4_text, mimo_v2_flash, minimax, minimax_m2, minimax_m3_vl_text,
+mixtral, phimoe, qwen2_moe, qwen3_5_moe, qwen3_moe, qwen3_next and zaya pass every stage, or all but the packed one, which
+`check` refuses as it does without experts. Laguna's merge fails as it does without. JetMoE's experts cannot be reached;
+Nemotron H and LongCat-Flash are refused or fail before.
 
 PEFT reads old adapters of such models by translating names: in the types that ADP008 knows, `gate_proj`, `up_proj` and
 `down_proj` (or `w1`, `w2`, `w3`) mean the stacks, wherever they stand. Shared experts and dense layers of those models
 have linear layers of these names. SureFit trains no factors there, because no adapter file could say so.
-
-Factors beside the stacks themselves (PEFT's `target_parameters`) are not supported: not in training, and `surefit
-merge` refuses such an adapter by name.
 
 ## What all-linear reaches
 

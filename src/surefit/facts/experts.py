@@ -78,7 +78,15 @@ def wrappers(parameters: Iterable[str]) -> dict[str, str]:
 def factor_shapes(
     stacks: Mapping[str, Stack], adapter: AdapterSection
 ) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """(stack, shape of its A, shape of its B), as PEFT holds the factors of all its experts; none without `experts`."""
+    """(stack, shape of its A, shape of its B), as PEFT holds the factors of all its experts; none without `experts`.
+
+    Qwen3-30B-A3B, r = 16: 48 layers × 128 experts × 16 × (2,048 + 1,536 + 768 + 2,048) factors.
+
+    >>> stacks = {"gate_up_proj": (128, 1536, 2048), "down_proj": (128, 2048, 768)}
+    >>> shapes = factor_shapes(stacks, AdapterSection(experts=True))
+    >>> 48 * sum(math.prod(a) + math.prod(b) for _, a, b in shapes)
+    629145600
+    """
     # Gate and up before down, as modules have them: PEFT's names depend on the order.
     for name in sorted(stacks, reverse=True) if adapter.experts else ():
         experts, outputs, inputs = stacks[name]
@@ -88,9 +96,12 @@ def factor_shapes(
 def summed_bytes(stacks: Mapping[str, Stack], number: int, recomputed: bool) -> int:
     """What the sums W + scaling · B A take in the backward pass, and the gradient of one of them.
 
-    A layer keeps its sums for its backward pass, which makes a gradient of their size. Qwen3-30B-A3B in bfloat16: a
-    layer's stacks are 128 × (1,536 + 768) × 2,048 numbers, 1.13 GiB; recomputed that and a gradient of two thirds of
-    it are held, 1.88 GiB, else the sums of all 48 layers.
+    A layer keeps its sums for its backward pass, which makes a gradient of the size of one. Qwen3-30B-A3B in bfloat16,
+    recomputed: a layer's stacks, 128 × (1,536 + 768) × 2,048 numbers, and a gradient of two thirds of them.
+
+    >>> layer = {"layers.0.experts.gate_up_proj": (128, 1536, 2048), "layers.0.experts.down_proj": (128, 2048, 768)}
+    >>> summed_bytes(layer, 2, recomputed=True) / 2**30
+    1.875
 
     Args:
         number: bytes of a weight.
