@@ -110,3 +110,64 @@ def test_audit_before_a_run_does_not_stand_in_its_way(surefit: Surefit, leaky: P
     assert "not a run directory" not in dry.text
     assert dry.code == 0, dry.text
     assert not Path("runs/leaky/passport.json").exists()
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_fix_leaves_out_what_is_repeated_empty_leaked_or_too_long(surefit: Surefit, leaky: Path) -> None:
+    train = lines(Path("train.jsonl"))
+    extra = [train[51], {**train[51], "query": f"{train[51]['query']}!"}, {**train[52], "query": " ", "answers": None}]
+    write(Path("train.jsonl"), [*train, *extra])
+    before = Path("train.jsonl").read_bytes()
+    options = ("audit", leaky, "--fix", "--set", "data.max_length=300", "--json")
+    shown = surefit(*options, "--dry-run").json["fix"]
+    assert not Path("train.clean.jsonl").exists()
+    answer = surefit(*options)
+    assert answer.code == 0, answer.text
+    done = answer.json["fix"]
+    assert {**shown, "dry_run": False} == done
+    kept, gone = lines(Path("train.clean.jsonl")), lines(Path("train.clean.removed.jsonl"))
+    assert (len(kept), len(gone)) == (done["kept"], sum(done["removed"].values()))
+    assert len(kept) + len(gone) == 103
+    reasons = {one["line"]: one["reason"] for one in gone}
+    assert (reasons[101], reasons[103]) == ("duplicate", "empty")
+    assert reasons[102] == "near_duplicate"
+    # The scored set asks what ten rows of the training set ask: "Ada Ada Adason" and the like.
+    leaks = [one for one in gone if one["reason"] == "leak_exact"]
+    assert len(leaks) == 10
+    assert all("eval.jsonl:" in str(one["what"]) for one in leaks)
+    assert all(one["file"] == "train.jsonl" and one["row"] == one["line"] for one in gone)
+    assert kept == [one for number, one in enumerate([*train, *extra], start=1) if number not in reasons]
+    assert Path("train.jsonl").read_bytes() == before
+
+    again = surefit("audit", leaky, "--fix", "--set", "data.train=train.clean.jsonl", "--dry-run", "--json").json
+    assert again["fix"]["removed"] == {}
+    short = surefit("audit", leaky, "--fix", "--set", "data.max_length=20", "--dry-run", "--json")
+    assert short.code == 2
+    assert "would have no rows" in short.text
+
+
+def test_fix_never_replaces_its_source_and_takes_no_part(surefit: Surefit, tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is {n} times {n}?", "completion": str(n * n)} for n in range(30)]
+    path = write(tmp_path / "rows.jsonl", [*rows, rows[3]])
+    for options, said in (
+        (("--out", path), "would replace its own source"),
+        (("--out", tmp_path / "rows.csv"), "give it the ending .jsonl"),
+        (("--max-rows", "5"), "a clean copy is of all"),
+    ):
+        answer = surefit("audit", path, "--fix", *options)
+        assert answer.code == 2
+        assert said in answer.text
+    assert surefit("audit", path, "--dry-run").code == 2
+    assert "name one: --out" in surefit("audit", tmp_path / "*.jsonl", "--fix").text
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "rows.jsonl", rows)
+    assert "part of its own source" in surefit("audit", folder, "--fix", "--out", folder / "new.jsonl").text
+    assert surefit("audit", folder, "--fix").code == 0
+    assert lines(tmp_path / "folder.clean.jsonl") == rows
+    assert surefit("audit", path, "--fix", "--out", tmp_path / "other.jsonl").code == 0
+    assert lines(tmp_path / "other.jsonl") == rows
+    assert not [name for name in tmp_path.iterdir() if name.name.endswith(".tmp")]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from surefit import __version__
-from surefit.cli import publish
+from surefit.cli import data, publish
 from surefit.cli.exits import finish, leave
 from surefit.cli.options import (
     Adapt,
@@ -104,20 +104,7 @@ def check(
     )
 
 
-@app.command()
-def audit(
-    target: Annotated[str, typer.Argument(metavar="CONFIG|DATA", help="A config or run directory, or bare data.")],
-    overrides: Overrides = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the passport here.")] = None,
-    max_rows: Annotated[int | None, typer.Option(min=1, help="Look at this many rows, spread evenly.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes at most; default: one per core.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Look at every row: lengths, duplicates, leaks, damage; write the data set's passport."""
-    finish(
-        as_json,
-        lambda out: _cli("auditing").audit(out, target, overrides, output=output, max_rows=max_rows, workers=workers),
-    )
+app.command()(data.audit)
 
 
 @app.command("import")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.env import redact
-from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, DataError, SureFitError
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, DataError, SureFitError
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
 from surefit.stages.checking import fitting_recipe, mixed_problems
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.config.schema import Config
     from surefit.data.audit.chunk import Question
+    from surefit.data.audit.clean import Removals
     from surefit.data.audit.whole import Audited
     from surefit.data.load import Rows
     from surefit.facts.audit import AuditFacts, Observation
@@ -56,6 +57,19 @@ class Subject:
     run: RunDir | None = None
 
 
+@dataclass(frozen=True)
+class Fix:
+    """What `--fix` is to do.
+
+    Attributes:
+        out: where the copy goes; None: beside its source.
+        dry_run: only say what would be left out.
+    """
+
+    out: Path | None = None
+    dry_run: bool = False
+
+
 def audit(
     out: Output,
     target: str,
@@ -64,17 +78,22 @@ def audit(
     output: Path | None = None,
     max_rows: int | None = None,
     workers: int | None = None,
+    fix: Fix | None = None,
 ) -> int:
-    """Audit, judge, say, write; exit code 1 where a finding is an error."""
+    """Audit, judge, say, write; exit code 1 where a finding is an error, and 0 once a clean copy is written."""
     subject = _config_subject(target, overrides) if _is_config(target) else _data_subject(target)
+    if fix:
+        _require_fixable(subject, fix, max_rows)
     with _noted(subject.run):
-        result = _audited(out, subject, max_rows, workers)
+        result = _audited(out, subject, max_rows, workers, fix)
         path = output or subject.passport
         if path is not None and "rows" in result:
             # Examples quote the rows, and a row may hold a key.
             write_atomic(path, redact(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
             out.note(f"written: {path}")
     out.result(result)
+    if fix and "fix" in result:
+        return EXIT_OK
     return EXIT_FINDINGS if any(one["severity"] == "error" for one in result["findings"]) else EXIT_OK
 
 
@@ -93,12 +112,15 @@ def _noted(run: RunDir | None) -> Iterator[None]:
         yield
 
 
-def _audited(out: Output, subject: Subject, max_rows: int | None, workers: int | None) -> dict[str, Any]:
+def _audited(
+    out: Output, subject: Subject, max_rows: int | None, workers: int | None, fix: Fix | None
+) -> dict[str, Any]:
     """The content of passport.json; only the findings where a file is no rows, but is known for what it is.
 
     Raises:
         DataError: the rows cannot be read.
     """
+    from surefit.data.audit.clean import Removals
     from surefit.data.audit.passport import passport
     from surefit.data.audit.sample import file_observations
     from surefit.data.audit.whole import audit
@@ -116,9 +138,16 @@ def _audited(out: Output, subject: Subject, max_rows: int | None, workers: int |
         return {"source": question.source, "findings": findings}
     rows = subject.rows.sample(max_rows) if max_rows is not None else subject.rows
     workers = workers or cpu_count()
+    removals = Removals()
     with out.progress("auditing") as progress:
         found = audit(
-            rows, question, scored=subject.scored, expected=subject.expected, workers=workers, on_progress=progress
+            rows,
+            question,
+            scored=subject.scored,
+            expected=subject.expected,
+            workers=workers,
+            on_progress=progress,
+            and_then=removals.find if fix else None,
         )
     facts = replace(found.facts, observations={**found.facts.observations, **of_files})
     problems = (*subject.context.problems, *_unusable(subject, facts))
@@ -132,7 +161,47 @@ def _audited(out: Output, subject: Subject, max_rows: int | None, workers: int |
     }
     result = passport(replace(found, facts=facts), rows, findings, about)
     _say(out, result, facts.observations)
+    if fix:
+        result["fix"] = _fixed(out, rows, removals, fix)
     return result
+
+
+def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
+    """A copy is of all rows or of none."""
+    from surefit.data.audit.clean import clean_path
+    from surefit.data.sources import resolve_source
+
+    config = subject.context.config
+    if max_rows is not None or (config is not None and config.data.limit is not None):
+        name = "--max-rows" if max_rows is not None else "data.limit"
+        raise ConfigError(f"{name} takes a part of the rows, and a clean copy is of all", help=f"leave {name} out")
+    if subject.rows is None:
+        raise subject.context.problems[0]
+    clean_path(resolve_source(subject.question.source), fix.out)
+
+
+def _fixed(out: Output, rows: Audited, removals: Removals, fix: Fix) -> dict[str, Any]:
+    """Write the clean copy, or say what it would be."""
+    from surefit.data.audit.clean import clean_path, removed_path, write_clean
+    from surefit.data.sources import resolve_source
+
+    path, counts = clean_path(resolve_source(rows.source), fix.out), removals.counts()
+    parts = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.items())
+    would = "would be " if fix.dry_run else ""
+    out.say(f"{plural(len(removals), 'row')} of {len(rows):,} {would}left out{': ' if parts else ''}{parts}")
+    if len(removals) == len(rows):
+        raise DataError("a clean copy would have no rows", path=rows.source, help="see what the audit found")
+    if not fix.dry_run:
+        write_clean(rows, removals, path)
+        out.note(f"written: {path}, and what it lacks: {removed_path(path)}")
+    return {
+        "dry_run": fix.dry_run,
+        "rows": len(rows),
+        "kept": len(rows) - len(removals),
+        "removed": counts,
+        "out": str(path),
+        "list": str(removed_path(path)),
+    }
 
 
 def _judged(subject: Subject, **known: Any) -> list[dict[str, Any]]:

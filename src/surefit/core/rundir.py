@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from surefit.core.errors import DataError, MachineError
 from surefit.core.lock import locked
@@ -205,12 +205,19 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part of it."""
     # A file name that is not UTF-8 is a text with half characters: written as JSON and YAML escape them.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    with file_atomic(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def file_atomic(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path` once it is written; on an exception `path` is as it was."""
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with open(temporary, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

@@ -19,7 +19,7 @@ from surefit.core.units import MIB
 from surefit.data.near_duplicates import BANDS, Hashes
 from surefit.data.readers import Placed
 
-ROWS_AT_ONCE = 2_000_000
+ROWS_AT_ONCE = 250_000
 """Entries of one column that are sorted at a time."""
 BLOCK = 65_536
 """Entries that are read at a time."""

@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +40,6 @@ CHUNK_CHARACTERS = 32_000_000
 START_SECONDS, ROW_SECONDS, CHARACTER_SECONDS = 4.0, 1.2e-4, 2.5e-7
 """What a process costs before its first row (it imports transformers), a row, and a character of it; measured. They
 only decide how many processes are worth their start."""
-OnRemoval = Callable[[int, str, str, str], None]
 ROUND_TRIPS = 200
 """Rows on which the template's round trip is tried."""
 
@@ -108,7 +108,7 @@ def audit(
     expected: Sequence[str] | None = (),
     workers: int = 1,
     on_progress: OnProgress = silent,
-    on_removal: OnRemoval | None = None,
+    and_then: Callable[[Question, Whole, Mapping[str, Whole]], None] | None = None,
 ) -> Audit:
     """Look at every row.
 
@@ -119,8 +119,7 @@ def audit(
         expected: the recipe's columns; None for several tasks (`dataset_facts`).
         workers: processes at most; small sets are looked at in this one.
         on_progress: called with the rows done.
-        on_removal: called for every row that a clean copy would not have, in no order and perhaps more than once: its
-            number, where it is, the observation and what was seen.
+        and_then: called with all that was gathered, of the training rows and of each scored set, while it is there.
 
     Raises:
         DataError: the columns do not fit the recipe.
@@ -134,24 +133,22 @@ def audit(
     workers = max(1, min(workers, int(_expected_seconds(rows) / START_SECONDS)))
     scored = scored or {}
     total = len(rows) + sum(map(len, scored.values()))
-    with spooled() as spool, _rows_kept():
-        seen = Whole(spool)
-        for part in _looked_at(rows.placed(), spool, question, workers):
+    with ExitStack() as stack, _rows_kept():
+        seen = Whole(stack.enter_context(spooled()))
+        for part in _looked_at(rows.placed(), seen.spool, question, workers):
             seen.add(part)
             on_progress(len(seen), total, "rows")
-        leaks = {}
+        theirs = {}
         for name, others in scored.items():
-            with spooled() as own:
-                about, theirs = replace(question, columns=tuple(others.columns), source=others.source), Whole(own)
-                for part in _looked_at(others.placed(), own, about):
-                    theirs.add(part)
-                leaks[name] = _leaks(theirs, seen)
-                if on_removal:
-                    _leaked(theirs, seen, on_removal)
+            about = replace(question, columns=tuple(others.columns), source=others.source)
+            theirs[name] = Whole(stack.enter_context(spooled()))
+            for part in _looked_at(others.placed(), theirs[name].spool, about):
+                theirs[name].add(part)
             on_progress(total, total, name)
-        observations = _observations(question, seen, on_removal) | _leak_observations(leaks, spool, scored)
-        if on_removal:
-            _unfit(question, seen, on_removal)
+        leaks = {name: _leaks(whole, seen) for name, whole in theirs.items()}
+        observations = _observations(question, seen) | _leak_observations(leaks, seen.spool, scored)
+        if and_then:
+            and_then(question, seen, theirs)
         return Audit(
             facts=AuditFacts(rows.source, len(rows), len(rows), observations, question.max_length),
             dataset=_of_all_rows(sample, seen, observations["duplicate"].rows),
@@ -271,7 +268,7 @@ class Whole:
 # Judging all rows together
 
 
-def _observations(question: Question, seen: Whole, on_removal: OnRemoval | None) -> dict[str, Observation]:
+def _observations(question: Question, seen: Whole) -> dict[str, Observation]:
     count, where = len(seen), seen.spool.where
     looking = chosen_detectors(question.columns, question.recipe_name)
     found = detected(seen.tally, looking, count, where)
@@ -289,7 +286,7 @@ def _observations(question: Question, seen: Whole, on_removal: OnRemoval | None)
         found[name] = seen.tally.observation(name, possible, where, _detail(name, question, seen))
     if question.target:
         found["constant_target"] = _constant(seen)
-    return found | _repeated(seen, on_removal)
+    return found | _repeated(seen)
 
 
 def _detail(name: str, question: Question, seen: Whole) -> str:
@@ -312,29 +309,23 @@ def _distinct(hashes: Column) -> int:
     return sum(len(np.unique(values)) for _, values in hashes.parts())
 
 
-def _repeated(seen: Whole, on_removal: OnRemoval | None) -> dict[str, Observation]:
+def _repeated(seen: Whole) -> dict[str, Observation]:
     where, count = seen.spool.where, len(seen)
     exact, near = Tally(), Tally()
-    first = _first_of_equals(seen)
-
-    def add(tally: Tally, name: str, index: int, what: str) -> None:
-        tally.add(name, index, what)
-        if on_removal:
-            on_removal(index, where(index), name, what)
-
+    first = first_of_equals(seen)
     for start in range(0, count, CHUNK):
         repeats = np.flatnonzero(first[start : start + CHUNK]) + start
         for index in repeats.tolist():
-            add(exact, "duplicate", index, f"the same as {where(int(first[index]) - 1)}")
+            exact.add("duplicate", index, f"the same as {where(int(first[index]) - 1)}")
     for pair in near_duplicates(seen.keys, seen.texts, lambda index: bool(first[index])):
-        add(near, "near_duplicate", pair.index, f"{pair.similarity:.0%} the same as {where(pair.earlier)}")
+        near.add("near_duplicate", pair.index, f"{pair.similarity:.0%} the same as {where(pair.earlier)}")
     return {
         "duplicate": exact.observation("duplicate", count, where),
         "near_duplicate": near.observation("near_duplicate", count, where),
     }
 
 
-def _first_of_equals(seen: Whole) -> npt.NDArray[np.int64]:
+def first_of_equals(seen: Whole) -> npt.NDArray[np.int64]:
     """For each row the number of the first equal to it, plus 1; 0 where it is that one itself."""
     found = seen.spool.array(len(seen), np.int64)
     for places, values in seen.contents.parts():
@@ -381,32 +372,6 @@ def _leaks(scored: Whole, train: Whole) -> _Leaks:
     matches = near_matches(scored.prompt_keys, scored.asked, train.prompt_keys, train.asked)
     near = {match.index: (match.earlier, match.similarity) for match in matches if match.index not in exact}
     return _Leaks(exact, near)
-
-
-def _leaked(scored: Whole, train: Whole, on_removal: OnRemoval) -> None:
-    """Every training row that a scored row was taken from, not only the first."""
-    prompts = scored.prompts.read(0, len(scored.prompts))
-    known = {prompt: scored.spool.where(n) for n, prompt in reversed([*enumerate(prompts.tolist())]) if prompt}
-    wanted = np.unique(prompts[prompts != b""])
-    for start, block in train.prompts.blocks():
-        for place in np.flatnonzero(np.isin(block, wanted)).tolist():
-            index = start + place
-            on_removal(index, train.spool.where(index), "leak_exact", f"the prompt of {known[bytes(block[place])]}")
-    for near in near_matches(train.prompt_keys, train.asked, scored.prompt_keys, scored.asked):
-        what = f"{near.similarity:.0%} the prompt of {scored.spool.where(near.earlier)}"
-        on_removal(near.index, train.spool.where(near.index), "leak_near", what)
-
-
-def _unfit(question: Question, seen: Whole, on_removal: OnRemoval) -> None:
-    """Rows that say nothing, and those that training would leave out for their length."""
-    limit = question.max_length if question.tokenizer else None
-    for start, block in seen.empty.blocks():
-        for index in (np.flatnonzero(block) + start).tolist():
-            on_removal(index, seen.spool.where(index), "empty", "there is no answer, or no text")
-    for start, block in seen.longest.blocks():
-        for place in np.flatnonzero(block > limit).tolist() if limit is not None else ():
-            index = start + place
-            on_removal(index, seen.spool.where(index), "over_max_length", f"{int(block[place]):,} tokens of {limit:,}")
 
 
 def _leak_observations(leaks: Mapping[str, _Leaks], spool: Spool, scored: Mapping[str, Rows]) -> dict[str, Observation]:

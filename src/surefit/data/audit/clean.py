@@ -1,0 +1,133 @@
+"""A copy of a data set without the rows that an audit would have out, and the list of those that were left out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from surefit.core.errors import DataError
+from surefit.core.rundir import file_atomic
+from surefit.data.audit.chunk import Question
+from surefit.data.audit.whole import Audited, Whole, first_of_equals
+from surefit.data.near_duplicates import near_duplicates, near_matches
+from surefit.data.opening import endings
+from surefit.data.sources import Source
+
+REASONS = ("empty", "over_max_length", "leak_exact", "leak_near", "duplicate", "near_duplicate")
+"""Observations for which a row is left out; of several that a row shows, the first is named."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A row that is left out.
+
+    Attributes:
+        reason: one of `REASONS`.
+        what: what was seen, with the place of the other row where there is one.
+    """
+
+    reason: str
+    what: str
+
+
+class Removals(dict[int, Removed]):
+    """Row number → why it is left out. Memory is a matter of the rows that are."""
+
+    def find(self, question: Question, train: Whole, scored: Mapping[str, Whole]) -> None:
+        """Choose the rows, given what an audit has gathered."""
+        self._unfit(question, train)
+        for others in scored.values():
+            self._leaks(train, others)
+        first = first_of_equals(train)
+        for start in range(0, len(train), 65_536):
+            for index in (np.flatnonzero(first[start : start + 65_536]) + start).tolist():
+                self._add(index, "duplicate", f"the same as {train.spool.where(int(first[index]) - 1)}")
+        # Of rows that are nearly the same one stays: so rows that go for another reason are no measure.
+        for near in near_duplicates(train.keys, train.texts, self.__contains__):
+            what = f"{near.similarity:.0%} the same as {train.spool.where(near.earlier)}"
+            self._add(near.index, "near_duplicate", what)
+
+    def _add(self, index: int, reason: str, what: str) -> None:
+        self.setdefault(index, Removed(reason, what))
+
+    def _unfit(self, question: Question, train: Whole) -> None:
+        limit = question.max_length if question.tokenizer else None
+        for start, block in train.empty.blocks():
+            for index in (np.flatnonzero(block) + start).tolist():
+                self._add(index, "empty", "there is no answer, or no text")
+        for start, block in train.longest.blocks() if limit is not None else ():
+            for place in np.flatnonzero(block > limit).tolist():
+                self._add(start + place, "over_max_length", f"{int(block[place]):,} tokens, max_length {limit:,}")
+
+    def _leaks(self, train: Whole, scored: Whole) -> None:
+        """Every training row whose prompt is scored, or nearly."""
+        prompts = scored.prompts.read(0, len(scored.prompts))
+        place = {prompt: scored.spool.where(n) for n, prompt in reversed([*enumerate(prompts.tolist())]) if prompt}
+        wanted = np.array(list(place), prompts.dtype)
+        for start, block in train.prompts.blocks():
+            for index in np.flatnonzero(np.isin(block, wanted)).tolist():
+                self._add(start + index, "leak_exact", f"the prompt of {place[block[index].item()]}")
+        for near in near_matches(train.prompt_keys, train.asked, scored.prompt_keys, scored.asked):
+            what = f"{near.similarity:.0%} the prompt of {scored.spool.where(near.earlier)}"
+            self._add(near.index, "leak_near", what)
+
+    def counts(self) -> dict[str, int]:
+        """Reason → rows."""
+        found = Counter(one.reason for one in self.values())
+        return {reason: found[reason] for reason in REASONS if found[reason]}
+
+
+def clean_path(source: Source, out: Path | None) -> Path:
+    """Where the copy goes: where `out` says, or beside a file or a directory.
+
+    Raises:
+        DataError: no place can be told, or it is one that holds the source itself.
+    """
+    if out is None and source.path is not None:
+        name = source.path.name.removesuffix(endings(source.path.name)[1])
+        name = name.removesuffix(Path(name).suffix) if source.kind != "directory" else name
+        out = (Path() if source.kind == "sample" else source.path.parent) / f"{name}.clean.jsonl"
+    if out is None:
+        raise DataError("no place for the copy can be told", path=source.name, help="name one: --out FILE.jsonl")
+    if out.suffix != ".jsonl":
+        raise DataError("the copy is written as JSON Lines", path=out, help="give it the ending .jsonl")
+    if source.kind == "directory" and source.path is not None and out.resolve().parent == source.path.resolve():
+        raise DataError("the copy would be read as a part of its own source", path=out, help="name another directory")
+    return out
+
+
+def removed_path(out: Path) -> Path:
+    """Where the list of what is not in the copy goes."""
+    return out.with_name(f"{out.stem}.removed.jsonl")
+
+
+def write_clean(rows: Audited, removals: Removals, out: Path) -> None:
+    """Write the copy and, beside it, the list; whole or not at all, and never over a file that is read.
+
+    Raises:
+        DataError: `out` is one of the source's files.
+        MachineError: it cannot be written.
+    """
+    for path in (out, removed_path(out)):
+        if path.exists() and any(path.samefile(file) for file in rows.files):
+            raise DataError("the copy would replace its own source", path=path, help="name another file: --out FILE")
+    with ExitStack() as stack:
+        kept, gone = (stack.enter_context(file_atomic(path)) for path in (out, removed_path(out)))
+        for line, removed in _lines(rows, removals):
+            (gone if removed else kept).write(line)
+
+
+def _lines(rows: Audited, removals: Removals) -> Iterator[tuple[bytes, bool]]:
+    for number, (row, path, line) in enumerate(rows.placed()):
+        found = removals.get(number)
+        if found is None:
+            written = row
+        else:
+            written = {"file": path, "line": line, "row": number + 1, "reason": found.reason, "what": found.what}
+        yield json.dumps(written, ensure_ascii=False, default=str).encode() + b"\n", found is not None
