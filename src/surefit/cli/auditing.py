@@ -329,6 +329,8 @@ def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Obse
         + (f" of {result['recipe']}" if result["recipe"] else ""),
         "bold",
     )
+    if result["examples"] != result["usable"]:
+        out.say(f"{result['examples']:,} examples: the chat template rewrites earlier turns of a conversation")
     unit = result["unit"]
     parts = [[name, *_numbers(part)] for name, part in lengths.items() if part["total"]]
     out.table(f"Length in {unit}", ["part", "total", "mean", "median", "95 %", "99 %", "longest"], parts)

@@ -102,7 +102,8 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
 
 
 def _visible(messages: Sequence[Message], reads: Reads) -> list[Message]:
-    return [as_read({key: value for key, value in m.items() if key != "weight"}, reads) for m in messages]
+    visible = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+    return [as_read(message, reads) for message in visible] if reads.fields else visible
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[Encoded]:
