@@ -1,0 +1,81 @@
+"""Rows with reasoning on a template that forgets it: one row, several examples, in every stage that counts them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Surefit
+
+from surefit.core.rundir import read_json
+
+TEMPLATE = Path(__file__).parents[1] / "unit" / "model" / "thinking.jinja"
+
+
+@pytest.fixture
+def thinking(tmp_path: Path) -> Path:
+    """Forty rows of two answers with reasoning."""
+    shutil.copy(TEMPLATE, tmp_path / "thinking.jinja")
+    rows = []
+    for n in range(40):
+        turns = []
+        for more in (1, 2):
+            turns.append({"role": "user", "content": f"{n} + {more}?"})
+            turns.append({"role": "assistant", "reasoning": f"count from {n}", "content": str(n + more)})
+        rows.append(json.dumps({"messages": turns}))
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "recipe: sft\n"
+        "model: {name_or_path: surefit/nano, chat_template: thinking.jinja}\n"
+        "data: {train: rows.jsonl, eval: 0.5, max_length: 256}\n"
+        "train: {global_batch_size: 4}\n"
+        "checkpoint: {every: 2}\n"
+        "evaluate: {max_new_tokens: 8, max_examples: 2}\n"
+        "output_dir: runs/one\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_show_numbers_the_examples_of_a_row(surefit: Surefit, thinking: Path) -> None:
+    shown = surefit("check", thinking, "--show", "1")
+    assert "rows.jsonl:1, example 2 of 2 (the template rewrites earlier turns)" in shown.text
+    assert shown.stdout.count("⟦<think>\ncount from 0\n</think>\n\n") == 2
+    last = surefit("check", thinking, "--show", "1", "--set", "data.thinking=only_last")
+    assert "rows.jsonl:1: the loss falls" in last.text
+    assert last.stdout.count("⟦<think>") == 1
+    dropped = surefit("check", thinking, "--show", "1", "--set", "data.thinking=drop")
+    assert "count from" not in dropped.stdout
+    assert "TPL010" in dropped.text
+
+
+def test_every_stage_counts_examples(surefit: Surefit, thinking: Path) -> None:
+    audited = surefit("audit", thinking, "--json").json
+    assert (audited["usable"], audited["examples"]) == (40, 80)
+    plan = surefit("plan", thinking, "--quick", "--json")
+    assert plan.code == 0, plan.text
+    assert plan.json["steps"]["rows"] == 80
+    trained = surefit("train", thinking, "--json", "--set", "train.max_steps=2")
+    assert trained.code == 0, trained.text
+    rows = trained.json["rows"]
+    assert rows["split"] == rows["rows"]
+    assert rows["kept"] == 2 * rows["rows"]
+    observations = read_json(Path("runs/one/batch_audit.json"))["observations"]
+    assert observations["misplaced_mask"]["of"] > 0
+    assert {name: seen["rows"] for name, seen in observations.items() if seen["rows"]} == {}
+    for switches in ("{}", "{enable_thinking: false}"):
+        scored = surefit(
+            "evaluate", "runs/one", "--variant", "adapter", "--set", f"evaluate.chat_template_kwargs={switches}"
+        )
+        assert scored.code == 0, scored.text
+
+
+def test_a_run_is_resumed_only_with_the_same_examples(surefit: Surefit, thinking: Path) -> None:
+    whole = surefit("train", thinking, "--json", "--set", "train.max_steps=4")
+    assert whole.code == 0, whole.text
+    other = surefit("train", thinking, "--resume", "--set", "train.max_steps=4", "--set", "data.thinking=only_last")
+    assert other.code != 0
+    assert "data.train" in other.text
