@@ -67,9 +67,8 @@ def test_every_stage_counts_examples(surefit: Surefit, thinking: Path) -> None:
     assert observations["misplaced_mask"]["of"] > 0
     assert {name: seen["rows"] for name, seen in observations.items() if seen["rows"]} == {}
     for switches in ("{}", "{enable_thinking: false}"):
-        scored = surefit(
-            "evaluate", "runs/one", "--variant", "adapter", "--set", f"evaluate.chat_template_kwargs={switches}"
-        )
+        asked = ("--variant", "adapter", "--set", f"evaluate.chat_template_kwargs={switches}")
+        scored = surefit("evaluate", "runs/one", *asked)
         assert scored.code == 0, scored.text
 
 
