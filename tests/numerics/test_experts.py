@@ -10,11 +10,14 @@ import families
 import pytest
 import torch
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import AdapterSection, ParallelSection
+from surefit.core.errors import ConfigError
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.experts import expert_stacks, is_transposed, of_each
-from surefit.train.loss import loss_sum
+from surefit.train.loss import loss_sum, require_whole_routing
+from surefit.train.optim import MasterAdamW
+from surefit.train.step import train_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SECTION = AdapterSection(r=3, alpha=7, experts=True)
@@ -141,3 +144,33 @@ def test_the_router_and_the_experts_themselves_are_not_trained() -> None:
     assert trained
     assert all(".lora_" in name and ".gate." not in name for name in trained)
     assert sum(".experts." in name for name in trained) == 2 * 2 * 2  # A and B of two stacks in two layers
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_step_trains_and_reports_the_routers_loss(checkpointing: bool) -> None:
+    """The gradient is that of both losses; what is reported as the loss is the cross-entropy."""
+    results, updates = [], []
+    for coefficient in (0.0, 5.0):
+        base = families.build("qwen3_moe", output_router_logits=True, router_aux_loss_coef=coefficient)
+        model = add_adapter(base, SECTION).train()
+        enable_checkpointing(model, checkpointing)
+        optimizer = MasterAdamW(model)
+        optimizer.learning_rate = 1e-2
+        results.append([train_step(model, [batch(True), batch(False)], optimizer, 1e9) for _ in range(3)])
+        updates.append({name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
+    plain, balanced = results
+    assert [each.router_loss for each in plain] == [0.0] * 3
+    assert plain[0].loss == pytest.approx(balanced[0].loss, rel=1e-6)
+    assert balanced[-1].router_loss is not None
+    assert balanced[-1].router_loss < balanced[0].router_loss  # it was trained
+    assert plain[-1].loss < balanced[-1].loss
+    assert any(not torch.equal(updates[0][name], tensor) for name, tensor in updates[1].items())
+
+
+@pytest.mark.parametrize("parallel", [ParallelSection(mode="pp", pp=2), ParallelSection(mode="cp", cp=2)])
+def test_a_routers_loss_is_refused_where_layers_or_tokens_are_shared(parallel: ParallelSection) -> None:
+    require_whole_routing(families.build("qwen3_moe"), parallel)
+    asked = families.build("qwen3_moe", output_router_logits=True)
+    require_whole_routing(asked, ParallelSection(mode="ddp"))
+    with pytest.raises(ConfigError, match="all layers and tokens"):
+        require_whole_routing(asked, parallel)

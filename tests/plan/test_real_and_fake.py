@@ -30,6 +30,7 @@ TINY = {
 LLAMA = LlamaConfig(**TINY)
 QWEN2 = Qwen2Config(**TINY | {"num_hidden_layers": 1}, tie_word_embeddings=True)
 QWEN3_MOE = Qwen3MoeConfig(**TINY, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+ROUTED = Qwen3MoeConfig(**QWEN3_MOE.to_diff_dict() | {"output_router_logits": True})
 LORA = AdapterSection(r=4, target_modules=["v_proj", "down_proj"])
 DORA = LORA.model_copy(update={"use_dora": True})
 EXPERTS = AdapterSection(r=4, experts=True)
@@ -79,6 +80,7 @@ SETTINGS += [
     replace(PACKED, adapter=AdapterSection(r=4), quantization="fp8", dtype="bfloat16"),
     replace(PACKED, dtype="bfloat16", chunked=False, neftune=5.0),
     replace(FIRST, config=QWEN3_MOE, adapter=EXPERTS),
+    replace(FIRST, config=ROUTED, adapter=EXPERTS, padded=True, checkpointing=True),
     replace(FIRST, config=QWEN3_MOE, adapter=EXPERTS, dtype="bfloat16", checkpointing=True, micro_batches=2),
     replace(PACKED, config=QWEN3_MOE, adapter=EXPERTS, dtype="bfloat16", fused_lora=True, checkpointing="selective"),
     *(

@@ -37,6 +37,7 @@ from surefit.train.export import export, result_of
 from surefit.train.heldout import HeldOut
 from surefit.train.identity import carried_out, identity
 from surefit.train.inputs import Callbacks, Environment, TrainingData
+from surefit.train.loss import require_whole_routing
 from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.out_of_memory import explained
 from surefit.train.preflight import AUDITED, require_sound_batches
@@ -77,6 +78,7 @@ class Training:
         callbacks: Callbacks = UNHEARD,
     ) -> None:
         require_together(config)
+        require_whole_routing(model, config.parallel)
         rows, tokenizer, facts, hardware = data.rows, data.tokenizer, environment.model, environment.hardware
         self.engine = engine = environment.engine or SINGLE
         self.world = engine.world

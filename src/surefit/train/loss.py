@@ -12,15 +12,22 @@ from peft import PeftModel
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
-from surefit.core.errors import ModelError
+from surefit.config.schema import ParallelSection
+from surefit.core.errors import ConfigError, ModelError
 from surefit.data.collate import LOSS_KEYS
 from surefit.facts.activations import LOSS_TILE, chunk_rows
 from surefit.model.compat import answering
 from surefit.model.sdpa import capability_of
 
 
-def loss_sum(model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool) -> torch.Tensor:
+def loss_sum(
+    model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool, balance: list[torch.Tensor] | None = None
+) -> torch.Tensor:
     """The summed cross-entropy of one micro batch, 0-d float32 in nats, on the model's device; 0 without targets.
+
+    A mixture of experts whose config.json has `output_router_logits: true` adds its own loss for an even use of its
+    experts (Fedus et al. 2022, equations 4 to 6), times `router_aux_loss_coef` and the number of targets, where
+    gradients are taken: a mean over micro batches weighs each by its targets.
 
     Chunked, neither the logits of all tokens nor those of all supervised ones exist at any time: the decoder's hidden
     states of the supervised tokens go through the head a chunk at a time, and each chunk's gradient is taken at once.
@@ -30,6 +37,7 @@ def loss_sum(model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool) ->
         model: a causal language model, with or without LoRA factors.
         batch: as data/collate.py makes it: tensors are moved to the model's device, everything else is passed as it is.
         chunked: False computes the logits of all tokens, and keeps those of the supervised ones in float32.
+        balance: what the router's loss has added to the sum is put there, detached.
 
     Raises:
         ModelError: the model calls its decoder in a way that cannot be chunked.
@@ -44,13 +52,50 @@ def loss_sum(model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool) ->
     # No cache: it costs memory, and transformers takes a batch with a cache for the start of a generation.
     inputs = {name: value for name, value in moved.items() if name not in LOSS_KEYS} | {"use_cache": False}
     if not chunked or can_chunk(model) is not None:
-        logits = model(**inputs).logits.flatten(0, 1).index_select(0, rows)
-        return F.cross_entropy(logits.float(), targets, reduction="sum")
-    hidden, head, trained = _decode(model, inputs, rows)
+        answer = model(**inputs)
+        logits = answer.logits.flatten(0, 1).index_select(0, rows)
+        return _balanced(F.cross_entropy(logits.float(), targets, reduction="sum"), model, answer, targets, balance)
+    answer, hidden, head, trained = _decode(model, inputs, rows)
     if torch.is_grad_enabled():
         loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *trained)  # type: ignore[no-untyped-call]
-        return loss
+        return _balanced(loss, model, answer, targets, balance)
     return _through_chunks(head, targets, hidden, [])[0]
+
+
+def balances_experts(model: torch.nn.Module) -> bool:
+    """Whether config.json asks for the router's loss."""
+    return bool(getattr(_causal_lm(model).config.get_text_config(), "output_router_logits", False))
+
+
+def require_whole_routing(model: torch.nn.Module, parallel: ParallelSection) -> None:
+    """Refuse a router's loss where no process sees all layers and tokens of a micro batch.
+
+    Raises:
+        ConfigError: it is asked for, and layers or tokens are shared.
+    """
+    if balances_experts(model) and (parallel.mode == "pp" or parallel.cp > 1):
+        raise ConfigError(
+            "config.json asks for the router's loss, which is of all layers and tokens, and the processes share them",
+            field="parallel.mode",
+            help="set parallel.mode: ddp, or output_router_logits: false in the model's config.json",
+        )
+
+
+def _balanced(
+    loss: torch.Tensor, model: torch.nn.Module, answer: Any, targets: torch.Tensor, balance: list[torch.Tensor] | None
+) -> torch.Tensor:
+    """`loss` and the router's, which the model has computed with its answer."""
+    own = getattr(answer, "aux_loss", None)
+    if not torch.is_grad_enabled() or not isinstance(own, torch.Tensor):
+        return loss
+    causal_lm = _causal_lm(model)
+    places = (causal_lm, causal_lm.config.get_text_config())
+    names = ("router_aux_loss_coef", "aux_loss_coef")
+    weight = next((getattr(place, name) for place in places for name in names if hasattr(place, name)), 0.0)
+    added = own.float() * weight * len(targets)
+    if balance is not None:
+        balance.append(added.detach())
+    return loss + added
 
 
 def can_chunk(model: torch.nn.Module) -> str | None:
@@ -67,8 +112,6 @@ def can_chunk(model: torch.nn.Module) -> str | None:
     head = causal_lm.get_output_embeddings()
     if head is None or any(module is head for module in decoder.modules()):
         return "it has no output head outside of its decoder"
-    if getattr(causal_lm.config.get_text_config(), "output_router_logits", False):
-        return "config.json asks for the router's logits (output_router_logits)"
     return None
 
 
@@ -93,9 +136,10 @@ class _Head:
         # The decoder answers with the states that we have, so that the model's own forward does the rest: transformers
         # has no function for it, and a copy of the head's arithmetic would have to be kept for every family.
         answer = self.output(last_hidden_state=hidden[None])
+        plain = {"output_router_logits": False} if balances_experts(self.causal_lm) else {}
         with answering(self.decoder, answer):
             ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
-            logits: torch.Tensor = self.causal_lm(input_ids=ids, use_cache=False).logits
+            logits: torch.Tensor = self.causal_lm(input_ids=ids, use_cache=False, **plain).logits
         return logits.squeeze(0)
 
 
@@ -105,8 +149,9 @@ def _causal_lm(model: torch.nn.Module) -> Any:
 
 def _decode(
     model: torch.nn.Module, inputs: Mapping[str, Any], rows: torch.Tensor
-) -> tuple[torch.Tensor, _Head, list[torch.Tensor]]:
-    """The hidden states (n, hidden size) at `rows`, the head, and the trained parameters that the head reads.
+) -> tuple[Any, torch.Tensor, _Head, list[torch.Tensor]]:
+    """The model's answer but for its logits, the hidden states (n, hidden size) at `rows`, the head, and the trained
+    parameters that the head reads.
 
     The model runs as always; only the head sees a single hidden state, whose logits tell what the head is made of.
     """
@@ -119,13 +164,15 @@ def _decode(
         states = output.last_hidden_state
         hidden.append(states.flatten(0, 1).index_select(0, rows))
         kinds.append(type(output))
-        return type(output)(last_hidden_state=states[:1, :1].detach())
+        routers = {"router_logits": output.router_logits} if getattr(output, "router_logits", None) else {}
+        return type(output)(last_hidden_state=states[:1, :1].detach(), **routers)
 
     hook = decoder.register_forward_hook(take)
     try:
-        logits = model(**inputs).logits
+        answer = model(**inputs)
     finally:
         hook.remove()
+    logits = answer.logits
     if len(hidden) != 1 or logits.shape[:2] != (1, 1):
         raise ModelError(
             f"{type(causal_lm).__name__} does more between its decoder and its logits than a head does",
@@ -133,7 +180,7 @@ def _decode(
             help="set speed.chunked_loss: false",
         )
     head = _Head(causal_lm, decoder, kinds[0], logits.shape[-1], logits.element_size())
-    return hidden[0], head, _trained_leaves(logits)
+    return answer, hidden[0], head, _trained_leaves(logits)
 
 
 def _trained_leaves(output: torch.Tensor) -> list[torch.Tensor]:

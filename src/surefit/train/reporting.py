@@ -144,7 +144,7 @@ class Reporting:
             "memory_bytes": memory,
             "disk_free_bytes": free_bytes(self.log.path.parent),
             "rejected": not result.applied,
-        }
+        } | ({} if result.router_loss is None else {"router_loss": result.router_loss})
         self.log.append(record)
         self.pace.step(step, seconds, time.monotonic())
         self._recent.append((result.tokens, flops or 0, seconds))

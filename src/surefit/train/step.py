@@ -33,6 +33,7 @@ class StepResult:
 
     Attributes:
         loss: mean cross-entropy in nats over the supervised tokens of the whole global batch, before the update.
+        router_loss: what a router's loss has added to it before its gradient was taken (train/loss.py); None without.
         grad_norm: 2-norm over all gradients, before clipping.
         tokens: tokens that are not padding.
         supervised_tokens: those of them that the loss counts.
@@ -46,6 +47,7 @@ class StepResult:
     supervised_tokens: int
     applied: bool
     overflow: bool = False
+    router_loss: float | None = None
 
 
 def train_step(
@@ -78,10 +80,12 @@ def train_step(
     supervised = int(engine.total(sum(supervised_tokens(batch) for batch in micro_batches)))
     assert supervised > 0, "the caller leaves rows without supervised tokens out"
     scale = 1.0 if scaling is None else scaling.value
-    loss = engine.run(model, micro_batches, partial(loss_sum, chunked=chunked), supervised, scale)
+    balance: list[torch.Tensor] = []
+    loss = engine.run(model, micro_batches, partial(loss_sum, chunked=chunked, balance=balance), supervised, scale)
+    router = [engine.total_loss(torch.stack(balance).sum() / supervised)] if balance else []
     norm = engine.gradient_norm((p for p in model.parameters() if p.requires_grad), gradient_norm)
-    # One transfer for both numbers: on a GPU each would wait for the device.
-    loss_value, norm_value = torch.stack([engine.total_loss(loss), norm]).tolist()
+    # One transfer for all numbers: on a GPU each would wait for the device.
+    loss_value, norm_value, *added = torch.stack([engine.total_loss(loss), norm, *router]).tolist()
     norm_value /= scale
     applied = math.isfinite(loss_value) and math.isfinite(norm_value)
     if applied:
@@ -90,7 +94,8 @@ def train_step(
     # A batch without targets is one that only keeps this process in step with the others (train/batches.py).
     tokens = int(engine.total(sum(tokens_in(batch) for batch in micro_batches if supervised_tokens(batch))))
     overflow = scaling is not None and _adapt(scaling, math.isfinite(loss_value), applied)
-    return StepResult(loss_value, norm_value, tokens, supervised, applied, overflow)
+    router_loss = added[0] if added else None
+    return StepResult(loss_value - sum(added), norm_value, tokens, supervised, applied, overflow, router_loss)
 
 
 def _adapt(scaling: LossScale, finite_loss: bool, applied: bool) -> bool:

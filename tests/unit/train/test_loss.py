@@ -180,12 +180,34 @@ def test_with_recomputed_layers_and_dropout() -> None:
 
 
 def test_what_cannot_be_chunked_is_said_and_computed_whole() -> None:
-    routed = families.build("mixtral", output_router_logits=True)
-    assert "output_router_logits" in (can_chunk(routed) or "")
     assert "one module" in (can_chunk(families.build("llama").model) or "")
     prompted = get_peft_model(families.build("llama"), PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=2))
     assert "adds tokens" in (can_chunk(prompted) or "")
-    assert_chunks_change_nothing(routed, collate(examples(), 0))
+
+
+@pytest.mark.usefixtures("small_chunks", "one_thread")
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_the_routers_loss_is_the_one_transformers_adds(family) -> None:
+    routed = families.build(family, output_router_logits=True, router_aux_loss_coef=0.5)
+    assert can_chunk(routed) is None
+    batch = collate(examples(), 0)
+    assert_chunks_change_nothing(routed, batch)
+    routed.zero_grad()
+    theirs = routed(batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"])
+    theirs.loss.backward()
+    expected = {name: p.grad.clone() for name, p in routed.named_parameters()}
+    assert expected["model.layers.0.mlp.gate.weight"].any()
+    count, balance = len(batch["targets"]), []
+    routed.zero_grad()
+    loss = loss_sum(routed, batch, chunked=True, balance=balance) / count
+    loss.backward()
+    torch.testing.assert_close(loss, theirs.loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(balance[0] / count, 0.5 * theirs.aux_loss, rtol=1e-6, atol=0)
+    for name, parameter in routed.named_parameters():
+        atol = 1e-6 * float(expected[name].abs().max())
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=atol, msg=name)
+    with torch.no_grad():  # what is measured is the cross-entropy alone
+        torch.testing.assert_close(loss_sum(routed, batch, True), loss * count - balance[0])
 
 
 def test_a_model_that_reads_its_decoder_twice_is_refused() -> None:
