@@ -104,11 +104,11 @@ def tiny(family="llama", tied=False, **sizes):
     return model.eval()
 
 
-def prepared(lora, checkpointing=False, fused=False, tile=None, **model):
+def prepared(lora, checkpointing=False, fused=False, tile=None, experts=False, **model):
     """The model with LoRA factors, or to be trained whole; in training mode. `tile`: rows of a tile of its MLPs."""
     ready = tiny(**model)
     if lora:
-        section = AdapterSection(kind="lora", r=4, alpha=8, dropout=0.0, target_modules="all-linear")
+        section = AdapterSection(kind="lora", r=4, alpha=8, dropout=0.0, target_modules="all-linear", experts=experts)
         ready = add_adapter(ready, section)
     if fused:
         fuse_lora(ready)
