@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -84,6 +85,10 @@ def test_factors_beside_the_experts_pass_every_stage(
     assert packed["state"] == ("refused" if family == "llama4_text" else "passes")
     assert {name: cell for name, cell in cells.items() if cell["state"] != "passes"} == {}
     assert {"plan", "lora", "lora merge", "reload", "scores"} <= cells.keys()
+    logged = [json.loads(line) for line in (tmp_path / "lora/metrics.jsonl").read_text().splitlines()]
+    used = [line["expert_max_share"] for line in logged if "expert_max_share" in line]
+    assert len(used) == (0 if family == "llama4_text" else families.STEPS)  # whose experts all read something
+    assert all(0.25 <= share <= 1 for share in used)  # of 4
     saved = load_file(tmp_path / "lora/adapter/adapter_model.safetensors")
     stacks = [name for name in saved if ".experts." in name]
     layers = 2 if family != "llama4_text" else sum("experts.lora_A" in name for name in stacks)

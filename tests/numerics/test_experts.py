@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from surefit.core.errors import ConfigError
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.experts import expert_stacks, is_transposed, of_each
+from surefit.train.expert_use import ExpertUse
 from surefit.train.loss import loss_sum, require_whole_routing
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step
@@ -174,3 +176,25 @@ def test_a_routers_loss_is_refused_where_layers_or_tokens_are_shared(parallel: P
     require_whole_routing(asked, ParallelSection(mode="ddp"))
     with pytest.raises(ConfigError, match="all layers and tokens"):
         require_whole_routing(asked, parallel)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_use_of_experts_is_counted(checkpointing: bool) -> None:
+    """By the routers' own answers, also where layers are recomputed; what is measured without training is not."""
+    model = adapted("mixtral", torch.float32)
+    enable_checkpointing(model, checkpointing)
+    use, seen = ExpertUse(model), []
+    for name, module in model.named_modules():
+        if name.endswith("mlp.gate"):
+            module.register_forward_hook(lambda module, args, output: seen.append(output[2].flatten()))
+    assert use.taken() == {}
+    loss_sum(model, batch(True), chunked=True).backward()
+    shares = [torch.bincount(chosen, minlength=4) / len(chosen) for chosen in seen[:2]]
+    entropies = [-sum(p * math.log(p) for p in share.tolist() if p) / math.log(4) for share in shares]
+    found = use.taken()
+    assert found["expert_max_share"] == pytest.approx(max(float(share.max()) for share in shares))
+    assert found["expert_entropy"] == pytest.approx(min(entropies), rel=1e-5)
+    model.eval()
+    loss_sum(model, batch(True), chunked=True)
+    assert use.taken() == {}
+    assert ExpertUse(families.build("llama")).taken() == {}

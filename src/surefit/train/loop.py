@@ -33,6 +33,7 @@ from surefit.train import resuming
 from surefit.train.batches import Batches
 from surefit.train.divergence import MAX_REJECTED_IN_A_ROW, require_an_update, stopped
 from surefit.train.dry_pass import dry_pass
+from surefit.train.expert_use import ExpertUse
 from surefit.train.export import export, result_of
 from surefit.train.heldout import HeldOut
 from surefit.train.identity import carried_out, identity
@@ -83,6 +84,7 @@ class Training:
         self.engine = engine = environment.engine or SINGLE
         self.world = engine.world
         self.adapted = lora_modules(model) if isinstance(model, PeftModel) else {}
+        self.expert_use = ExpertUse(model)
         self.model, self.data, self.config, self.run = engine.wrap(model), data, config, run
         self.environment, self.callbacks = environment, callbacks
         self.survey = survey(rows)
@@ -176,6 +178,7 @@ class Training:
                 self.run.checkpoints, self.engine,
             )  # fmt: skip
         self.optimizer = self._new_optimizer()
+        self.expert_use.taken()  # it has counted the worst case
         self.pace.pause = found.eval_batches * found.eval_seconds
         self.note(found.text(self.environment.planned))
         if write and self.world.is_first:
@@ -241,7 +244,8 @@ class Training:
         self._count(result, seconds)
         documents = [int(self.batches.lengths[row]) for micro in micros for row in micro]
         if self.world.is_first:
-            told = reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss)
+            use = self.expert_use.taken()
+            told = reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss, use)
             self.told_to_end = told and self.world.size == 1
         if self.counters.rejected_in_a_row >= MAX_REJECTED_IN_A_ROW:
             newest = self.saving.newest()

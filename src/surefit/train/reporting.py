@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,7 @@ class Reporting:
         seconds: float,
         documents: Sequence[int],
         eval_loss: float | None,
+        expert_use: Mapping[str, float],
     ) -> bool:
         """Report a step; whether the run is to end with it.
 
@@ -124,12 +125,13 @@ class Reporting:
             seconds: from the making of its batches to the end of its update.
             documents: tokens of each of its examples.
             eval_loss: the newest held-out loss.
+            expert_use: of a mixture of experts, by what its step did (train/expert_use.py).
         """
         step = counters.step
         epoch = round(step * self.epoch_share, 4)
         flops = self.meter.flops(documents, result.supervised_tokens)
         memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-        record = {
+        record: dict[str, Any] = {
             "step": step,
             "epoch": epoch,
             "loss": result.loss,
@@ -144,8 +146,10 @@ class Reporting:
             "memory_bytes": memory,
             "disk_free_bytes": free_bytes(self.log.path.parent),
             "rejected": not result.applied,
-        } | ({} if result.router_loss is None else {"router_loss": result.router_loss})
-        self.log.append(record)
+        }
+        if result.router_loss is not None:
+            record["router_loss"] = result.router_loss
+        self.log.append(record | dict(expert_use))
         self.pace.step(step, seconds, time.monotonic())
         self._recent.append((result.tokens, flops or 0, seconds))
         tokens, work, spent = (sum(column) for column in zip(*self._recent, strict=True))

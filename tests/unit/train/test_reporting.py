@@ -66,7 +66,7 @@ def reported(tmp_path: Path, meter: Meter) -> tuple[list[Progress], list[dict[st
         applied = step != 3
         counters.rejected += not applied
         result = StepResult(1.0, 2.0, tokens=100 * step, supervised_tokens=10, applied=applied)
-        reporting.step(counters, result, 1e-4, 2.0, [50 * step, 50 * step], 0.5)
+        reporting.step(counters, result, 1e-4, 2.0, [50 * step, 50 * step], 0.5, {})
     return seen, read_jsonl(log.path)
 
 
