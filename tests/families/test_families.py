@@ -16,14 +16,14 @@ from peft.utils import transformers_weight_conversion as conversion
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts import all_linear
 from surefit.facts.architecture import dimensions, require_decoder
 from surefit.facts.budget import target_modules, trained, trained_tensors
 from surefit.facts.model import directory_facts
 from surefit.facts.tensors import tensors
-from surefit.model.adapter import add_adapter, lora_modules, trainable_parameters
+from surefit.model.adapter import add_adapter, lora_modules, start_from, trainable_parameters
 from surefit.plan.fake import FakeMode
 from surefit.plan.setting import pretrained_config
 
@@ -131,6 +131,22 @@ def test_facts_and_model_agree_on_the_experts_factors(family: str, tmp_path: Pat
     shapes = sorted(tensor.shape for tensor in tensors(facts, section) if tensor.trained)
     assert shapes == sorted(tuple(each.shape) for each in adapted.parameters() if each.requires_grad)
     assert sum(math.prod(shape) for shape in facts.expert_stacks.values()) == facts.expert_parameters
+
+
+def test_an_adapter_of_experts_is_gone_on_from(tmp_path: Path) -> None:
+    sections = [AdapterSection(r=2, experts=experts) for experts in (True, False)]
+    trained_before = add_adapter(built("qwen3_moe"), sections[0], seed=1)
+    for name, parameter in trained_before.named_parameters():
+        if ".lora_B." in name:
+            parameter.data.normal_()
+    trained_before.save_pretrained(str(tmp_path))
+    with_experts, without = (add_adapter(built("qwen3_moe"), section) for section in sections)
+    base = ModelSection(name_or_path="surefit/nano")
+    start_from(with_experts, tmp_path, base)
+    for one, other in zip(with_experts.parameters(), trained_before.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ConfigError, match="has experts true, and the config false"):
+        start_from(without, tmp_path, base)
 
 
 @pytest.mark.parametrize("family", ["llama", "jetmoe"])

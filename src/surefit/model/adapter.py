@@ -26,8 +26,8 @@ from surefit.model.identity import RECORD, base_directory, base_identity, named,
 
 FIELD = "adapter.target_modules"
 START = "adapter.start_from"
-SWITCHES = ("use_rslora", "use_dora")
-"""Settings of PEFT that the config has too, and that must be the same."""
+SWITCHES = {"use_rslora": "use_rslora", "use_dora": "use_dora", "target_parameters": "experts"}
+"""Settings of PEFT → those of the config that must say the same."""
 UNKNOWN_KINDS = ("bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
 """Settings of PEFT that change what its factors mean."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -131,14 +131,14 @@ def _require_like(model: PeftModel, directory: Path) -> None:
                 field=name,
                 help=f"set {name}: {saved.get(key)}",
             )
-    for key in SWITCHES:
+    for key, own in SWITCHES.items():
         if bool(saved.get(key)) != bool(fresh[key]):
             had, now = (str(bool(values.get(key))).lower() for values in (saved, fresh))
             raise ConfigError(
-                f"the adapter has {key} {had}, and the config {now}",
+                f"the adapter has {own} {had}, and the config {now}",
                 path=directory,
-                field=f"adapter.{key}",
-                help=f"set adapter.{key}: {had}",
+                field=f"adapter.{own}",
+                help=f"set adapter.{own}: {had}",
             )
     if special := [key for key in UNKNOWN_KINDS if saved.get(key) not in (None, False, {}, "none", fresh.get(key))]:
         raise ConfigError(

@@ -196,7 +196,8 @@ def start_adapter_unfit(config: Config) -> Iterator[Finding]:
 
     ## What it does
     Reads the adapter_config.json in `adapter.start_from`, and compares its rank, alpha, rsLoRA and DoRA with
-    `adapter.r`, `adapter.alpha`, `adapter.use_rslora` and `adapter.use_dora`.
+    `adapter.r`, `adapter.alpha`, `adapter.use_rslora` and `adapter.use_dora`, and whether it has factors beside experts
+    (`target_parameters`) with `adapter.experts`.
 
     ## Why it is bad
     With another rank the factors do not fit. Another alpha would multiply what the adapter has learnt by another number
@@ -232,8 +233,8 @@ def start_adapter_unfit(config: Config) -> Iterator[Finding]:
                 message=f"{section.start_from} was trained with {key} {stored:g}, and adapter.{key} is {wanted:g}",
                 help=f"write {key}: {stored:g}",
             )
-    for key in ("use_rslora", "use_dora"):
-        had, now = (str(bool(value)).lower() for value in (found.get(key), getattr(section, key)))
+    for key, stored in {"use_rslora": "use_rslora", "use_dora": "use_dora", "experts": "target_parameters"}.items():
+        had, now = (str(bool(value)).lower() for value in (found.get(stored), getattr(section, key)))
         if had != now:
             yield Finding(
                 field=f"adapter.{key}",
