@@ -14,6 +14,7 @@ from surefit import __version__
 from surefit.config.memory import WORDS
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes
+from surefit.core.errors import SureFitError
 from surefit.core.units import bytes_text, plural
 from surefit.facts.budget import (
     ACTIVATIONS_LEFT_OUT,
@@ -75,7 +76,7 @@ def planned(
     memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
     part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
     train = resolved.config.train
-    estimate = _estimate(planner, resolved, hardware, quick)
+    estimate, why_not = _estimate(planner, resolved, hardware, quick)
     time = None if quick else _time(planner, resolved, hardware, rows)
     answers = _answering(resolved, model, hardware, planner, scored)
     scoring = planned_scoring(resolved, model, hardware, scored, planner.typical(resolved)) if time and scored else None
@@ -99,7 +100,8 @@ def planned(
         "memory_total_bytes": at_least(memory) if memory else None,
         "left_out": [
             *_unknown(resolved, model, hardware, memory, estimate),
-            *_unplanned(resolved, estimate, time, quick, answers is not None, scoring is not None),
+            *_unsimulated(estimate, None if quick else why_not),
+            *_unplanned(resolved, time, quick, answers is not None, scoring is not None),
         ],
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": at_least(disk) if disk else None,
@@ -125,7 +127,10 @@ def _entry(term: Term) -> dict[str, Any]:
     return {"term": term.term, "bytes": term.bytes, "why": term.why}
 
 
-def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, quick: bool) -> dict[str, Any] | None:
+def _estimate(
+    planner: Planner, resolved: Resolved, hardware: HardwareFacts, quick: bool
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The estimate, None where there is neither a simulation nor a closed form; and why there is no simulation."""
     why = "asked to be quick" if quick else planner.too_long(resolved)
     found: dict[str, Any] = {}
     if why is None:
@@ -136,17 +141,17 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
             training = need(training_alone(memory), hardware.kind, "simulation", sharing_of(resolved.config))
             found["disagreement"] = _disagreement(planner, resolved, hardware, memory)
         except Exception as error:  # a model's own code may do anything with tensors that hold no data
-            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            why = _said(error)
     if why is not None:
         closed = planner.closed_form(resolved, hardware)
         if closed is None:
-            return None
+            return None, why
         needed = training = closed
         found = {
             "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None
         }  # fmt: skip
     micro, length = resolved.config.train.per_device_train_batch_size, planner.length(resolved)
-    return {
+    estimate = {
         "how": needed.how,
         "not_simulated": why,
         "setting": _setting(resolved),
@@ -164,6 +169,15 @@ def _estimate(planner: Planner, resolved: Resolved, hardware: HardwareFacts, qui
         "capacity_bytes": share_of_memory(resolved, hardware),
         "verdict": verdict(needed, share_of_memory(resolved, hardware)),
     }
+    return estimate, why
+
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, SureFitError):
+        return error.message
+    first = next((f": {line[:200]}" for line in str(error).splitlines() if line.strip()), "")
+    return f"the model's code does not run on tensors without data ({type(error).__name__}{first})"
 
 
 def _setting(resolved: Resolved) -> str:
@@ -319,17 +333,21 @@ def _unknown(
         yield f"{idle} of this machine: --gpus {hardware.gpu_count} takes all"
 
 
+def _unsimulated(estimate: dict[str, Any] | None, why: str | None) -> Iterator[str]:
+    """That the memory is not simulated, what stands in its place, and why."""
+    if why:
+        instead = "is the closed form's" if estimate else "holds only the terms that arithmetic knows"
+        yield f"the simulation: {why}; the memory here {instead}"
+
+
 def _unplanned(
     resolved: Resolved,
-    estimate: dict[str, Any] | None,
     time: dict[str, Any] | None,
     quick: bool,
     answered: bool,
     scored: bool,
 ) -> Iterator[str]:
-    """What was not simulated or timed, and what no plan counts."""
-    if estimate and estimate["not_simulated"] and not quick:
-        yield f"the simulation: {estimate['not_simulated']}"
+    """What was not timed, and what no plan counts."""
     if time is None:
         yield "time" if quick else "time: how fast this device is, is not known; `surefit calibrate` measures it"
     else:

@@ -15,6 +15,7 @@ from surefit.core.units import GIB
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
 from surefit.plan.document import planned
+from surefit.plan.forecast import Planner
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ def plan(tmp_path) -> Callable[..., dict[str, Any]]:
         model: str = "meta-llama/Llama-3.2-3B-Instruct",
         gpu: str = "h100",
         rows: int | None = None,
+        quick: bool = True,
         change_model: Callable[[ModelFacts], ModelFacts] = lambda facts: facts,
         change_hardware: Callable[[HardwareFacts], HardwareFacts] = lambda facts: facts,
     ) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def plan(tmp_path) -> Callable[..., dict[str, Any]]:
         path.write_text("model: {name_or_path: x}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n")
         loaded = load_config(path, [f"model.name_or_path={model}", *overrides])
         facts, hardware = change_model(model_facts(model)), change_hardware(hardware_facts(gpu, tmp_path))
-        return planned(resolve(loaded, facts, hardware, rows), facts, hardware, rows, quick=True)
+        return planned(resolve(loaded, facts, hardware, rows), facts, hardware, rows, quick=quick)
 
     return make
 
@@ -74,6 +76,22 @@ def test_what_is_left_out_is_said(plan) -> None:
     assert "download" not in " ".join(plan(model="surefit/nano", gpu="cpu")["left_out"])
     two = plan(change_hardware=lambda facts: replace(facts, gpu_count=2))
     assert "1 other GPU of this machine: --gpus 2" in " ".join(two["left_out"])
+
+
+def test_why_nothing_was_simulated_is_said(plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("\nno such product\nand more")
+
+    monkeypatch.setattr(Planner, "memory", refuse)
+    known = plan(quick=False)
+    assert known["estimate"]["how"] == "closed form"
+    (said,) = [text for text in known["left_out"] if text.startswith("the simulation: ")]
+    assert "(RuntimeError: no such product); the memory here is the closed form's" in said
+    unknown = plan(quick=False, change_model=lambda facts: replace(facts, architecture="", linear_modules={}))
+    assert unknown["estimate"] is None
+    (said,) = [text for text in unknown["left_out"] if text.startswith("the simulation: ")]
+    assert said.endswith("holds only the terms that arithmetic knows")
+    assert not any(text.startswith("the simulation: ") for text in plan()["left_out"])
 
 
 def test_only_what_certainly_exceeds_the_device_does_not_fit(plan) -> None:
