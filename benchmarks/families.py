@@ -43,13 +43,16 @@ import family_shapes
 import torch
 from families_page import page
 from peft import PeftModel
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers import logging as transformers_logging
 
 import surefit
 from surefit.core.errors import Interrupted
+from surefit.facts.all_linear import without_gradient
+from surefit.model.classes import auto_class
 from surefit.stages.checking import Refused, require_no_errors
 from surefit.stages.planning import planned_run
 from surefit.stages.prepare import prepare
@@ -89,9 +92,11 @@ def save_base(family: str, directory: Path) -> Any:
         Exception: whatever transformers raises where it cannot train this family.
     """
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(family_shapes.config(family), dtype=torch.float32)
+    config = family_shapes.config(family)
+    make: Any = AutoModelForImageTextToText if family.endswith(family_shapes.IMAGES) else AutoModelForCausalLM
+    model: Any = make.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():  # wide enough for logits that differ, whatever the class starts with
-        if parameter.ndim > 1:
+        if parameter.ndim > 1 or not parameter.any():  # a scale of zero would keep gradients from what is before it
             parameter.data.add_(0.05 * torch.randn_like(parameter))
     model.generation_config.max_length = None
     model.save_pretrained(directory)
@@ -107,7 +112,7 @@ def trains_alone(family: str, directory: Path) -> bool:
         Exception: it does not work.
     """
     made = save_base(family, directory).eval()
-    model: Any = AutoModelForCausalLM.from_pretrained(directory)
+    model = read_back(directory)
     ids = torch.tensor([[5 + (7 * n) % 200 for n in range(24)], [9 + (11 * n) % 200 for n in range(24)]])
     attended = torch.ones_like(ids)
     with torch.no_grad():
@@ -193,7 +198,7 @@ class Family:
             raise ValueError("the closed form has no total")
         document = surefit.plan(config).document
         if document["estimate"] is None or document["estimate"]["not_simulated"]:
-            raise ValueError(f"not simulated: {(document['estimate'] or {}).get('not_simulated')}")
+            raise ValueError(f"not simulated: {[said for said in document['left_out'] if 'the simulation' in said]}")
 
     def _train(self, config: surefit.Config) -> None:
         """Two steps, with an interruption after the first where rows are padded."""
@@ -216,8 +221,7 @@ class Family:
     def _reload(self) -> None:
         """Plain transformers and PEFT read what was written, and compute the same."""
         run = self.work / "lora"
-        merged: Any = AutoModelForCausalLM.from_pretrained(run / "merged", dtype=torch.float32).eval()
-        base = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32)
+        merged, base = read_back(run / "merged").eval(), read_back(self.base)
         tuned: Any = PeftModel.from_pretrained(base, run / "adapter").eval()
         ids = torch.tensor([[5 + (7 * n) % 200 for n in range(16)]])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -227,6 +231,20 @@ class Family:
             for model in (merged, tuned):
                 if model.generate(**inputs, max_new_tokens=4, do_sample=False).shape[1] <= ids.shape[1]:
                     raise ValueError("nothing was generated")
+        before, after = (tensors_in(directory) for directory in (self.base, run / "merged"))
+        changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+        if before.keys() != after.keys() or any(map(without_gradient, changed)):
+            raise ValueError("tensors that are not adapted were lost or changed")
+
+
+def read_back(directory: Path) -> Any:
+    """The model as plain transformers reads it."""
+    return auto_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
+
+
+def tensors_in(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a model's files."""
+    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def ignore(text: str) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
+from family_shapes import IMAGES
+
 Line = Mapping[str, Any]
 HEAD = """# Which models
 
@@ -16,6 +18,7 @@ HEAD = """# Which models
 | know whether a family of models trains | [Family by family](#family-by-family) |
 | fine-tune a mixture of experts | [Experts](#experts) |
 | know what all-linear leaves out | [What all-linear reaches](#what-all-linear-reaches) |
+| fine-tune the language part of a model for images | [Models that also take images](#models-that-also-take-images) |
 | know what does not work | [Faults](#faults) |
 
 Every decoder that transformers knows was made small, by its own config class, with random weights of some thousand
@@ -62,8 +65,21 @@ have linear layers of these names. SureFit trains no factors there, because no a
 ## What all-linear reaches
 
 All linear layers but: the output head; routers; the two above; layers for images and sound, and indexers that choose
-keys, which learn nothing from text; `dt_proj`, whose weight is read around the layer; `out_proj` of Mamba, Falcon H1
-and Nemotron H, which PEFT refuses. A list of names reaches none of these either.
+keys, which learn nothing from text; `dt_proj`, and `correction_coefs` of Gemma 3n, whose weight is read around the
+layer; `out_proj` of Mamba, Falcon H1 and Nemotron H, which PEFT refuses; Laguna's shared experts (with its dense MLPs)
+and Inkling 2's `weight_proj`, whose factors PEFT drops while it reads an adapter; the block that several layers of a
+Zamba share, because one matrix cannot hold each layer's factors. A list of names reaches none of these either.
+"""
+WITH_IMAGES = """
+## Models that also take images
+
+A checkpoint with its vision part, fine-tuned on text. Where transformers has a class for the language model alone
+(Llama 4, Qwen3.5), that is loaded, and the vision part stays on the disk. Elsewhere (Gemma 3, Mistral 3, Qwen-VL, ...)
+the whole model is loaded, and its vision part is frozen under LoRA and gets no gradient in a full fine-tune. The merged
+files hold every tensor of the base, those of the vision part bit for bit (compared in *reload*).
+PEFT reads the adapter on the class that was loaded: `AutoModelForCausalLM`, and `AutoModelForImageTextToText` for types
+that the first does not know. Rows with images are refused.
+
 """
 
 
@@ -76,6 +92,8 @@ def page(lines: Iterable[Line], cells: tuple[str, ...], known: Iterable[str]) ->
         known: every family there is.
     """
     by_name = {line["family"]: line for line in lines}
+    whole = [by_name[name] for name in known if name.endswith(IMAGES) and name in by_name]
+    known = [name for name in known if not name.endswith(IMAGES)]
     tried = [by_name[name] for name in known if name in by_name]
     decoders = [line for line in tried if not line["transformers"] and not _encoder(line)]
     states = Counter(map(standing, decoders))
@@ -90,15 +108,22 @@ def page(lines: Iterable[Line], cells: tuple[str, ...], known: Iterable[str]) ->
         text += f"| {words} | {states[state]} | {states[state] / max(1, len(decoders)):.0%} |\n"
     text += EXPERTS + "\n## Family by family\n\n"
     text += "✓ passes; a code: `check` refuses with this rule; **fault**: see below; nothing: not reached.\n\n"
-    text += f"| family | {' | '.join(cells)} |\n|{' --- |' * (len(cells) + 1)}\n"
-    for line in decoders:
-        text += f"| {line['family']} | {' | '.join(_cell(line['cells'].get(name)) for name in cells)} |\n"
-    text += "\n## Faults\n\n" + ("".join(_faults(decoders)) or "None.\n")
+    text += _table(decoders, cells) + WITH_IMAGES + _table(whole, cells)
+    text += "\n## Faults\n\n" + ("".join(_faults([*decoders, *whole])) or "None.\n")
     text += "\n## Not decoders\n\n" + ", ".join(line["family"] for line in tried if _encoder(line)) + ".\n"
     text += "\n## Not trained by transformers itself\n\nMade as above; a real checkpoint may do better.\n\n"
-    text += "".join(f"- {line['family']}: {_plain(line['transformers'])}\n" for line in tried if line["transformers"])
+    failed = [line for line in [*tried, *whole] if line["transformers"]]
+    text += "".join(f"- {line['family']}: {_plain(line['transformers'])}\n" for line in failed)
     if missing := [name for name in known if name not in by_name]:
         text += f"\n## Not measured\n\n{', '.join(missing)}.\n"
+    return text
+
+
+def _table(lines: Iterable[Line], cells: tuple[str, ...]) -> str:
+    text = f"| family | {' | '.join(cells)} |\n|{' --- |' * (len(cells) + 1)}\n"
+    for line in lines:
+        name = line["family"].removesuffix(IMAGES)
+        text += f"| {name} | {' | '.join(_cell(line['cells'].get(cell)) for cell in cells)} |\n"
     return text
 
 
@@ -122,7 +147,8 @@ def standing(line: Line) -> str:
 
 
 def _encoder(line: Line) -> bool:
-    return line["cells"].get("lora", {}).get("rule") == "MOD001" and "missing" not in line["cells"]["lora"]["why"]
+    cell = line["cells"].get("lora", {})
+    return cell.get("rule") == "MOD001" and ("encoder" in cell["why"] or "those after it" in cell["why"])
 
 
 def _cell(cell: Mapping[str, Any] | None) -> str:

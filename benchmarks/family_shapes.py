@@ -70,6 +70,27 @@ _NAMES: tuple[tuple[int, tuple[str, ...]], ...] = (
     )),
 )  # fmt: skip
 SHAPE = {name: value for value, names in _NAMES for name in names}
+IMAGES = ":images"
+"""After the name of a family: its model that takes images, whole, with language alone to learn."""
+VISION = (
+    "aya_vision",
+    "cohere2_vision",
+    "gemma3",
+    "gemma4",
+    "glm4v",
+    "internvl",
+    "lfm2_vl",
+    "llama4",
+    "llava",
+    "mistral3",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "smolvlm",
+)
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type")
 """Settings with an entry for each layer."""
 _MAMBA = {"mamba_d_head": 2 * WIDTH // HEADS}
@@ -82,6 +103,9 @@ _INDEXED = {
     "indexer_n_heads": HEADS, "indexer_kv_heads": 1, "indexer_head_dim": HEAD, "indexer_budget": 64,
     "indexer_compress_ratio": 2,
 }  # fmt: skip
+_MROPE = {
+    "text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+}  # of half a head
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]} | _MAMBA,
     "falcon_h1": {"mamba_d_ssm": 2 * WIDTH} | _MAMBA,
@@ -95,7 +119,11 @@ OWN: dict[str, dict[str, Any]] = {
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _ATTENTION},
         "layer_types": list(_ATTENTION),
     },
+    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
     "dbrx": {"attn_config": {"rope_theta": 10_000.0}},
+    "glm4v": _MROPE,
+    "qwen2_vl": _MROPE,
+    "qwen2_5_vl": _MROPE,
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "hrm_text": {"num_hidden_layers": 2 * 2 * (3 + 1)},
@@ -115,8 +143,8 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def families() -> list[str]:
-    """The model types that the installed transformers has under `AutoModelForCausalLM`."""
-    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    """The model types that the installed transformers has under `AutoModelForCausalLM`, and `VISION` with images."""
+    return [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *(f"{name}{IMAGES}" for name in VISION)]
 
 
 def config(family: str) -> PreTrainedConfig:
@@ -125,6 +153,7 @@ def config(family: str) -> PreTrainedConfig:
     Raises:
         Exception: whatever its class raises, where these numbers do not suit it.
     """
+    family = family.removesuffix(IMAGES)
     made: PreTrainedConfig = _small(CONFIG_MAPPING[family], OWN.get(family, {}))
     return made
 

@@ -66,3 +66,18 @@ def test_what_an_answer_depends_on_is_in_the_key() -> None:
         with torch.inference_mode():
             assert (x + 0).is_inference()
         assert not (x + 0).is_inference()
+
+
+def test_parts_whose_sizes_are_data_are_even() -> None:
+    with FakeMode(allow_non_fake_inputs=True):
+        parts = torch.empty(10, 3).split_with_sizes([1, 1, 1, 1])
+        assert [len(part) for part in parts] == [2, 3, 2, 3]
+        assert [len(part) for part in torch.empty(10, 3).split_with_sizes([9, 1])] == [9, 1]
+
+
+def test_one_of_many_masks_marks_its_even_share() -> None:
+    with FakeMode(allow_non_fake_inputs=True):
+        experts = torch.empty(4, 2, 10, dtype=torch.int64)  # experts × choices × tokens: each token has two
+        assert experts[1].nonzero().shape == (5, 2)
+        assert torch.empty(7).nonzero().shape == (7, 1)
+        assert torch.empty(0).nonzero().shape == (0, 1)

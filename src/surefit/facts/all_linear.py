@@ -13,7 +13,8 @@ a layer without experts) can then have no factors of its own, and an adapter tha
 chooses keys. Factors there would stay zero, and `model.adapter.completeness` refuses an adapter with such.
 
 **No product of a matrix** is what a router computes (its answer is a choice), nor DeepSeek-V4's grouped `o_a_proj`. The
-weight of a state-space layer's `dt_proj` is read around the layer, so that factors beside it would do nothing.
+weight of a state-space layer's `dt_proj`, and of Gemma 3n's `correction_coefs`, is read around the layer, so that
+factors beside it would do nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import re
 from collections.abc import Mapping
 
 _NO_GRADIENT = re.compile(
-    r"(^|\.)(vision_|visual|audio_|image_|embed_vision|embed_audio|multi_modal|embed_tokens_extend|indexer)"
+    r"(^|\.)(vision_|visual|audio_|image_|connector|embed_vision|embed_audio|multi_modal|embed_tokens_extend|indexer)"
 )
-_NO_PRODUCT = re.compile(r"(^|\.)(router|gate|o_a_proj|dt_proj)$")
+_NO_PRODUCT = re.compile(r"(^|\.)(router|router\.classifier|gate|o_a_proj|dt_proj|correction_coefs)$")
 _ONE_OF_MANY = re.compile(r"(^|\.)experts\.(\d+|mlp)\.")
 _STACKS = ("experts", "input_linear", "output_linear")
 _GATED = frozenset({"gate", "gate_proj", "up_proj", "down_proj"})
@@ -62,14 +63,30 @@ def is_product(layer: str) -> bool:
     return not _NO_PRODUCT.search(layer)
 
 
+_ZAMBA = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 REFUSED: Mapping[str, frozenset[str]] = dict.fromkeys(
     ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), frozenset({"out_proj"})
-)
-"""Model type → layers that PEFT puts no factors beside: the fused kernel of a state-space layer passes them by."""
+) | {
+    "inkling2_text": frozenset({"weight_proj"}),
+    "laguna": frozenset({"gate_proj", "up_proj", "down_proj"}),
+    "zamba": _ZAMBA,
+    "zamba2": _ZAMBA | {"gate_up_proj"},
+}
+"""Model type → layers that can have no factors of their own.
+
+`out_proj`: PEFT refuses it, because the fused kernel of a state-space layer passes it by. Inkling 2, Laguna: reading an
+adapter, PEFT renames these once more (`mlp.shared_expert.` is also found in `mlp.shared_experts.`), and drops their
+factors without a word. Zamba: one block's matrices serve several layers, and cannot hold the sum with each one's
+factors.
+"""
+
+FUSED_IN_FILES = frozenset({"hrm_text"})
+"""Model types whose files hold one matrix for several layers (query, key, value and gate), which transformers cuts up
+while it loads: what factors beside the parts learn cannot be merged into the whole."""
 
 
 def closed_to_lora(model_type: str, layer: str) -> bool:
-    """Whether PEFT refuses a layer of models of this type, or takes its name for stacks of experts."""
+    """Whether a layer of models of this type can have no factors (`REFUSED`), or PEFT takes its name for experts."""
     none: frozenset[str] = frozenset()
     return layer.rpartition(".")[2] in OLD_NAMES.get(model_type, none) | REFUSED.get(model_type, none)
 

@@ -108,10 +108,12 @@ class Dimensions:
     tied_embeddings: bool
 
 
+LAYER_LISTS = ("layers_block_type",)
+"""Settings with an entry for each layer, in models that state no number of them (Nemotron H)."""
 _ALIASES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", *LAYER_LISTS),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     "vocab_size": ("vocab_size",),
 }
 
@@ -125,6 +127,8 @@ def dimensions(config: Mapping[str, Any], where: object) -> Dimensions:
     """
     require_decoder(config, where)
     section = text_section(config)
+    if section.get("model_type") in WITHOUT_ATTENTION:
+        section = {"num_attention_heads": 1} | dict(section)
     found = {name: _required(section, keys, where) for name, keys in _ALIASES.items()}
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
     return Dimensions(
@@ -159,14 +163,23 @@ READ_AHEAD = frozenset(
 READ_AHEAD_ALWAYS = frozenset({"cpmant", "xlm", "xlnet"})
 """The same of types that `is_decoder` does not change."""
 
+WITHOUT_ATTENTION = frozenset({"mamba", "falcon_mamba"})
+"""Types whose config.json has no attention heads, because no layer has."""
+KEEP_A_STATE = frozenset({"rwkv"})
+"""Types whose layers carry a state from token to token and take no mask that would keep padding out of it."""
+
 
 def require_decoder(config: Mapping[str, Any], where: object) -> None:
     """Raises:
-    ModelError: a model that does not predict each token from those before it alone.
+    ModelError: a model that does not predict each token from those before it alone, or whose batches cannot be padded.
     """
     kind = config.get("model_type")
     if config.get("is_encoder_decoder"):
         problem = f"{kind}: an encoder reads the prompt and a decoder writes the answer"
+    elif "num_hidden_layers" not in config and ("decoder_layers" in config or "num_decoder_layers" in config):
+        problem = f"{kind}: a decoder that was made to read what an encoder has written"
+    elif kind in KEEP_A_STATE:
+        problem = f"{kind}: its layers keep a state that padding would change, and take no mask against it"
     elif kind in READ_AHEAD_ALWAYS or (kind in READ_AHEAD and not config.get("is_decoder")):
         problem = f"{kind}: each token is predicted with a look at those after it"
     else:
@@ -188,6 +201,8 @@ def _optional(section: Mapping[str, Any], key: str, where: object) -> int | None
     value = section.get(key)
     if value is None:
         return None
+    if isinstance(value, list) and key in LAYER_LISTS:
+        value = len(value)
     if isinstance(value, list) and value and all(type(each) is int for each in value):
         value = max(value)  # one for each layer (Gemma 3n)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

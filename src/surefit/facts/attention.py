@@ -104,6 +104,8 @@ OTHER_ATTENTION = {
 }
 """Type → why. Measured: `require_packable` refuses each."""
 
+TWICE = frozenset({"longcat_flash"})
+"""Types whose layers attend twice."""
 SINKS = frozenset({"flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter"})
 """Types whose code passes `s_aux` to the attention function."""
 SOFTCAP = {"gemma2": 50.0, "vaultgemma": 50.0}
@@ -140,7 +142,8 @@ def attention_layers(config: Mapping[str, Any]) -> int:
     """How many layers attend: all, in a model that can be packed."""
     section = text_section(config)
     keys = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    return next((int(section[key]) for key in keys if section.get(key)), 0)
+    layers = next((int(section[key]) for key in keys if section.get(key)), 0)
+    return 2 * layers if section.get("model_type") in TWICE else layers
 
 
 def packing_obstacle(config: Mapping[str, Any]) -> str | None:

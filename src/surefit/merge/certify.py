@@ -89,7 +89,9 @@ class Size:
 def size_of(model: Any) -> Size:
     """Layers and widest layer of a transformers model."""
     config = model.config.get_text_config()
-    return Size(config.num_hidden_layers, max(config.hidden_size, getattr(config, "intermediate_size", None) or 0))
+    inner = getattr(config, "intermediate_size", None) or 0
+    widest = max(inner) if isinstance(inner, (list, tuple)) else inner  # one for each layer (Gemma 3n)
+    return Size(config.num_hidden_layers, max(config.hidden_size, widest))
 
 
 @torch.no_grad()

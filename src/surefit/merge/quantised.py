@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig, TorchAoConfig
+from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig, TorchAoConfig
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
@@ -30,6 +30,7 @@ from surefit.core.rundir import disk_errors
 from surefit.core.units import shortened
 from surefit.merge import certify
 from surefit.merge.certify import Check
+from surefit.model.classes import auto_class
 from surefit.model.load import load_model
 from surefit.model.quantize import finish_loading
 from surefit.model.sdpa import start_cuda
@@ -134,7 +135,7 @@ def make(conversion: Conversion, directory: Path) -> None:
         _convert(conversion, directory)
         return
     placed = {"": conversion.hardware.kind}
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    model: Any = auto_class(AutoConfig.from_pretrained(conversion.source)).from_pretrained(
         conversion.source,
         dtype=getattr(torch, conversion.section.dtype),
         quantization_config=_config_of(conversion),
@@ -257,7 +258,8 @@ def reload(conversion: Conversion, directory: Path) -> tuple[Any, list[str]]:
     if conversion.hardware.kind == "cuda":
         start_cuda()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        config: Any = AutoConfig.from_pretrained(directory, **options)
+        loaded: Any = auto_class(config).from_pretrained(
             directory,
             dtype=getattr(torch, conversion.section.dtype),
             device_map={"": conversion.hardware.kind},

@@ -201,7 +201,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
     for ending in target_modules:
         if closed_to_lora(kind, ending):
             raise ConfigError(
-                f"PEFT gives {ending!r} of a {kind} no factors of its own",
+                f"{ending!r} of a {kind} can have no factors of its own",
                 field=FIELD,
                 help="leave it out; `surefit explain ADP008` says why",
             )

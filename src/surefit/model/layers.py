@@ -6,12 +6,11 @@ One layer after the other computes, so that one GPU works while the others wait:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
@@ -20,6 +19,7 @@ from surefit.core.errors import MachineError, ModelError
 from surefit.core.reading import library_errors
 from surefit.core.units import bytes_text
 from surefit.facts.generation import FOR_WEIGHTS
+from surefit.model.classes import auto_class
 from surefit.model.gguf import FIELD
 from surefit.model.load import load_model, model_path
 
@@ -45,9 +45,8 @@ def skeleton(section: ModelSection) -> PreTrainedModel:
     problem = "transformers builds no model from its config.json"
     with library_errors(place, ModelError, problem, "it takes a causal language model"):
         config = AutoConfig.from_pretrained(place, revision=section.revision, trust_remote_code=remote)
-    make: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        made = make.from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)
+        made = auto_class(config).from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)
     assert isinstance(made, PreTrainedModel)
     return made
 

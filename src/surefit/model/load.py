@@ -16,7 +16,7 @@ import torch
 from huggingface_hub import errors as hub
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit import nano
 from surefit.config.resolve import HardwareLike
@@ -30,6 +30,7 @@ from surefit.facts.hardware import cpu_count
 from surefit.facts.model import NANO, PICKLES, read_config
 from surefit.facts.threads import cpu_threads
 from surefit.facts.tokenizer import require_sound_tokenizer
+from surefit.model.classes import auto_class
 from surefit.model.compat import without_allocator_warmup
 from surefit.model.gguf import FIELD, converted_directory
 from surefit.model.memory_errors import is_out_of_memory
@@ -156,10 +157,10 @@ def load_model(
         options["device_map"] = dict(placed)
     warmed = without_allocator_warmup() if quantized is not None else contextlib.nullcontext()
     with _reading(section, "model"), _on_the_device(section), warmed:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        origin: Any = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
+        loaded: Any = auto_class(AutoConfig.from_pretrained(place, **origin)).from_pretrained(
             place,
-            revision=section.revision,
-            trust_remote_code=section.trust_remote_code,
+            **origin,
             dtype=dtype,
             use_safetensors=True,
             # Reported by us, in one message with the missing ones, instead of raised by transformers without the names.

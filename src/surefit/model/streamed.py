@@ -17,7 +17,7 @@ import torch
 from accelerate import init_empty_weights
 from peft import PeftModel
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
@@ -25,6 +25,7 @@ from surefit.core.reading import library_errors
 from surefit.facts.model import read_config
 from surefit.facts.safetensors import INDEX, indexed, read_header, weight_files
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
+from surefit.model.classes import auto_class
 from surefit.model.compat import renamed_in_files
 from surefit.model.compile import decoder_layers
 from surefit.model.sdpa import start_cuda
@@ -79,7 +80,7 @@ def empty_model(section: ModelSection, directory: Path) -> PreTrainedModel:
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         with init_empty_weights(include_buffers=False):
-            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            model: Any = auto_class(config).from_config(
                 config, dtype=getattr(torch, section.dtype), trust_remote_code=section.trust_remote_code
             )
     model.tie_weights()
@@ -138,7 +139,7 @@ class FromFiles:
         self.weights = Weights(directory)
         self.names = names_in_files(self.model, self.weights)
         self.device = device
-        _hollow(self.model, device)
+        hollow(self.model, device)
         parameters = self.model.named_parameters(remove_duplicate=False)
         # By the parameters themselves: of one that was let go, another may get the id.
         self._stored = {parameter: self.names[name] for name, parameter in parameters if name in self.names}
@@ -218,13 +219,19 @@ def _signs() -> torch.Tensor:
     return drawn.mul_(2).sub_(1)
 
 
-def _hollow(model: PreTrainedModel, device: str) -> None:
-    """Give every parameter one number in place of all, in place: PEFT, unlike meta, takes that for a real weight."""
+def hollow(model: torch.nn.Module, device: str, only_meta: bool = False) -> None:
+    """Give every parameter, or every one on meta, one number in place of all, in place: PEFT, unlike meta, takes that
+    for a real weight."""
     made: dict[int, torch.nn.Parameter] = {}
+    zeros: dict[torch.dtype, torch.Tensor] = {}
     for module in model.modules():
         for attribute, parameter in list(module.named_parameters(recurse=False)):
+            if only_meta and not parameter.is_meta:
+                continue
             if id(parameter) not in made:
-                one = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+                if parameter.dtype not in zeros:
+                    zeros[parameter.dtype] = torch.zeros((), dtype=parameter.dtype, device=device)
+                one = zeros[parameter.dtype].expand(parameter.shape)
                 made[id(parameter)] = torch.nn.Parameter(one, requires_grad=False)
             setattr(module, attribute, made[id(parameter)])
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from surefit.core.errors import ModelError
 from surefit.model import attention
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
+from surefit.model.classes import auto_class
 from surefit.model.fused_lora import fuse_lora
 from surefit.model.neftune import Neftune
 from surefit.model.prepare import TILE
@@ -32,7 +32,7 @@ def build(setting: Setting, device: str) -> torch.nn.Module:
     dtype = getattr(torch, setting.dtype)
     with torch.device(device):
         try:
-            model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            model: Any = auto_class(setting.config).from_config(
                 copy.deepcopy(setting.config), dtype=dtype, attn_implementation=_attention(setting)
             )
         except (ValueError, KeyError, AttributeError, ImportError) as error:

@@ -33,6 +33,8 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _aten.split_with_sizes.default and not kwargs:
             return self._split(types, *args)
+        if func is _aten.nonzero.default:
+            return self._nonzero(types, args[0])
         if func is _aten._unsafe_view.default:
             func = _aten.view.default
         if func is _aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
@@ -40,12 +42,23 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self.dispatch(func, types, args, kwargs or {})
 
     def _split(self, types: Any, tensor: Any, sizes: list[int], dim: int = 0) -> list[Any]:
-        """A list is not kept; its members, as slices, are."""
+        """A list is not kept; its members, as slices, are. Sizes that do not add up were read out of a tensor without
+        data (tokens of each expert): the parts are then as even as they can be."""
+        whole = tensor.shape[dim]
+        if sum(sizes) != whole:
+            sizes = [(n + 1) * whole // len(sizes) - n * whole // len(sizes) for n in range(len(sizes))]
         ends = list(accumulate(sizes))
         return [
             self.dispatch(_aten.slice.Tensor, types, (tensor, dim, end - size, end), {})
             for size, end in zip(sizes, ends, strict=True)
         ]
+
+    def _nonzero(self, types: Any, mask: Any) -> Any:
+        """Which tokens go to an expert is data. A mask that is one of many in its storage marks its even share; one
+        of its own, everything."""
+        stored = mask.untyped_storage().nbytes() // mask.element_size()
+        rows = -(-(mask.numel() ** 2) // stored) if stored else 0
+        return self.dispatch(_aten.new_empty.default, types, (mask, [rows, mask.dim()]), {"dtype": torch.int64})
 
     def _grouped(self, types: Any, a: Any, b: Any, ends: Any) -> Any:
         """Without data torch (2.11 to 2.13) answers in bfloat16 alone; its kernels compute in float32 and float16 too.

@@ -19,7 +19,7 @@ from surefit.merge.certify import TOKENS_READ, read_logits
 from surefit.merge.fold import fold, rounding_error
 from surefit.merge.merge import PROMPTS
 from surefit.model.adapter import PREFIX, lora_modules
-from surefit.model.streamed import FromFiles, Slot
+from surefit.model.streamed import FromFiles, Slot, hollow
 from surefit.plan.setting import Setting
 from surefit.plan.trace import Recorder
 
@@ -97,9 +97,11 @@ class _WithoutFiles(FromFiles):
     """A model whose weights, in place of being read, are made without data."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._stored = {parameter: name for name, parameter in model.named_parameters() if parameter.is_meta}
+        stored = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        hollow(model, "cpu", only_meta=True)
+        self._stored = {model.get_parameter(name): name for name in stored}
 
     def _fill(self, slots: list[Slot], *_: Any) -> None:
-        for module, attribute, hollow in slots:
-            weight = torch.empty(hollow.shape, dtype=hollow.dtype, device="cpu")
+        for module, attribute, parameter in slots:
+            weight = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
             setattr(module, attribute, torch.nn.Parameter(weight, requires_grad=False))

@@ -10,7 +10,7 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
-from surefit.facts.all_linear import closed_to_lora
+from surefit.facts.all_linear import FUSED_IN_FILES, closed_to_lora
 from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules, trained
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
@@ -353,12 +353,13 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
 
 @rule("ADP008", "closed-to-lora", severity="error", suppressible=False)
 def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """A name in `target_modules` is one that PEFT refuses in this type of model, or takes for the experts.
+    """A name in `target_modules` is one that can have no factors in this type of model.
 
     ## What it does
     In SureFit's own config, looks for the names that PEFT translates in some mixtures of experts (`gate_proj`,
-    `up_proj`, `down_proj` and `gate`, or `w1`, `w2`, `w3` and `gate`), and for `out_proj` in Mamba, Falcon H1 and
-    Nemotron H.
+    `up_proj`, `down_proj` and `gate`, or `w1`, `w2`, `w3` and `gate`); for `out_proj` in Mamba, Falcon H1 and
+    Nemotron H; for the layers of Laguna and Inkling 2 whose factors PEFT drops while it reads an adapter; and for those
+    of the block that several layers of a Zamba share.
 
     ## Why it is bad
     In a model with shared experts, or with layers without experts, linear layers have these names too. PEFT leaves them
@@ -382,9 +383,40 @@ def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts
         if closed_to_lora(model.model_type, name):
             yield Finding(
                 field="adapter.target_modules",
-                message=f"PEFT gives {name!r} of a {model.model_type} no factors of its own",
+                message=f"{name!r} of a {model.model_type} can have no factors of its own",
                 help=f"leave {name} out",
             )
+
+
+@rule("ADP010", "fused-in-files", severity="error", suppressible=False)
+def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+    """An adapter for this type of model could not be merged: its files hold several layers' weights as one.
+
+    ## What it does
+    In SureFit's own config, looks for LoRA on an HRM-Text model.
+
+    ## Why it is bad
+    Its files hold query, key, value and gate as one matrix, and so the two halves of the MLP; transformers cuts them up
+    while it loads. The factors belong to the parts. A merge writes the files' own tensors, and would have to put the
+    parts together again, which SureFit does not do.
+
+    ## Example
+    `adapter: {kind: lora}` for an HRM-Text model.
+
+    ## Fix
+    Train all weights: `adapter.kind: full`.
+
+    ## Evidence
+    `surefit merge` refused such an adapter after training: "is in the base's files in another form than in the model"
+    (docs/LOG.md, 23 November).
+    """
+    if config.adapter.kind == "lora" and model.model_type in FUSED_IN_FILES and not context.is_foreign:
+        yield Finding(
+            field="adapter.kind",
+            message=f"the files of a {model.model_type} hold several layers' weights as one: no adapter can be merged "
+            "into them",
+            help="train all weights: adapter.kind: full",
+        )
 
 
 def _adapter_config(directory: Path) -> dict[str, Any] | str:
