@@ -14,13 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.data.load import Rows, load_rows
-from surefit.data.messages import answered, conversation, from_sharegpt, json_list, message_list, text, tool_list
+from surefit.data.messages import (
+    TEXT_ALONE,
+    answered,
+    conversation,
+    from_sharegpt,
+    json_list,
+    message_list,
+    text,
+    tool_list,
+)
 from surefit.data.thinking import with_thinking
 from surefit.task import Example, Message, Row, TaskRecipe, part_of
 
 if TYPE_CHECKING:
     from surefit.config.schema import DataSection
 
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 SHOWN = 5
 """Problems that one error lists; the rest are counted."""
 
@@ -186,6 +196,7 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
 
     def convert(row: Row) -> Example:
         _require_values(row, layout.columns)
+        _refuse_media(row)
         return recipe.to_example(layout.normal(row))
 
     return convert
@@ -224,6 +235,13 @@ def _require_values(row: Row, columns: Sequence[str]) -> None:
     for name in columns:
         if row.get(name) is None:
             raise DataError("missing", field=name)
+
+
+def _refuse_media(row: Row) -> None:
+    """A conversation's images in columns of their own: the text alone would be trained on as if it spoke of nothing."""
+    for name in MEDIA:
+        if row.get(name):
+            raise DataError(f"the row comes with {name}, and only text is trained on", field=name, help=TEXT_ALONE)
 
 
 def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:

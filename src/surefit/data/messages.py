@@ -13,6 +13,7 @@ from surefit.metrics.strict_json import json_kind, strict_json
 from surefit.task import Message
 
 ROLES = ("system", "user", "assistant", "tool")
+TEXT_ALONE = "take rows of text alone: images, sound and video are not trained on"
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -124,7 +125,11 @@ def _part_text(part: Any, field: str) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = f"a part of type {part.get('type')!r}" if isinstance(part, Mapping) else json_kind(part)
-    raise DataError(f'{kind} is not text: only {{"type": "text", "text": …}} can be read', field=field)
+    raise DataError(
+        f'{kind} is not text: only {{"type": "text", "text": …}} can be read',
+        field=field,
+        help=TEXT_ALONE if isinstance(part, Mapping) else None,
+    )
 
 
 def tool_calls(value: Any, field: str) -> list[dict[str, Any]]:

@@ -74,6 +74,7 @@ class ModelFacts:
         custom_code: config.json points to Python code that comes with the model.
         quantization: the method the stored weights are quantised with, or None; stored_nf4: bitsandbytes' NF4.
         packing_obstacle: why examples of this model cannot be packed (facts/attention.py), or None.
+        written_by: the transformers release that wrote config.json, where it says so.
         padded_attention: transformers' attention code for padded batches: sdpa, or eager where that cannot do what the
             model needs (a softcap, sinks).
     """
@@ -110,6 +111,7 @@ class ModelFacts:
     packing_obstacle: str | None = None
     padded_attention: str = "sdpa"
     gguf: Path | None = None
+    written_by: str | None = None
 
 
 def model_facts(name_or_path: str, revision: str | None = None, patience: float | None = None) -> ModelFacts:
@@ -276,6 +278,7 @@ def build_facts(
         quantization=quantization,
         stored_nf4=quantization == "bitsandbytes" and config["quantization_config"].get("bnb_4bit_quant_type") == "nf4",
         packing_obstacle=packing_obstacle(config),
+        written_by=written if isinstance(written := config.get("transformers_version"), str) else None,
         padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
     )
 

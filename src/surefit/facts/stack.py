@@ -54,6 +54,7 @@ class StackFacts:
         cpu_flags: those of `CPU_FLAGS` that the processor has.
         pinned: of a requirements file, package → what it asks for (>=2.1,<3); nothing need be installed.
         wheels: of a requirements file, the packages that it takes from an address or another index of its own.
+        model_types: what config.json may have as `model_type`; empty where transformers is not installed.
     """
 
     python: str = ""
@@ -66,6 +67,7 @@ class StackFacts:
     cpu_flags: Collection[str] = frozenset()
     pinned: Mapping[str, str] = field(default_factory=dict)
     wheels: Collection[str] = frozenset()
+    model_types: Collection[str] = frozenset()
 
     def allows(self, package: str, versions: str) -> bool:
         """Whether the package may be one of these versions (>=2): the installed one, or any that is asked for."""
@@ -136,6 +138,7 @@ def stack_facts() -> StackFacts:
         infiniband=_INFINIBAND.is_dir() and any(_INFINIBAND.iterdir()),
         variables=env.steering_variables(),
         cpu_flags=_cpu_flags(),
+        model_types=_model_types(),
     )
 
 
@@ -160,6 +163,17 @@ def _torch_cuda() -> str | None:
         found = re.search(r"^cuda\b.*= *'(\d[\d.]*)'", file.read_text(encoding="utf-8"), re.MULTILINE)
         return found[1] if found else None
     return None
+
+
+def _model_types() -> frozenset[str]:
+    """The `model_type`s in the tables of the installed transformers, read as text: importing them takes seconds."""
+    found: set[str] = set()
+    with suppress(metadata.PackageNotFoundError):
+        auto = Path(str(metadata.distribution("transformers").locate_file("transformers/models/auto")))
+        for name in ("auto_mappings.py", "configuration_auto.py"):  # 5.17 has them all in the second
+            with suppress(OSError, UnicodeDecodeError):
+                found |= set(re.findall(r'\(\s*"([^"]+)",\s*"\w+"', (auto / name).read_text(encoding="utf-8")))
+    return frozenset(found)
 
 
 def _driver() -> str | None:

@@ -134,6 +134,13 @@ BAD = [
         "messages[0].content[0]",
         "a part of type 'image' is not text",
     ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, ANSWER]},
+        "messages[0].content[0]",
+        "a part of type 'image_url' is not text",
+    ),
+    ({"messages": [USER, ANSWER], "images": ["cat.png"]}, "images", "comes with images, and only text is trained on"),
+    ({"prompt": "<image> 2+2?", "completion": "4", "image": "x.png"}, "image", "comes with image"),
     ({"messages": [{**USER, "tool_calls": [CALL]}, ANSWER]}, "messages[0].tool_calls", "cannot call tools"),
     (
         {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},

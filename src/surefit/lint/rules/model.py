@@ -13,6 +13,7 @@ from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, original_of
 from surefit.facts.setup import Setup
+from surefit.facts.stack import StackFacts
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.adapter import STORED_QUANTIZED
 
@@ -71,6 +72,40 @@ def no_weights(model: ModelFacts) -> Iterator[Finding]:
             message=f"{model.path} has a config.json and no weights (model.safetensors)",
             help="download the weights into it: hf download NAME --local-dir DIRECTORY",
         )
+
+
+@rule("MOD013", "model-type-unknown", severity="error")
+def model_type_unknown(context: LintContext, config: Config, model: ModelFacts, stack: StackFacts) -> Iterator[Finding]:
+    """The installed transformers does not know this type of model.
+
+    ## What it does
+    Looks for config.json's `model_type` in the tables of the installed transformers. Not for a GGUF file, nor where
+    `model.trust_remote_code` lets the model bring its own code, nor in another tool's config.
+
+    ## Why it is bad
+    Training stops at loading, with transformers' advice to install it from source.
+
+    ## Example
+    A model that was published last week, with last month's transformers.
+
+    ## Fix
+    Install the release that config.json names (`transformers_version`), or a newer one.
+
+    ## Evidence
+    "The checkpoint you are trying to load has model type … but Transformers does not recognize this architecture" is
+    what transformers says to each new model for months.
+    """
+    kind, here = model.model_type, stack.versions.get("transformers")
+    own_code = model.custom_code and config.model.trust_remote_code
+    if context.is_foreign or own_code or model.gguf or not kind or not stack.model_types or kind in stack.model_types:
+        return
+    if model.custom_code:
+        advice = "it brings code of its own: read that, then set model.trust_remote_code: true"
+    elif model.written_by and model.written_by != here:
+        advice = f"its config.json was written by transformers {model.written_by}, which knows it: install that release"
+    else:
+        advice = "correct model_type in config.json, or install a newer transformers"
+    yield Finding(field=NAME, message=f"transformers {here} knows no model of type {kind!r}", help=advice)
 
 
 @rule("MOD003", "pickled-weights", severity="error", suppressible=False)
@@ -194,7 +229,7 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
     transformers dropped its default templates in 2024 because they silently did not match the models they were used
     with.
     """
-    if model.has_chat_template is False and _makes_conversations(context, config):
+    if model.has_chat_template is False and makes_conversations(context, config):
         yield Finding(
             field=NAME,
             message=f"{model.name} has no chat template, and the rows are conversations",
@@ -203,7 +238,8 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
         )
 
 
-def _makes_conversations(context: LintContext, config: Config) -> bool:
+def makes_conversations(context: LintContext, config: Config) -> bool:
+    """Whether the rows go through a chat template."""
     if context.is_foreign and context.setup is not None:
         # Another tool writes rows of instructions in words of its own, and brings templates of its own.
         return bool(context.setup.conversations) and context.setup.chat_template is None

@@ -13,6 +13,7 @@ from surefit.facts.setup import Setup
 from surefit.facts.template import TemplateRefused, render, variables_of
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rules.model import makes_conversations
 
 OVERWRITING_COLLATORS = ("DataCollatorForLanguageModeling", "DataCollatorForCompletionOnlyLM")
 """Collators that make labels from the ids and mask every token that equals the padding token."""
@@ -283,6 +284,43 @@ def no_such_template_switch(context: LintContext, config: Config, tokenizer: Tok
                     f"{did_you_mean(name, sorted(known))}",
                     help="write a name that the template reads, or take the switch away",
                 )
+
+
+@rule("TPL011", "template-refuses", severity="error")
+def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+    """The chat template raises an error for a question and its answer.
+
+    ## What it does
+    Where the rows are conversations, renders a user's question and an assistant's answer with the chat template. Not in
+    another tool's config.
+
+    ## Why it is bad
+    No row can be written: training stops at the first one.
+
+    ## Example
+    A template that was cut short while it was copied: `Unexpected end of template`.
+
+    ## Fix
+    Take the template of the model's own repository, or set `model.chat_template`.
+
+    ## Evidence
+    Templates call `raise_exception` for roles that they do not know, and a copied one may lack its end. Before this
+    rule the run stopped after the model was loaded.
+    """
+    if not tokenizer.chat_template or context.is_foreign or not makes_conversations(context, config):
+        return
+    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
+    special = {role: text for role, text in named.items() if text is not None}
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    try:
+        render(tokenizer.chat_template, turns, special=special, switches=config.model.chat_template_kwargs)
+    except TemplateRefused as error:
+        yield Finding(
+            field="model.chat_template" if config.model.chat_template else "model.name_or_path",
+            message=f"the chat template of {_model(context)} refuses a question and its answer: "
+            f"{shortened(' '.join(str(error).split()), 120)}",
+            help="take the template of the model's own repository, or set model.chat_template",
+        )
 
 
 @rule("TPL008", "asked-in-another-way-than-trained", severity="warning")
