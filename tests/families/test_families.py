@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from peft.utils import transformers_weight_conversion as conversion
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, ModelError
@@ -24,6 +24,7 @@ from surefit.facts.budget import target_modules, trained, trained_tensors
 from surefit.facts.model import directory_facts
 from surefit.facts.tensors import tensors
 from surefit.model.adapter import add_adapter, lora_modules, start_from, trainable_parameters
+from surefit.model.classes import auto_class
 from surefit.plan.fake import FakeMode
 from surefit.plan.setting import pretrained_config
 
@@ -56,8 +57,10 @@ def faults(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_mixture_of_experts_passes_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert families.complete(measured("qwen3_moe", tmp_path, monkeypatch))
+@pytest.mark.parametrize("family", ["qwen3_moe", "mistral3:images"])
+def test_a_family_passes_every_stage(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = measured(family, tmp_path, monkeypatch)
+    assert families.complete(line), line
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -223,6 +226,20 @@ def test_the_plan_reads_infinity_as_transformers_writes_it(tmp_path: Path) -> No
     built("bamba").save_pretrained(tmp_path)
     assert "__float__" in (tmp_path / "config.json").read_text()
     assert pretrained_config(directory_facts(tmp_path, "bamba")).time_step_limit[1] == float("inf")
+
+
+def test_the_class_is_that_of_the_language_model_where_there_is_one() -> None:
+    made = {name: auto_class(family_shapes.config(name)) for name in ("llama", "llama4", "gemma3", "mistral3")}
+    assert [name for name, kind in made.items() if kind is AutoModelForImageTextToText] == ["mistral3"]
+
+
+def test_a_checkpoint_with_images_gives_its_language_model_alone(tmp_path: Path) -> None:
+    families.save_base("qwen3_5:images", tmp_path)
+    stored = families.tensors_in(tmp_path)
+    read = {name for name, _ in families.read_back(tmp_path).named_parameters()}
+    assert any("visual" in name for name in stored)
+    assert read
+    assert not any("visual" in name for name in read)
 
 
 def test_a_width_for_each_layer_is_no_damage() -> None:
