@@ -25,6 +25,7 @@ from tiny_run import save_base
 
 from surefit import samples
 from surefit.config.capabilities import CONFLICTS, NOT_ADAMW, QUANTIZED, Conflict, Trait
+from surefit.config.modes import GROUPED, NAMES
 from surefit.lint.engine import choose_rules
 from surefit.parallel.mesh import World
 from surefit.plan.forecast import Planner
@@ -48,9 +49,7 @@ PLACED: dict[Trait, dict[str, Any]] = {
     "shared tokens": {"parallel": {"mode": "cp", "cp": 2}},
 } | {kind: {"model": {"quantization": kind}} for kind in QUANTIZED} | {
     name: {"train": {"optimizer": name}} for name in NOT_ADAMW
-} | {mode: {"parallel": {"mode": mode}} for mode in ("single", "ddp", "fsdp", "zero2", "zero3")} | {
-    mode: {"parallel": {"mode": mode, mode: 2}} for mode in ("tp", "cp", "pp")
-}  # fmt: skip
+} | {mode: {"parallel": {"mode": mode} | ({mode: 2} if mode in GROUPED else {})} for mode in NAMES}  # fmt: skip
 """What a user writes to have a trait."""
 
 

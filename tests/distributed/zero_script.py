@@ -23,6 +23,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors.torch import load_file, save_file
 
 from surefit.checkpoint import manager
+from surefit.config.modes import ZERO
 from surefit.config.schema import Config
 from surefit.data.collate import collate
 from surefit.model.prepare import prepare_for_training
@@ -224,7 +225,7 @@ def rejected(world: World, out: Path, mode: str, **changes: Any) -> dict[str, An
 
 
 def scenarios(world: World, out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for mode in ("zero2", "zero3"):
+    for mode in ZERO:
         for kind in ("lora", "full"):
             yield f"{mode}-{kind}", compare(world, out, f"{mode}-{kind}", mode, kind)
         yield f"{mode}-rejected", rejected(world, out, mode)

@@ -13,13 +13,13 @@ from itertools import combinations, product
 from typing import Any
 
 from surefit.config.capabilities import conflicts, traits
+from surefit.config.modes import GROUPED, MODES
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.schema import Config
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "mode": (
-        "single", "ddp", "fsdp", "fsdp offload", "zero2", "zero2 offload", "zero3", "zero3 offload", "tp", "pp", "cp",
-        "fsdp cp",
+        *(name + more for name in MODES for more in ("", " offload") if MODES[name].sharded or not more), "fsdp cp",
     ),
     "quantization": ("none", "nf4", "fp8"),
     "optimizer": tuple(OPTIMIZERS),
@@ -97,7 +97,7 @@ def as_config(row: Mapping[str, Any], model: str, data: str, out: str) -> dict[s
     mode, *more = row["mode"].split()
     kind = "full" if row["adapter"] == "full" else "lora"
     adapter = {"kind": kind} | ({f"use_{row['adapter']}": True} if row["adapter"] in ("rslora", "dora") else {})
-    shared = {name: 2 for name in ("tp", "pp", "cp") if name in (mode, *more)}
+    shared = {name: 2 for name in GROUPED if name in (mode, *more)}
     return {
         "recipe": "function_calling",
         "model": {"name_or_path": model, "dtype": row["dtype"], "quantization": row["quantization"]},

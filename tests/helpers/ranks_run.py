@@ -17,6 +17,7 @@ import varlen_on_cpu  # noqa: F401 (registers the kernel)
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, LlamaForCausalLM, Qwen3ForCausalLM
 
+from surefit.config.modes import GROUPED, MODES
 from surefit.config.schema import AdapterSection, ParallelSection, TrainSection
 from surefit.data.collate import pack
 from surefit.model.adapter import add_adapter
@@ -32,10 +33,10 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64, "tie_word_embeddings": True,
 }  # fmt: skip
 KINDS = {"llama": ("LlamaForCausalLM", LlamaForCausalLM), "qwen3": ("Qwen3ForCausalLM", Qwen3ForCausalLM)}
-MODES = ("ddp", "fsdp", "zero2", "zero3", "tp", "cp", "fsdp+cp", "pp")
+SHARED = (*(mode for mode in MODES if mode != "single"), "fsdp+cp")
 CASES = {
     f"{mode}-{family}-{kind}-{dtype}": (mode, family, kind, dtype)
-    for mode in MODES
+    for mode in SHARED
     for family, kind, dtype in (("llama", "lora", "float32"), ("qwen3", "full", "bfloat16"))
 }
 
@@ -44,7 +45,7 @@ def parallel_of(mode: str, processes: int) -> dict[str, Any]:
     """The section `parallel` of a mode in which all processes share what can be shared; `fsdp+cp`: fsdp, and tokens."""
     mode, _, beside = mode.partition("+")
     shared = beside or mode
-    return {"mode": mode} | ({shared: processes} if shared in ("tp", "cp", "pp") else {})
+    return {"mode": mode} | ({shared: processes} if shared in GROUPED else {})
 
 
 def shape_of(mode: str, family: str) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def bytes_of(tensors: Any) -> int:
 
 def measured(world: World, mode: str, family: str, kind: str, dtype: str) -> dict[str, int]:
     engine = engine_of(ParallelSection.model_validate(parallel_of(mode, 2)), world)
+    stage = MODES[mode.partition("+")[0]].zero_stage
     model = build(mode, family, kind, dtype)
     packed = mode.endswith("cp")
     if packed:
@@ -85,13 +87,13 @@ def measured(world: World, mode: str, family: str, kind: str, dtype: str) -> dic
     optimizer = engine.optimizer(model, partial(make_optimizer, train=TrainSection(weight_decay=0.1)))
     ids = torch.arange(1, 25).numpy()
     batches = [pack([(ids, ids)]), pack([(ids, ids)])] if packed else [_padded(ids), _padded(ids)]
-    engine.run(model, batches, lambda m, batch: loss_sum(m, batch, mode != "zero3"), 48, 1.0)
+    engine.run(model, batches, lambda m, batch: loss_sum(m, batch, stage != 3), 48, 1.0)
     found = {
-        "parameters": bytes_of(_parameters(model, mode, optimizer)),
-        "gradients": _gradients(model, mode, optimizer),
+        "parameters": bytes_of(_parameters(model, stage, optimizer)),
+        "gradients": _gradients(model, stage, optimizer),
     }
     optimizer.step(1.0)
-    if mode.startswith("zero"):
+    if stage:
         states = [state[key] for state in optimizer._inner.state.values() for key in ("exp_avg", "exp_avg_sq")]
         states += optimizer.parts
         optimizer.runtime.destroy()
@@ -108,19 +110,19 @@ def _padded(ids: Any) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
-def _parameters(model: torch.nn.Module, mode: str, optimizer: Any) -> list[torch.Tensor]:
-    if mode == "zero3":
+def _parameters(model: torch.nn.Module, stage: int, optimizer: Any) -> list[torch.Tensor]:
+    if stage == 3:
         return [parameter.ds_tensor for parameter in model.parameters()]
-    if mode == "zero2":
+    if stage:
         flat = list(optimizer.zero.bit16_groups_flat)
         return flat + [parameter for parameter in model.parameters() if not parameter.requires_grad]
     return list(model.parameters())
 
 
-def _gradients(model: torch.nn.Module, mode: str, optimizer: Any) -> int:
-    if mode == "zero3":
+def _gradients(model: torch.nn.Module, stage: int, optimizer: Any) -> int:
+    if stage == 3:
         return int(optimizer.zero.grad_partitions_flat_buffer.nbytes)
-    if mode == "zero2":
+    if stage:
         return sum(gradient.nbytes for gradient in optimizer.gradients())
     return bytes_of(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from surefit.config.modes import ModeName
+from surefit.config.modes import WEIGHTS_DIVIDED, ZERO, ModeName
 from surefit.config.optimizers import BitsAndBytesName, OtherName
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
@@ -96,7 +96,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("PAR009", ["tp"], QUANTIZED, "the blocks of quantised weights run across the edges of slices",
            "parallel.mode: pp or ddp"),
     *_rows("PAR012", ["fsdp"], BITSANDBYTES, "the optimizers of bitsandbytes cannot update shards", WHOLE),
-    *_rows("PAR012", ["zero2", "zero3"], NOT_ADAMW,
+    *_rows("PAR012", ZERO, NOT_ADAMW,
            "DeepSpeed shares out the state of torch's AdamW, and of no other optimizer", WHOLE),
     *_rows("PAR012", ["tp"], BITSANDBYTES, "it cannot update matrices that several processes share",
            "another parallel.mode"),
@@ -116,7 +116,7 @@ CONFLICTS: tuple[Conflict, ...] = (
            "model.quantization: nf4 or none"),
     *_rows("ADP006", ["DoRA"], ["fused LoRA"], "it computes plain LoRA, and has no magnitudes"),
     *_rows("ADP006", ["DoRA"], ["compiled layers"], NOT_PROVED),
-    *_rows("ADP006", ["zero2", "zero3", "tp", "pp"], ["DoRA"], NOT_PROVED, "parallel.mode: ddp or fsdp"),
+    *_rows("ADP006", [*ZERO, "tp", "pp"], ["DoRA"], NOT_PROVED, "parallel.mode: ddp or fsdp"),
     *_rows("ADP006", ["shared tokens"], ["DoRA"], NOT_PROVED, "parallel.cp: 1"),
     *_rows("ADP009", ["experts"], ["dropout"],
            "an expert's factors are added to its weights, which leaves no input of theirs to drop from"),
@@ -124,10 +124,10 @@ CONFLICTS: tuple[Conflict, ...] = (
            "adapter.use_dora: false"),
     *_rows("ADP009", QUANTIZED, ["experts"], "the experts are not quantised, and " + NOT_PROVED,
            "model.quantization: none"),
-    *_rows("ADP009", ["fsdp", "zero2", "zero3", "tp", "pp"], ["experts"], NOT_PROVED, WHOLE),
+    *_rows("ADP009", ["fsdp", *ZERO, "tp", "pp"], ["experts"], NOT_PROVED, WHOLE),
     *_rows("ADP009", ["shared tokens"], ["experts"], NOT_PROVED, "parallel.cp: 1"),
     *_rows("ADP009", ["compiled layers"], ["experts"], NOT_PROVED, "speed.compile: false"),
-    *_rows("PAR011", ["fsdp", "zero3", "tp", "pp"], ["answers in training"],
+    *_rows("PAR011", WEIGHTS_DIVIDED, ["answers in training"],
            "no process has the whole model that is to answer", "`surefit evaluate` afterwards"),
     *_rows("PAR011", ["cp"], ["answers in training"], "attention waits for the other processes' share of the tokens: "
            "none can answer alone", "`surefit evaluate` afterwards"),

@@ -7,9 +7,9 @@ code of its own: `facts/memory_per_rank.py`, `plan/communication.py`, `parallel/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-ModeName = Literal["single", "ddp", "fsdp", "zero2", "zero3", "pp", "tp", "cp"]
+ModeName = Literal["single", "ddp", "fsdp", "zero2", "zero3", "tp", "pp", "cp"]
 """Values of `parallel.mode` once it is decided."""
 
 
@@ -22,13 +22,18 @@ class Mode:
         divided: what each process has a part of: the optimizer's state with its float32 masters and gradients, or that
             and the weights.
         grouped: as many processes as the setting of `parallel` with the mode's name says read the same examples.
-        deepspeed: DeepSpeed runs it, which takes values to do so, and is of use to one process too.
+        zero_stage: of ZeRO, which DeepSpeed runs: it reads the values of tensors, and is of use to one process too. 0
+            where it does not.
     """
 
     holds: str
     divided: Literal["nothing", "optimizer state", "weights"] = "nothing"
     grouped: bool = False
-    deepspeed: bool = False
+    zero_stage: int = 0
+
+    @property
+    def deepspeed(self) -> bool:
+        return self.zero_stage > 0
 
     @property
     def sharded(self) -> bool:
@@ -50,11 +55,13 @@ MODES: dict[str, Mode] = {
     "single": Mode("everything"),
     "ddp": Mode("a whole model in each"),
     "fsdp": Mode("weights, gradients and optimizer in shards", "weights"),
-    "zero2": Mode("gradients and optimizer in shares", "optimizer state", deepspeed=True),
-    "zero3": Mode("weights, gradients and optimizer in shares", "weights", deepspeed=True),
+    "zero2": Mode("gradients and optimizer in shares", "optimizer state", zero_stage=2),
+    "zero3": Mode("weights, gradients and optimizer in shares", "weights", zero_stage=3),
     "tp": Mode("a part of every matrix in each", "weights", grouped=True),
-    "cp": Mode("a part of every example's tokens in each", grouped=True),
     "pp": Mode("some of the layers in each", "weights", grouped=True),
+    "cp": Mode("a part of every example's tokens in each", grouped=True),
 }
-GROUPED = tuple(name for name, mode in MODES.items() if mode.grouped)
-ZERO = tuple(name for name, mode in MODES.items() if mode.deepspeed)
+NAMES: tuple[ModeName, ...] = get_args(ModeName)
+GROUPED = tuple(name for name in NAMES if MODES[name].grouped)
+ZERO = tuple(name for name in NAMES if MODES[name].deepspeed)
+WEIGHTS_DIVIDED = tuple(name for name in NAMES if MODES[name].divided == "weights")

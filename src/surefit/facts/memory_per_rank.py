@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefit.config.modes import MODES
+from surefit.config.modes import MODES, ZERO
 from surefit.config.resolve import Resolved
 from surefit.core.reading import read_json_file
 from surefit.core.units import MIB, count_text, plural
@@ -259,7 +259,8 @@ def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[Term, int, i
 
 def _zero(run: _Run, whole: Budget) -> Budget:
     """DeepSpeed's shares, and its buckets of a size that does not depend on the model's."""
-    if run.sharing.mode == "zero3":
+    weights = MODES[run.sharing.mode].divided == "weights"
+    if weights:
         run = replace(run, resolved=_with_whole_logits(run.resolved))
     sharing, number, resolved = run.sharing, run.number, run.resolved
     tuned = DEEPSPEED | _tuning(resolved.config.parallel.deepspeed_config)
@@ -279,7 +280,7 @@ def _zero(run: _Run, whole: Budget) -> Budget:
         "float32 gradients": None,
     }
     own = run.of(run.model, in_buckets=True)
-    if sharing.mode == "zero2":
+    if not weights:
         why = "DeepSpeed's reduce_bucket_size"
         return _rebuilt(own, state, *_missing(own, state), Term("bucket", bucket, why, "backward"))
     every = list(tensors(run.model, resolved.config.adapter))
@@ -383,5 +384,5 @@ def _while_running(name: str, size: int, why: str) -> tuple[Term, Term]:
 
 
 _FORMS: dict[str, Callable[[_Run, Budget], Budget]] = {
-    "ddp": _ddp, "fsdp": _fsdp, "zero2": _zero, "zero3": _zero, "tp": _tp, "cp": _cp, "pp": _pp,
+    "ddp": _ddp, "fsdp": _fsdp, **dict.fromkeys(ZERO, _zero), "tp": _tp, "cp": _cp, "pp": _pp,
 }  # fmt: skip

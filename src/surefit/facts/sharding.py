@@ -119,7 +119,7 @@ def held(resolved: Resolved, model: ModelFacts, sharing: Sharing | None, rank: i
 def _zero_held(mine: Sequence[tuple[int, Tensor]], sharing: Sharing, number: int, moments: int) -> Held:
     """DeepSpeed's: masters for float32, too, and gradients in float32; stage 2 fills groups up, stage 3 tensors."""
     size = sharing.processes
-    if sharing.mode == "zero2":
+    if MODES[sharing.mode].divided == "optimizer state":
         groups = [sum(count for count, tensor in mine if tensor.trained and tensor.decayed == kind) for kind in (0, 1)]
         filled = sum(-(-group // (2 * size)) * 2 * size for group in groups)
         share = filled // size
@@ -145,7 +145,7 @@ def share_of(
             # A process after the last full piece has what is left, or nothing.
             piece = -(-rows // size)
             yield max(0, min(piece, rows - rank * piece)) * (whole // rows), tensor
-        elif mode == "zero3":
+        elif MODES[mode].deepspeed and MODES[mode].divided == "weights":
             yield -(-whole // size), tensor
         elif mode == "tp":
             yield whole // size if _cut(tensor.name, model) else whole, tensor

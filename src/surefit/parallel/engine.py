@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from surefit.config.modes import MODES
+from surefit.config.modes import MODES, ZERO
 from surefit.config.schema import ParallelSection
 from surefit.parallel.flat import Flat
 from surefit.parallel.mesh import World, summed
@@ -138,8 +138,7 @@ ENGINES: dict[str, tuple[str, Callable[[ParallelSection], tuple[Any, ...]]]] = {
         "sharded_context:ShardedContext",
         lambda section: (section.cp, section.dp_replicate, section.offload),
     ),
-    "zero2": ("zero:Zero", lambda section: (section,)),
-    "zero3": ("zero:Zero", lambda section: (section,)),
+    **dict.fromkeys(ZERO, ("zero:Zero", lambda section: (section,))),
     "tp": ("tensor:TensorParallel", lambda section: (section.tp,)),
     "cp": ("context:ContextParallel", lambda section: (section.cp,)),
     "pp": ("pipeline:Pipeline", lambda section: (section.pp,)),

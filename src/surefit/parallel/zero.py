@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from surefit.config.modes import MODES, ZERO
 from surefit.config.schema import ParallelSection
 from surefit.core import env
 from surefit.core.errors import MachineError
@@ -31,7 +32,8 @@ from surefit.foreign.adopt import TUNING
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
 from surefit.parallel.mesh import World, device_of
 
-STAGES = {"zero2": 2, "zero3": 3}
+CLASSES = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
+"""Stage → DeepSpeed's optimizer of it. What it makes depends on the data types too."""
 PRECISION: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {},
     torch.bfloat16: {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
@@ -41,7 +43,7 @@ PRECISION: dict[torch.dtype, dict[str, Any]] = {
 
 
 class Zero(Engine):
-    """Stage 2 or 3.
+    """The stage that the mode's row names.
 
     The model is trained in place: it keeps its class and names, and DeepSpeed's hooks are on its modules. It is cut up
     when the optimizer is made.
@@ -53,7 +55,7 @@ class Zero(Engine):
     def __init__(self, world: World, section: ParallelSection) -> None:
         super().__init__(world)
         self.name: str = section.mode
-        self.stage = STAGES[self.name]
+        self.stage = MODES[self.name].zero_stage
         self.data_rank, self.data_size = world.rank, world.size
         self.gradient_factor = float(world.size)  # DeepSpeed takes the mean over processes
         self._section = section
@@ -75,6 +77,8 @@ class Zero(Engine):
         runtime = self._deepspeed.initialize(
             model=_WithLoss(model), optimizer=inner, config=config, dist_init_required=False
         )[0]
+        made, wanted = type(runtime.optimizer).__name__, CLASSES[self.stage]
+        assert made == wanted, f"DeepSpeed made a {made}, not a {wanted}"
         self._optimizer = ZeroOptimizer(model, trained, inner, runtime, self.stage)
         self._require_shares(trained)
         return self._optimizer
@@ -82,9 +86,7 @@ class Zero(Engine):
     def _require_shares(self, trained: Mapping[str, torch.Tensor]) -> None:
         """DeepSpeed has done what was asked for: each process holds its part, and no more, of what is shared."""
         assert self._optimizer is not None
-        zero, size = self._optimizer.zero, self.world.size
-        wanted = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}[self.stage]
-        assert type(zero).__name__ == wanted, f"DeepSpeed made a {type(zero).__name__}"
+        size = self.world.size
         if self.stage == 3:
             for parameter in self._optimizer.model.parameters():
                 held, whole = parameter.ds_tensor.numel(), parameter.ds_numel  # type: ignore[attr-defined]
@@ -171,7 +173,7 @@ class ZeroOptimizer:
     ) -> None:
         self.model, self.runtime, self.zero = model, runtime, runtime.optimizer
         self.parts: list[torch.Tensor] = (
-            self.zero.single_partition_of_fp32_groups if stage == 2 else self.zero.fp32_partitioned_groups_flat
+            self.zero.single_partition_of_fp32_groups if stage < 3 else self.zero.fp32_partitioned_groups_flat
         )
         self.pending, self.learning_rate = False, 0.0
         self._trained, self._inner, self._stage = trained, inner, stage
@@ -181,14 +183,14 @@ class ZeroOptimizer:
         inner.register_step_pre_hook(self._before_update)
         inner.register_step_post_hook(self._after_update)
         self.forget()
-        if stage == 2:
+        if stage < 3:
             # DeepSpeed finds a parameter's moments after the first update; a checkpoint may be read before it.
             self.zero._lazy_init_hp_params_optimizer_state()
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters by their names in the model; in stage 3 their shapes alone, on meta."""
-        if self._stage == 2:
+        if self._stage < 3:
             return self._trained
         return {
             name: torch.nn.Parameter(torch.empty(p.ds_shape, dtype=p.dtype, device="meta"))  # type: ignore[attr-defined]
@@ -280,7 +282,7 @@ class ZeroOptimizer:
         """Give a trained parameter and its master a value."""
         p: Any = self._trained[name]
         self._set_master(p, value)
-        if self._stage == 2:
+        if self._stage < 3:
             p.copy_(value)
             return
         p.ds_tensor.copy_(self._own(p, value))
@@ -288,13 +290,13 @@ class ZeroOptimizer:
             p.copy_(value)
 
     def _set_master(self, p: Any, value: torch.Tensor) -> None:
-        if self._stage == 2:
+        if self._stage < 3:
             self._fragments.safe_set_full_fp32_param(p, value.float())
         else:
             self._fragments.safe_set_local_fp32_param(p, self._own(p, value.float()))
 
     def _set_moment(self, p: Any, value: torch.Tensor, key: str) -> None:
-        if self._stage == 2:
+        if self._stage < 3:
             self._fragments.safe_set_full_optimizer_state(p, value, key)
         else:
             self._fragments.safe_set_local_optimizer_state(p, self._own(p, value), key)
@@ -323,8 +325,9 @@ def settings(section: ParallelSection, dtype: torch.dtype) -> dict[str, Any]:
     Args:
         dtype: of the trained parameters.
     """
+    stage = MODES[section.mode].zero_stage
     host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    offload = {"offload_optimizer": host} | ({"offload_param": host} if section.mode == "zero3" else {})
+    offload = {"offload_optimizer": host} | ({"offload_param": host} if stage == 3 else {})
     return {
         # Only read for logs. Two, because with one and offload DeepSpeed keeps the last micro batch's gradient alone.
         "train_micro_batch_size_per_gpu": 1,
@@ -333,9 +336,7 @@ def settings(section: ParallelSection, dtype: torch.dtype) -> dict[str, Any]:
         "steps_per_print": 2**62,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": tuning(section.deepspeed_config)
-        | {"stage": STAGES[section.mode]}
-        | (offload if section.offload else {}),
+        "zero_optimization": tuning(section.deepspeed_config) | {"stage": stage} | (offload if section.offload else {}),
         **PRECISION[dtype],
     }
 
@@ -363,7 +364,7 @@ def import_deepspeed(world: World) -> Any:
         deepspeed = importlib.import_module("deepspeed")
     except (ImportError, RuntimeError) as error:
         raise MachineError(
-            f"parallel.mode zero2 and zero3 are DeepSpeed's, which cannot be imported here: {env.first_line(error)}",
+            f"parallel.mode {' or '.join(ZERO)} takes DeepSpeed, which cannot be imported: {env.first_line(error)}",
             field="parallel.mode",
             help='pip install "surefit[deepspeed]", or set parallel.mode: fsdp, which needs nothing else',
         ) from error

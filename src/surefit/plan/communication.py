@@ -112,8 +112,9 @@ def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: 
         case "cp":
             between = _keys(resolved, model, sharing, length)
             return round(between + 2 * part * number * trained), "keys and values of every layer, and all gradients"
-        case _:
+        case "pp":
             return round(2 * micro * state + between_groups), f"hidden states and their gradients{too}"
+    raise AssertionError(f"what processes exchange under {sharing.mode} is not said here")
 
 
 def _keys(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> int:

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from surefit.config.load import Loaded, load_config
+from surefit.config.modes import GROUPED, MODES
 from surefit.config.resolve import Resolved, resolve, with_changes
 from surefit.config.schema import Config
 from surefit.config.world import processes
@@ -64,9 +65,11 @@ def show(ui: Ui, request: Request) -> Response:
     if config.train.max_steps is None:
         config = with_changes(config, {"train.max_steps": _steps(config)})
     models = dict.fromkeys([config.model.name_or_path, NANO, *catalogue()])
+    sized = {"single", *GROUPED}  # one device, or modes with a size of their own, for which the form has no field
     return ui.page(
-        "planner", opened=opened, config=config, configs=ui.workspace.configs(), models=list(models), gpus=list(GPUS)
-    )
+        "planner", opened=opened, config=config, configs=ui.workspace.configs(), models=list(models), gpus=list(GPUS),
+        modes=[mode for mode in MODES if mode not in sized],
+    )  # fmt: skip
 
 
 def fit(ui: Ui, body: dict[str, Any]) -> dict[str, Any]:

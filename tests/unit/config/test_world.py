@@ -30,7 +30,7 @@ def config(count: int, **sections: Any) -> Config:
         (2, {"parallel": {"mode": "single"}}, "2 processes, and parallel.mode is single"),
         (4, {"parallel": {"mode": "ddp", "cp": 2}}, "parallel.mode is ddp, with cp: 2"),
         (4, {"parallel": {"mode": "fsdp", "tp": 2}}, "parallel.mode is fsdp, with tp: 2"),
-        (4, {"parallel": {"mode": "fsdp", "cp": 2, "pp": 2}}, "parallel.mode is fsdp, with cp: 2, pp: 2"),
+        (4, {"parallel": {"mode": "fsdp", "cp": 2, "pp": 2}}, "parallel.mode is fsdp, with pp: 2, cp: 2"),
         (4, {"parallel": {"mode": "zero3", "cp": 2}}, "parallel.mode is zero3, with cp: 2"),
         (4, {"parallel": {"mode": "cp", "cp": 3}}, "cannot be divided into groups by parallel.cp: 3"),
         (4, {"parallel": {"mode": "fsdp", "cp": 3}}, "cannot be divided into groups by parallel.cp: 3"),

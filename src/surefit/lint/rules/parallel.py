@@ -82,7 +82,9 @@ def device_map_with_processes(setup: Setup) -> Iterator[Finding]:
     """
     spread = setup.device_map in SPREADING
     several = (setup.processes or 0) > 1 or (setup.processes_per_machine or 0) > 1 or (setup.world_size or 0) > 1
-    if setup.parallel == "zero3" and setup.device_map and setup.device_map != "none":
+    mode = MODES.get(setup.parallel or "")
+    divides = mode is not None and mode.deepspeed and mode.divided == "weights"
+    if divides and setup.device_map and setup.device_map != "none":
         why = "ZeRO-3 spreads the weights itself"
     elif spread and (several or setup.parallel in MANY_PROCESSES):
         count = setup.processes or setup.world_size or setup.processes_per_machine
