@@ -105,6 +105,10 @@ class DataError(SureFitError):
     """A data file or a row in it is not usable."""
 
 
+class RecipeError(SureFitError):
+    """A recipe's own code failed. No row is at fault for certain, so that no setting leaves such a row out."""
+
+
 class ModelError(SureFitError):
     """A model directory or hub id is not usable."""
 
@@ -146,6 +150,9 @@ def errors_at(where: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(error.message, path=error.path or where, field=error.field, help=error.help) from error
+    except RecipeError as error:
+        error.path = error.path or where
+        raise
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

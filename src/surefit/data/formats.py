@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from surefit.core.errors import DataError, SureFitError, did_you_mean
+from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
 from surefit.data.load import Rows, load_rows
 from surefit.data.messages import (
     TEXT_ALONE,
@@ -299,6 +299,9 @@ def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Ex
         except DataError as error:
             path, line = rows.place(index)
             problems.append(DataError(error.message, path=path, line=line, field=error.field, help=error.help))
+        except RecipeError as error:
+            error.path, error.line = rows.place(index)
+            raise
     if problems and (bad_rows != "skip" or not examples):
         way_out = "" if bad_rows == "refuse" else "set data.bad_rows: skip to leave them out (counted)"
         raise bad_rows_error(problems, len(rows), rows.source, way_out)

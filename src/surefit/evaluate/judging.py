@@ -28,7 +28,10 @@ def score_variant(
 ) -> Scored:
     """Ask one variant about these rows in one way, and judge its answers. Nothing is written but what `kept` keeps."""
     asked = ask(respondent, recipe, rows, way, kept, on_progress)
-    found = [predictions(recipe, example, answer) for example, answer in zip(rows.examples, asked.answers, strict=True)]
+    found = []
+    for where, example, answer in zip(rows.where, rows.examples, asked.answers, strict=True):
+        with errors_at(where):
+            found.append(predictions(recipe, example, answer))
     scores = judge_at_once(recipe, rows.examples, found, way.samples)
     lines = [
         _with_prompt(scored_line(recipe, index, where, example, own, way.samples, known), respondent.shown(prompt))
@@ -46,7 +49,7 @@ def score_baseline(name: str, recipe: TaskRecipe, rows: Picked, samples: int = 1
     for where, example in zip(rows.where, rows.examples, strict=True):
         with errors_at(where):
             answer = recipe.baselines[name](example)
-        found.append([answer if answer.parsed is not None else replace(answer, parsed=recipe.parse(answer.text))])
+            found.append([answer if answer.parsed is not None else replace(answer, parsed=recipe.parse(answer.text))])
     lines = [
         scored_line(recipe, index, where, example, own * samples, samples, known)
         for index, where, example, own, known in zip(

@@ -122,8 +122,8 @@ def _at_once(recipe: TaskRecipe, pairs: Sequence[tuple[Answer, Example]]) -> Seq
 
 def _judged(recipe: TaskRecipe, answer: Answer, example: Example, where: str, known: Scores | None) -> dict[str, Any]:
     """One row's scores, if they are not known. A truncated answer is not parsed, as in `surefit evaluate`."""
-    predictions = [_prediction(recipe.of(example), text, answer.row) for text in answer.texts]
     with errors_at(where):
+        predictions = [_prediction(recipe.of(example), text, answer.row) for text in answer.texts]
         if known is not None:
             scores = known
         elif not answer.sampled:

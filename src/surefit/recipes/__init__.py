@@ -5,10 +5,12 @@ Any package adds recipes with an entry point in the group "surefit.recipes"; doc
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from surefit.core.errors import ConfigError, did_you_mean
+from surefit.recipes.guard import guarded
 from surefit.task import TaskRecipe
 
 _RECIPES = {
@@ -45,9 +47,7 @@ def get(name: str) -> TaskRecipe:
 
         return mixed([get(part.strip()) for part in name.split("+")])
     if name in _RECIPES:
-        module, _, attribute = _RECIPES[name].partition(":")
-        recipe: TaskRecipe = getattr(import_module(module), attribute)
-        return recipe
+        return _own(name)
     outside = _outside()
     if name in outside:
         return _load(outside[name])
@@ -57,6 +57,12 @@ def get(name: str) -> TaskRecipe:
         field="recipe",
         help=f"known recipes: {', '.join(known)}; a package adds its own as an entry point in {ENTRY_POINT_GROUP!r}",
     )
+
+
+@cache
+def _own(name: str) -> TaskRecipe:
+    module, _, attribute = _RECIPES[name].partition(":")
+    return guarded(getattr(import_module(module), attribute), ours=True)
 
 
 def _outside() -> dict[str, EntryPoint]:
@@ -79,4 +85,4 @@ def _load(point: EntryPoint) -> TaskRecipe:
             field="recipe",
             help=f"let its entry point {point.value} name an object made with surefit.task.TaskRecipe(…)",
         )
-    return recipe
+    return guarded(recipe, ours=False)

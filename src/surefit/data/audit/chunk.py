@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from surefit.core.errors import DataError
+from surefit.core.errors import DataError, RecipeError
 from surefit.core.sampling import portions
 from surefit.data import tokenize
 from surefit.data.audit.sample import Tally, chosen_detectors, look_at_rows
@@ -172,7 +172,7 @@ class Looker:
             if self.convert is not None:
                 try:
                     example = self.convert(row)
-                except DataError as error:
+                except (DataError, RecipeError) as error:
                     empty[index - first] = error.message in ("empty", "missing")
                     tally.add(
                         "unusable_row", index, f"{error.field}: {error.message}" if error.field else error.message
