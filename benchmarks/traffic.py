@@ -1,6 +1,6 @@
 """Bytes and launches per token of a LoRA training step, by operator, and where the processor waits for the GPU.
 
-    python benchmarks/traffic.py [--model 1b|8b] [--sm 75|80|89|90] [--json]
+    python benchmarks/traffic.py [--model 1b|8b] [--sm 75|80|89|90] [--kernels] [--json]
 
 Counted on tensors of a GPU that have no data, as `surefit plan` simulates it: no GPU is needed, and **nothing is
 measured**. The step is that of the throughput workloads (`throughput.py`): Llama 3.2 1B or Llama 3.1 8B, LoRA of rank
@@ -21,14 +21,18 @@ import sys
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import surefit
 from surefit.config.schema import AdapterSection
 from surefit.facts.model import catalogue
+from surefit.model import kernels
+from surefit.plan import time
 from surefit.plan.loading import uncollected
 from surefit.plan.operations import Operation, Operations
 from surefit.plan.setting import Setting
@@ -191,15 +195,43 @@ def lines_of(found: dict[str, Any], model: str) -> Iterator[str]:
         yield f"{counts}  {wait['place']}"
 
 
+def savings(setting: Setting) -> dict[str, tuple[float, int]]:
+    """Kernel → the MB per token and the launches per step that it alone saves."""
+
+    def sums(*without: str) -> tuple[float, int]:
+        with ExitStack() as stack, uncollected():
+            stack.callback(time._operations.cache_clear)
+            time._operations.cache_clear()
+            for name in without:
+                stack.enter_context(patch.object(kernels, name, lambda *_: None))
+            rows = rows_of(operations(setting)[0], setting.tokens * setting.micro_batches)
+        return sum(row.megabytes_per_token for row in rows), sum(row.launches for row in rows)
+
+    finders = {"RMS norm": "norm_of", "rope": "rotation_of", "SwiGLU with LoRA": "gates_of"}
+    moved, launched = sums(*finders.values())
+    found = {}
+    for kernel, finder in finders.items():
+        alone = sums(*(other for other in finders.values() if other != finder))
+        found[kernel] = moved - alone[0], launched - alone[1]
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", choices=list(MODELS), default="1b")
     parser.add_argument("--sm", choices=("75", "80", "89", "90"), default="90", help="compute capability of the GPU")
+    parser.add_argument("--kernels", action="store_true", help="with fused kernels, and what each of them saves")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     asked = parser.parse_args()
     capability = int(asked.sm[0]), int(asked.sm[1])
-    found = traffic(setting_of(asked.model, capability))
+    setting = setting_of(asked.model, capability, kernels=asked.kernels)
+    found = traffic(setting)
     print("\n".join(lines_of(found, asked.model)))
+    if asked.kernels:
+        found["saved"] = savings(setting)
+        print("\nEach kernel alone saves, of all traffic")
+        for kernel, (megabytes, launches) in found["saved"].items():
+            print(f"{kernel:57}{launches:9,}{megabytes:10.3f}")
     if asked.json:
         before, goal = GOALS[asked.model]
         stated = {"model": MODELS[asked.model], "sm": asked.sm, "counted": True, "measured": False, "goal": goal}

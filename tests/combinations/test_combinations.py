@@ -42,6 +42,7 @@ PLACED: dict[Trait, dict[str, Any]] = {
     "experts": {"adapter": {"experts": True}},
     "dropout": {"adapter": {"dropout": 0.05}},
     "fused LoRA": {"speed": {"fused_lora": True}},
+    "fused kernels": {"speed": {"kernels": True}},
     "compiled layers": {"speed": {"compile": True}},
     "NEFTune": {"train": {"neftune_noise_alpha": 5}},
     "flash attention": {"speed": {"attention": "flash_attention_2"}},

@@ -107,6 +107,17 @@ def test_the_loss_moves_no_more_per_logit_than_it_did(benchmark: Any) -> None:
     assert 0 < 2 * more - few <= 18.1
 
 
+@pytest.mark.parametrize(("model", "most", "launches"), [("1b", 6.74, 115), ("8b", 18.83, 208)])
+def test_with_fused_kernels_the_goal_is_met(benchmark: Any, model: str, most: float, launches: int) -> None:
+    found = benchmark.traffic(benchmark.setting_of(model, (9, 0), kernels=True))
+    assert most <= benchmark.GOALS[model][1]
+    assert 0 < found["kinds"]["elementwise"]["megabytes_per_token"] <= most
+    assert found["launches_per_thousand_tokens"] <= launches
+    assert [(wait["per_step"], wait["per_micro_batch"], wait["per_layer"]) for wait in found["waits"]] == [
+        (1, 0, 0), (0, 1, 0),
+    ]  # fmt: skip
+
+
 def test_it_prints_that_nothing_is_measured(benchmark: Any) -> None:
     done = subprocess.run([sys.executable, str(BENCHMARK), "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

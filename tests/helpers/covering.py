@@ -24,6 +24,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "quantization": ("none", "nf4", "fp8"),
     "optimizer": tuple(OPTIMIZERS),
     "fused_lora": ("auto", False, True),
+    "kernels": ("auto", False, True),
     "compile": (False, True),
     "adapter": ("lora", "rslora", "dora", "full"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -35,7 +36,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "hardware": ("cpu", "t4", "l4", "rtx4090", "a100-80gb", "h100", "b200"),
 }  # fmt: skip
 """Setting → its values."""
-DECIDING = ("mode", "quantization", "optimizer", "fused_lora", "compile", "adapter", "neftune")
+DECIDING = ("mode", "quantization", "optimizer", "fused_lora", "kernels", "compile", "adapter", "neftune")
 """Those that the table knows."""
 Row = dict[str, Any]
 Pair = tuple[str, Any, str, Any]
@@ -110,7 +111,7 @@ def as_config(row: Mapping[str, Any], model: str, data: str, out: str) -> dict[s
             "gradient_checkpointing": row["checkpointing"],
             "neftune_noise_alpha": row["neftune"],
         },
-        "speed": {name: row[name] for name in ("fused_lora", "compile", "chunked_loss", "tiled_mlp")},
+        "speed": {name: row[name] for name in ("fused_lora", "kernels", "compile", "chunked_loss", "tiled_mlp")},
         "hardware": {"gpu": row["hardware"], "count": 1 if mode == "single" else 2},
         "parallel": {"mode": mode, "offload": "offload" in more} | shared,
         "output_dir": out,

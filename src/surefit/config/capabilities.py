@@ -21,7 +21,8 @@ Trait = Literal[
     "shared tokens",  # parallel.cp, under any mode
     "nf4", "fp8",  # model.quantization
     OtherName,  # train.optimizer
-    "all weights", "DoRA", "experts", "dropout", "fused LoRA", "compiled layers", "NEFTune", "flash attention",
+    "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
+    "flash attention",
     "answers in training",
 ]  # fmt: skip
 """What a run has, as far as it matters for the table."""
@@ -38,6 +39,7 @@ WITHOUT: dict[Trait, str] = {
     "experts": "adapter.experts: false",
     "dropout": "adapter.dropout: 0",
     "fused LoRA": "speed.fused_lora: false",
+    "fused kernels": "speed.kernels: false",
     "compiled layers": "speed.compile: false",
     "NEFTune": "train.neftune_noise_alpha: null",
     "flash attention": "speed.attention: auto",
@@ -103,6 +105,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("PAR012", ["zero3"], ["fused LoRA"],
            "it reads the factors of several layers at once, and zero3 gathers those of the layer that is called"),
     *_rows("PAR012", ["tp"], ["fused LoRA"], "it multiplies whole factors, and tensor parallelism cuts them"),
+    *_rows("PAR012", ["fsdp", "zero3", "tp", "pp", "cp", "shared tokens"], ["fused kernels"], NOT_PROVED),
     *_rows("PAR012", ["zero3"], ["compiled layers"], "they leave out the hooks with which zero3 gathers weights"),
     *_rows("PAR012", ["tp"], ["compiled layers"], NOT_PROVED),
     *_rows("PAR012", ["pp"], ["compiled layers"], "torch cannot trace what leaves out other stages' layers"),
@@ -147,6 +150,7 @@ def traits(config: Config) -> frozenset[Trait]:
         "experts": lora and adapter.experts,
         "dropout": lora and adapter.dropout > 0,
         "fused LoRA": lora and speed.fused_lora is True,
+        "fused kernels": speed.kernels is True,
         "compiled layers": speed.compile,
         "NEFTune": train.neftune_noise_alpha is not None,
         "flash attention": speed.attention.startswith("flash"),

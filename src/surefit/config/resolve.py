@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -160,6 +161,10 @@ def resolve(
         way, reason = decide_mode(decided, capacity, lambda shared: _least(shared, model, hardware, needed))
         decided = with_changes(decided, way)
         provenance |= dict.fromkeys(way, Origin("auto", reason))
+    if config.speed.kernels == "auto":  # they are not worth another way of sharing the run
+        kernels, reason = _decide_kernels(decided, hardware)
+        decided = with_changes(decided, {"speed.kernels": kernels})
+        provenance["speed.kernels"] = Origin("auto", reason)
     memory = _decide_by_memory(decided, model, hardware, needed)
     chosen = {dotted: found for dotted, found in memory.items() if lookup(config, dotted) == "auto"}
     provenance |= {dotted: Origin("auto", reason) for dotted, (_, reason) in chosen.items()}
@@ -301,6 +306,26 @@ def _decide_fused_lora(config: Config) -> tuple[bool, str]:
     if found := obstacle(config, "fused LoRA"):
         return False, found.why
     return True, "fewer passes over the activations, the same gradients"
+
+
+def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
+    if hardware.kind == "cpu":
+        return False, "they are a GPU's"
+    if not hardware.bf16:
+        return False, f"Triton compiles for Ampere and later GPUs, and {hardware.name} is older"
+    if missing := missing_for_kernels():
+        return False, f"{missing} is not installed: the extra `kernels` brings it"
+    if config.speed.compile:
+        return False, "the compiler fuses the same parts by itself"
+    if found := obstacle(config, "fused kernels"):
+        return False, found.why
+    return True, "norms, rope and gated MLPs in fewer passes over the activations"
+
+
+def missing_for_kernels() -> str | None:
+    """The first package that fused kernels need and that is not installed."""
+    needed = {"liger-kernel": "liger_kernel", "triton": "triton"}
+    return next((package for package, module in needed.items() if find_spec(module) is None), None)
 
 
 def _decide_tiled_mlp(config: Config, hardware: HardwareLike) -> tuple[bool, str]:

@@ -189,6 +189,9 @@ class SpeedSection(Section):
     """Never hold the logits of all tokens: the loss and its gradient are computed a chunk at a time."""
     fused_lora: Auto | bool = "auto"
     """One forward and backward for the LoRA factors of projections that read the same input."""
+    kernels: Auto | bool = "auto"
+    """Fused GPU kernels for norms, rope and gated MLPs; they need the extra `kernels`, and auto takes them from Ampere
+    on where it is installed."""
     compile: bool = False
     """torch.compile the decoder layers."""
     tiled_mlp: Auto | bool = "auto"

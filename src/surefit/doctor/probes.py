@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import surefit
+from surefit.config.resolve import missing_for_kernels
 from surefit.config.trackers import TRACKERS
 from surefit.core import env
 from surefit.core.units import GIB, bytes_text
@@ -136,6 +137,13 @@ def trackers() -> Iterator[Probe]:
         yield Probe(f"tracker {name}", state)
 
 
+def kernels() -> Iterator[Probe]:
+    """Whether what `speed.kernels` needs on a GPU is here."""
+    missing = missing_for_kernels()
+    versions = ", ".join(f"{name} {installed_version(name)}" for name in ("liger-kernel", "triton"))
+    yield Probe("fused kernels", f"{missing} not installed: a GPU trains without them" if missing else versions)
+
+
 def variables() -> Iterator[Probe]:
     """The variables that steer training and are set."""
     told = ", ".join(f"{name}={value}" for name, value in env.steering_variables().items())
@@ -181,6 +189,6 @@ def _fits(version: str, wanted: str) -> bool:
 
 
 GROUPS: tuple[Group, ...] = (
-    python, packages, gpu, machine, disks, file_system, limits, sandbox, port, hub, trackers, variables, clock,
-    text_encoding,
+    python, packages, gpu, machine, disks, file_system, limits, sandbox, port, hub, trackers, kernels, variables,
+    clock, text_encoding,
 )  # fmt: skip

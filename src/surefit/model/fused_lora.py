@@ -21,6 +21,7 @@ from peft.tuners.lora.layer import Linear as PeftLinear
 from peft.tuners.lora.layer import LoraLayer
 from torch.autograd.function import once_differentiable
 
+from surefit.model.kernel_ops import MOST_RANK, swiglu, swiglu_backward
 from surefit.model.lora_products import joined, outputs, products, through_b
 from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit
 
@@ -87,18 +88,75 @@ class _Products(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         x, mask, low, *factors = ctx.saved_tensors
-        a, b = factors[::2], factors[1::2]
-        d_low, d_b = through_b(grads, low, a, b, ctx.scalings)
-        d_a = torch.split(d_low.T @ _masked(x, mask, ctx.drop), [len(factor) for factor in a])
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx = _masked(d_low @ joined(a), mask, ctx.drop)
-            for dy, base in zip(grads, ctx.bases, strict=True):
-                if dy is not None:
-                    dx.addmm_(dy, frozen_matrix(base).to(dy.dtype))
-        unused = [dy is None for dy in grads]
-        pairs = [(None, None) if skip else pair for skip, *pair in zip(unused, d_a, d_b, strict=True)]
-        return dx, None, None, None, *(gradient for pair in pairs for gradient in pair)
+        dx, gradients = _backward(ctx, grads, x, mask, low, factors)
+        return dx, None, None, None, *gradients
+
+
+def _backward(
+    ctx: Any,
+    grads: Sequence[torch.Tensor | None],
+    x: torch.Tensor,
+    mask: torch.Tensor | None,
+    low: torch.Tensor,
+    factors: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+    """From the projections' gradients to that of x, where it needs one, and those of A₁, B₁, A₂, …"""
+    a, b = factors[::2], factors[1::2]
+    d_low, d_b = through_b(grads, low, a, b, ctx.scalings)
+    d_a = torch.split(d_low.T @ _masked(x, mask, ctx.drop), [len(factor) for factor in a])
+    dx = None
+    if ctx.needs_input_grad[0]:
+        dx = _masked(d_low @ joined(a), mask, ctx.drop)
+        for dy, base in zip(grads, ctx.bases, strict=True):
+            if dy is not None:
+                dx.addmm_(dy, frozen_matrix(base).to(dy.dtype))
+    unused = [dy is None for dy in grads]
+    pairs = [(None, None) if skip else pair for skip, *pair in zip(unused, d_a, d_b, strict=True)]
+    return dx, [gradient for pair in pairs for gradient in pair]
+
+
+class _Gated(torch.autograd.Function):
+    """silu(g) · u, where g and u are two projections of the same x, without dropout.
+
+    Kept: x, the A x, and what the bases made of x; g and u themselves are never written (`kernel_ops.swiglu`).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        bases: Sequence[torch.nn.Linear],
+        scalings: Sequence[float],
+        *factors: torch.Tensor,
+    ) -> torch.Tensor:
+        """x: (rows, inputs). factors: A and B of the gate, A and B of up. Returns (rows, outputs)."""
+        low = x @ joined(factors[::2]).T
+        gate, up = (base(x) for base in bases)
+        ctx.save_for_backward(x, low, gate, up, *factors)
+        ctx.bases, ctx.scalings, ctx.drop = bases, scalings, 0.0
+        return swiglu(gate, up, low, factors[1::2], scalings)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, low, gate, up, *factors = ctx.saved_tensors
+        grads = swiglu_backward(dy, gate, up, low, factors[1::2], ctx.scalings)
+        dx, gradients = _backward(ctx, grads, x, None, low, factors)
+        return dx, None, None, *gradients
+
+
+def gated(gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+    """silu(gate(x)) · up(x) in one kernel, LoRA's part included, for x (…, inputs); None where `swiglu` of the two
+    projections must do: what is not plain, or drops from its input, or is compiled, which fuses what it can itself."""
+    layers: list[Any] = [gate, up]
+    if torch.compiler.is_compiling() or not all(is_fused(layer) and _plain_for(layer, x) for layer in layers):
+        return None
+    a, b, scalings = zip(*map(_factors, layers), strict=True)
+    if any(map(_drop, layers)) or max(map(len, a)) > MOST_RANK:
+        return None
+    rows, factors = x.reshape(-1, x.shape[-1]), [factor for pair in zip(a, b, strict=True) for factor in pair]
+    product = _Gated.apply(rows, [layer.base_layer for layer in layers], scalings, *factors)  # type: ignore[no-untyped-call]
+    return product.view(*x.shape[:-1], product.shape[-1])  # type: ignore[no-any-return]
 
 
 def _masked(tensor: torch.Tensor, mask: torch.Tensor | None, drop: float) -> torch.Tensor:

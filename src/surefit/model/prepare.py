@@ -23,6 +23,7 @@ from surefit.model.adapter import add_adapter, start_from
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.compile import compile_layers
 from surefit.model.fused_lora import fuse_lora, left_to_peft
+from surefit.model.kernels import require_kernels, use_kernels
 from surefit.model.neftune import Neftune
 from surefit.model.tiling import tile_mlps
 
@@ -56,6 +57,8 @@ def prepare_for_training(
     notes += _set_attention(ready, config, hardware)
     if speed.fused_lora is True and isinstance(ready, PeftModel):
         notes += _fuse(ready)
+    if speed.kernels is True:
+        notes += _use_kernels(ready, hardware)
     assert train.gradient_checkpointing != "auto"
     enable_checkpointing(ready, train.gradient_checkpointing)
     if speed.tiled_mlp is True:
@@ -94,6 +97,15 @@ def _fuse(model: PeftModel) -> list[str]:
         return []
     name, why = next(iter(left.items()))
     return [f"{plural(len(left), 'LoRA layer')} computed by PEFT, not fused: {name}, {why}"]
+
+
+def _use_kernels(model: torch.nn.Module, hardware: HardwareLike) -> list[str]:
+    if hardware.kind != "cuda":
+        return ["fused kernels are a GPU's: on a CPU the model computes as without them"]
+    require_kernels()
+    found = use_kernels(model)
+    return [f"fused kernels for {plural(found.norms, 'norm')}, {plural(found.mlps, 'MLP')} and the rope of "
+            f"{plural(found.rotations, 'layer')}"]  # fmt: skip
 
 
 @contextmanager

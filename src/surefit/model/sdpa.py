@@ -47,6 +47,11 @@ def capability_of(tensor: torch.Tensor) -> Capability | None:
     return torch.cuda.get_device_capability(tensor.device) if tensor.is_cuda else None
 
 
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on a GPU, or is taken to be."""
+    return tensor.is_cuda or _assumed is not None
+
+
 def repeats_heads(key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether keys and values (batch, heads, length, width) are to be repeated for more query heads, in a call of
     `scaled_dot_product_attention` without a mask. Training and answering do alike."""

@@ -15,6 +15,7 @@ from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.classes import auto_class
 from surefit.model.fused_lora import fuse_lora
+from surefit.model.kernels import use_kernels
 from surefit.model.neftune import Neftune
 from surefit.model.prepare import TILE
 from surefit.model.quantize import BLOCK, frozen_matrix, hidden_tensors, is_four_bit, quantize_meta
@@ -59,6 +60,8 @@ def switch(model: Any, setting: Setting) -> None:
     """What a run switches on before its first step."""
     if setting.fused_lora:
         fuse_lora(model)
+    if setting.kernels:
+        use_kernels(model)
     enable_checkpointing(model, setting.checkpointing)
     if setting.tiled_mlp:
         tile_mlps(model, TILE)

@@ -21,6 +21,8 @@ from surefit.plan.trace import HOST, Hidden, Recorder
 FLOAT32 = 4
 FLOAT8_CAPABILITY = (8, 9)
 PAGED = 100_000
+MULTIPROCESSORS = 148
+"""Of a B200, which has the most."""
 ALIGNMENT = 8
 """Numbers, of a row of the mask (`mem_eff_alignment`) and of a head."""
 
@@ -208,7 +210,15 @@ def _four_bit_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int
     return [*nested, shape[0] * shape[1] * inputs.element_size()]
 
 
+def _norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """liger_kernel/ops/rms_norm.py: where the weight is trained, a float32 row of its gradient for each
+    multiprocessor."""
+    weight, trained = args[2], args[6]
+    return [MULTIPROCESSORS * weight.numel() * FLOAT32] if trained else []
+
+
 HIDDEN: dict[str, Hidden] = {
+    "rms_norm_backward": _norm_backward,
     "_varlen_attn_backward": _varlen_backward,
     "gemm_4bit": _four_bit_product,
     "_safe_softmax": _safe_softmax,

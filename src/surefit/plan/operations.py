@@ -46,8 +46,13 @@ UNREAD = {
 """Operators that do not read `self`: they overwrite it, ask for its shape, or for a number of each row."""
 GRADIENTS = {"grads", "g"}
 """What an optimizer's operator says that it changes, and does not."""
-NAMESPACES = {"aten", "torch_attn", "bitsandbytes"}
-"""Whose operators launch kernels: PyTorch's, those of its attention for packed examples, and bitsandbytes'."""
+NAMESPACES = {"aten", "torch_attn", "bitsandbytes", "surefit"}
+"""Whose operators launch kernels: PyTorch's, those of its attention for packed examples, bitsandbytes', and ours."""
+LAUNCHES = {"rms_norm": 1, "rms_norm_backward": 2, "rope": 3, "swiglu": 1, "swiglu_backward": 1}
+"""Of our operators (model/kernel_ops.py)."""
+MORE_PASSES = {"rms_norm_backward": {"x": 1}, "rope": {"q": 2, "k": 2}}
+"""What they do besides reading their arguments and writing their results, in passes over an argument: Liger fills the
+gradient of x with zeros first, and queries and keys are copied before it rotates them in place."""
 ATTENTION = {
     "_scaled_dot_product_flash_attention": "flash",
     "_scaled_dot_product_efficient_attention": "efficient",
@@ -114,7 +119,8 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     given = dict(zip(_arguments(func), args, strict=False)) | kwargs
     dtype = str(first.dtype).removeprefix("torch.")
     flops = _flops(name, func, given, args, kwargs, out)
-    return Operation(name, dtype, flops, _moved(name, func, given, out), _launches(args), _attention(name, given))
+    kernels = LAUNCHES.get(name) or _launches(args)
+    return Operation(name, dtype, flops, _moved(name, func, given, out), kernels, _attention(name, given))
 
 
 @cache
@@ -149,7 +155,7 @@ def _moved(name: str, func: Any, given: dict[str, Any], out: Any) -> int:
     moved = read + written + (written if name in ROWS else 0)
     if name == "gemm_4bit":  # the weights in 16 bits, written and read
         moved += 2 * math.prod(given["shapeB"]) * int(given["A"].element_size())
-    return moved
+    return moved + sum(times * sizes[argument] for argument, times in MORE_PASSES.get(name, {}).items())
 
 
 def _addressed(given: dict[str, Any]) -> int:

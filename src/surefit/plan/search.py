@@ -179,6 +179,8 @@ def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]
         changed = _set(resolved, parallel=way)
         if obstacle(changed.config, "fused LoRA"):
             changed = _set(changed, speed={"fused_lora": False})
+        if obstacle(changed.config, "fused kernels"):
+            changed = _set(changed, speed={"kernels": False})
         if changed.config.parallel.cp > 1:
             changed = _set(changed, speed={"attention": "torch_varlen"})
         if _possible(changed, model):

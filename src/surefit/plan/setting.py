@@ -41,7 +41,7 @@ class Setting:
         packed: the examples lie one after the other in one row.
         micro_batches: per optimizer step. More than one keeps the gradients between them.
         checkpointing: what is recomputed: `train.gradient_checkpointing`.
-        chunked, fused_lora, tiled_mlp: as in the config's section `speed`.
+        chunked, fused_lora, kernels, tiled_mlp: as in the config's section `speed`.
         quantization: of the frozen weights.
         optimizer: `train.optimizer`.
         neftune: `train.neftune_noise_alpha`.
@@ -66,6 +66,7 @@ class Setting:
     packed: bool = False
     chunked: bool = True
     fused_lora: bool = False
+    kernels: bool = False
     tiled_mlp: bool = False
     quantization: str = "none"
     optimizer: str = "adamw"
@@ -148,6 +149,7 @@ def setting_of(
         packed=packed,
         chunked=config.speed.chunked_loss,
         fused_lora=config.speed.fused_lora is True,
+        kernels=config.speed.kernels is True and hardware.kind == "cuda",
         tiled_mlp=config.speed.tiled_mlp is True,
         quantization=config.model.quantization,
         optimizer=config.train.optimizer,

@@ -55,6 +55,7 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
         "train.gradient_checkpointing",
         "speed.attention",
         "speed.fused_lora",
+        "speed.kernels",
         "speed.tiled_mlp",
         "checkpoint.every",
         "evaluate.batch_size",
@@ -82,6 +83,27 @@ def test_decisions_where_nobody_knows_what_a_step_takes(
     assert config.train.per_device_train_batch_size == micro
     assert config.train.gradient_checkpointing is checkpointing
     assert resolved.gradient_accumulation_steps * micro == 64
+
+
+@pytest.mark.parametrize(
+    ("hardware", "missing", "overrides", "reason"),
+    [
+        (Hardware(), None, [], None),
+        (CPU, None, [], "a GPU's"),
+        (Hardware(name="Tesla T4", bf16=False), None, [], "Tesla T4 is older"),
+        (Hardware(), "triton", [], "triton is not installed"),
+        (Hardware(), None, ["speed.compile=true"], "the compiler"),
+        (Hardware(), None, ["parallel.mode=fsdp", "hardware.count=2"], "not been proved"),
+    ],
+)
+def test_kernels_are_taken_where_they_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hardware: Hardware, missing: str | None, overrides: list[str],
+    reason: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("surefit.config.resolve.missing_for_kernels", lambda: missing)
+    resolved = resolve(loaded(tmp_path, *overrides), Model(), hardware, 3000)
+    assert resolved.config.speed.kernels is (reason is None)
+    assert (reason or "in fewer passes") in resolved.provenance["speed.kernels"].detail
 
 
 def test_whole_logits_limit_the_micro_batch(tmp_path: Path) -> None:

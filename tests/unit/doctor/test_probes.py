@@ -93,6 +93,14 @@ def test_a_clock_in_the_past_and_another_encoding(monkeypatch: pytest.MonkeyPatc
     assert named(probes.text_encoding(), "text encoding").verdict == "warn"
 
 
+def test_what_fused_kernels_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "missing_for_kernels", lambda: "liger-kernel")
+    assert "liger-kernel not installed" in named(probes.kernels(), "fused kernels").fact
+    monkeypatch.setattr(probes, "missing_for_kernels", lambda: None)
+    monkeypatch.setattr(probes, "installed_version", {"liger-kernel": "0.8.5", "triton": "3.9.0"}.get)
+    assert named(probes.kernels(), "fused kernels").fact == "liger-kernel 0.8.5, triton 3.9.0"
+
+
 def test_trackers_are_said_to_be_set_up_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(probes, "installed_version", {"wandb": "0.28.0"}.get)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))

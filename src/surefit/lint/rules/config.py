@@ -200,7 +200,8 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
 
     ## What it does
     Looks for `train.decay` with a schedule other than wsd, `checkpoint.best_total_limit` without `keep_best`,
-    `speed.fused_lora: true` with `adapter.kind: full`, and `gradient_checkpointing: offload` on a CPU.
+    `speed.fused_lora: true` with `adapter.kind: full`, and, on a CPU, `speed.kernels: true` and
+    `gradient_checkpointing: offload`.
 
     ## Why it is bad
     Whoever reads the config believes that the setting holds, and whoever tunes it compares equal runs.
@@ -221,6 +222,7 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
         "train.decay": train.schedule != "wsd" and f"train.schedule is {train.schedule}, and only wsd has a decay",
         "checkpoint.best_total_limit": config.checkpoint.keep_best is None and "checkpoint.keep_best is not set",
         "speed.fused_lora": config.speed.fused_lora is True and config.adapter.kind == "full" and "there is no adapter",
+        "speed.kernels": config.speed.kernels is True and on_cpu and "fused kernels are a GPU's",
         "train.gradient_checkpointing": train.gradient_checkpointing == "offload"
         and on_cpu
         and "on a CPU everything is in the host's memory already: it does what true does",
