@@ -13,10 +13,13 @@ GIB = 2**30
 PHASES = ("load", "first step", "step", "eval")
 TRAINING = (
     ("lora-1b", "eager", "LoRA on Llama 3.2 1B, 2,048 tokens, eager", 95_000),
-    ("lora-1b", "compile", "the same, compiled", 95_000),
+    ("lora-1b", "kernels", "the same with fused kernels", 95_000),
+    ("lora-1b", "compile", "compiled, without them", 95_000),
     ("lora-8b", "eager", "LoRA on Llama 3.1 8B, 2,048 tokens, eager", 18_500),
-    ("lora-8b", "compile", "the same, compiled", 18_500),
+    ("lora-8b", "kernels", "the same with fused kernels", 18_500),
+    ("lora-8b", "compile", "compiled, without them", 18_500),
     ("qlora-7b", "eager", "LoRA over NF4 on Qwen2.5 7B, 2,048 tokens", 19_000),
+    ("qlora-7b", "kernels", "the same with fused kernels", 19_000),
     ("trl", "lora-1b, tuned", "TRL, tuned, on the 1B", None),
     ("trl", "lora-8b, tuned", "TRL, tuned, on the 8B", None),
     ("long", "one step", "LoRA on Qwen3 4B, one row of 200,000 tokens", 2_500),

@@ -32,7 +32,9 @@ FILE_SECONDS = {"tests/distributed/test_one_card.py": 240.0}
 OTHER_FILE_SECONDS = 90.0
 POLICY = "tests/cuda/test_policy.py"
 """Run by the stage `attention`."""
-WAYS: dict[str, list[str]] = {"eager": [], "compile": ["speed.compile=true"]}
+WAYS: dict[str, list[str]] = {
+    "eager": ["speed.kernels=false"], "kernels": ["speed.kernels=true"], "compile": ["speed.compile=true"],
+}  # fmt: skip
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "triton", "bitsandbytes", "trl", "liger-kernel", "datasets")
 
 

@@ -32,6 +32,7 @@ DISTRIBUTIONS = {
     "amr": "smatch",
     "dotenv": "python-dotenv",
     "huggingface_hub": "huggingface-hub",
+    "liger_kernel": "liger-kernel",
     "markupsafe": "jinja2",  # its string type, and always installed with it
     "prometheus_client": "prometheus-client",
     "pydantic_core": "pydantic",
@@ -102,13 +103,13 @@ def test_what_is_imported_is_declared() -> None:
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")}
     imported = outside(node for tree in trees.values() for node in ast.walk(tree))
     assert imported - extras == declared, "pyproject.toml's dependencies are what src imports, no more and no less"
-    # The page is imported as a whole or not at all: by its verb, when somebody asks for it.
-    page = ROOT / "src/surefit/ui"
-    everywhere = [tree for file, tree in trees.items() if not file.is_relative_to(page)]
+    # These are imported as a whole or not at all: the page by its verb, Triton's kernels by a tensor on a GPU.
+    page, kernels = ROOT / "src/surefit/ui", ROOT / "src/surefit/model/triton_swiglu.py"
+    everywhere = [tree for file, tree in trees.items() if not (file.is_relative_to(page) or file == kernels)]
     at_once = outside(node for tree in everywhere for node in tree.body)
     assert not at_once & extras, "what an extra brings is imported where it is used, not by every user"
     names = {node.module for tree in everywhere for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert not {name for name in names if name and name.startswith("surefit.ui")}
+    assert not {name for name in names if name and name.startswith(("surefit.ui", "surefit.model.triton"))}
 
 
 def distributions(requirements: Iterable[str]) -> set[str]:

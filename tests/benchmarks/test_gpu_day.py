@@ -319,7 +319,7 @@ def test_a_report_puts_figures_beside_their_goals(tmp_path: Path) -> None:
     text = report(tmp_path)
     for row in (
         "| eager | 95,000 tokens/s | 47,500 tokens/s (50% of the goal), 16.0 GiB, first loss 11.7600 |",
-        "| the same, compiled | 95,000 tokens/s | failed: no compiler |",
+        "| compiled, without them | 95,000 tokens/s | failed: no compiler |",
         "| TRL, tuned, on the 1B | – | not yet measured: skipped, trl \\| pandas not installed |",
         "| none but with cuDNN | cudnn 45056, efficient 0 of 9,999 numbers |",
         "500.0 ms, then 1.1 ms (medians of 3 lengths) |",
