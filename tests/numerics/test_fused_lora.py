@@ -14,8 +14,11 @@ from surefit.config.schema import AdapterSection, ModelSection
 from surefit.model.adapter import add_adapter
 from surefit.model.compat import checkpoint_activations
 from surefit.model.fused_lora import fuse_lora
+from surefit.model.kernels import use_kernels
 from surefit.model.load import load_model
 from surefit.model.quantize import frozen_matrix
+from surefit.model.sdpa import gpu_assumed
+from surefit.model.tiling import tile_mlps
 
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TARGETS = [[name] for name in NAMES] + [list(pair) for pair in itertools.combinations(NAMES, 2)] + [list(NAMES)]
@@ -125,6 +128,40 @@ def test_under_checkpointing(dropout: float) -> None:
     checkpoint_activations(model)
     fuse_lora(model)
     assert error(result(model), expected) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["none", "nf4", "fp8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_with_fused_kernels_sixteen_bits_are_no_less_exact(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Against float64, as above: the kernels round less often. LoRA's part is computed inside, over any base."""
+    model = adapted(quantised(kind, dtype, tmp_path))
+    exact = adapted(exact_copy(model))
+    exact.load_state_dict({n: p for n, p in model.state_dict().items() if "lora_" in n}, strict=False)
+    reference = result(exact, torch.float64)
+    _, without = both(model, getattr(torch, dtype))
+    assert use_kernels(model) == (3, 1, 1)
+    with gpu_assumed((9, 0)):
+        found = result(model, getattr(torch, dtype))
+    assert found.keys() == reference.keys()
+
+    def total(found: dict[str, torch.Tensor]) -> float:
+        return sum(float((found[n] - reference[n]).norm() / reference[n].norm()) for n in reference) / len(reference)
+
+    assert total(found) <= 1.05 * total(without)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_fused_kernels_in_tiles_and_beside_dora(dora: bool) -> None:
+    model = add_adapter(base(layers=2), AdapterSection(r=6, alpha=10.0, use_dora=dora)).train()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    fuse_lora(model)
+    expected = result(model)
+    use_kernels(model)
+    tile_mlps(model, 5)
+    with gpu_assumed((9, 0)):
+        assert error(result(model), expected) < 1e-5
 
 
 def quantised(kind: str, dtype: str, directory: Path) -> Any:
