@@ -12,13 +12,18 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tiny_run import config, save_base, training
 
 from surefit.core.rundir import RunDir, read_jsonl
+from surefit.model import prepare
+from surefit.model.kernels import use_kernels
+from surefit.model.sdpa import gpu_assumed
 from surefit.parallel.engine import Engine, engine_of
 from surefit.parallel.mesh import World, by_first, joined, together
 
@@ -32,6 +37,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "full packed uneven": {"kind": "full", "packing": True, "global_batch_size": 5, "per_device_train_batch_size": 2},
     "logits whole": {"kind": "full", "chunked_loss": False},
     "recomputed": {"gradient_checkpointing": True},
+    "lora kernels": {"kernels": True},
+    "full kernels": {"kernels": True, "kind": "full", "gradient_checkpointing": True},
     "bfloat16": {"dtype": "bfloat16", "kind": "full"},
 }
 QUANTIZED = {"lora nf4": {"quantization": "nf4"}, "lora fp8": {"quantization": "fp8"}}
@@ -43,12 +50,13 @@ def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any
     changes = {"max_steps": STEPS, "epochs": 50.0, "learning_rate": 3e-3, "weight_decay": 0.01} | changes
     ways = {"mode": mode, "cp": changes.pop("cp", 1)}
     chunked, quantization = changes.pop("chunked_loss", True), changes.pop("quantization", "none")
+    speed = {"chunked_loss": chunked, "kernels": changes.pop("kernels", False)}
     made = config(base, out, every=changes.pop("every", 10), **changes)
     return made.model_copy(
         update={
             "model": made.model.model_copy(update={"quantization": quantization}),
             "adapter": made.adapter.model_copy(update={"dropout": 0.0}),
-            "speed": made.speed.model_copy(update={"chunked_loss": chunked}),
+            "speed": made.speed.model_copy(update=speed),
             "parallel": made.parallel.model_copy(update=ways),
         }
     )
@@ -56,9 +64,18 @@ def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any
 
 def fit(made: Any, engine: Engine | None, resume: bool = False) -> Any:
     """Train; rank 0's last weights and log."""
-    job = training(made, **({"engine": engine} if engine else {}))
-    result = job.fit(resume)
+    with ExitStack() as stack:
+        if made.speed.kernels is True:  # as on a GPU; their operators compute in PyTorch here
+            stack.enter_context(gpu_assumed((9, 0)))
+            stack.enter_context(patch.object(prepare, "_use_kernels", _with_kernels))
+        job = training(made, **({"engine": engine} if engine else {}))
+        result = job.fit(resume)
     return job, result
+
+
+def _with_kernels(model: torch.nn.Module, hardware: Any) -> list[str]:
+    assert all(use_kernels(model)), "norms, MLPs and rope"
+    return []
 
 
 def outcome(made: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("PAR012", ["zero3"], ["fused LoRA"],
            "it reads the factors of several layers at once, and zero3 gathers those of the layer that is called"),
     *_rows("PAR012", ["tp"], ["fused LoRA"], "it multiplies whole factors, and tensor parallelism cuts them"),
-    *_rows("PAR012", ["fsdp", "zero3", "tp", "pp", "cp", "shared tokens"], ["fused kernels"], NOT_PROVED),
+    *_rows("PAR012", ["zero2", "zero3", "tp", "pp", "cp", "shared tokens"], ["fused kernels"], NOT_PROVED),
     *_rows("PAR012", ["zero3"], ["compiled layers"], "they leave out the hooks with which zero3 gathers weights"),
     *_rows("PAR012", ["tp"], ["compiled layers"], NOT_PROVED),
     *_rows("PAR012", ["pp"], ["compiled layers"], "torch cannot trace what leaves out other stages' layers"),

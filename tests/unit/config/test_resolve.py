@@ -93,7 +93,7 @@ def test_decisions_where_nobody_knows_what_a_step_takes(
         (Hardware(name="Tesla T4", bf16=False), None, [], "Tesla T4 is older"),
         (Hardware(), "triton", [], "triton is not installed"),
         (Hardware(), None, ["speed.compile=true"], "the compiler"),
-        (Hardware(), None, ["parallel.mode=fsdp", "hardware.count=2"], "not been proved"),
+        (Hardware(), None, ["parallel.mode=zero2", "hardware.count=2"], "not been proved"),
     ],
 )
 def test_kernels_are_taken_where_they_can_be(
