@@ -22,8 +22,7 @@ Trait = Literal[
     "nf4", "fp8",  # model.quantization
     OtherName,  # train.optimizer
     "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
-    "flash attention",
-    "answers in training",
+    "flash attention", "answers in training",
 ]  # fmt: skip
 """What a run has, as far as it matters for the table."""
 TRAITS: tuple[Trait, ...] = get_args(Trait)
