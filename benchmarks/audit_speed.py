@@ -41,7 +41,7 @@ STAGES: list[tuple[str, Any, str]] = [
     ("round trips", Looker, "_round_trips"),
     ("MinHash", chunk, "text_keys"),
     ("content hashes", chunk, "_digests"),
-    ("near-duplicates compared", whole, "near_duplicates"),
+    ("repeated rows found", whole, "_repeated"),
 ]
 INSIDE = {"chat template": "template and tokenizer"}
 """Stages whose time is also counted in another."""
@@ -100,7 +100,7 @@ def measure(path: Path, kind: str) -> dict[str, Any]:
     return {
         "kind": kind,
         "rows": len(rows),
-        "tokens_per_row": round(float((found.given + found.learnt).mean()), 1),
+        "tokens_per_row": round(found.whole.total / len(found.whole), 1),
         "seconds": round(total, 2),
         "rows_per_second": round(len(rows) / total),
         "shares": {stage: round(spent / total, 4) for stage, spent in seconds.most_common()},

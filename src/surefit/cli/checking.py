@@ -82,9 +82,9 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
     notes = []
     config = found.loaded.config
     named = (config.data.train, *config.data.mix, *scored_sources(config).values())
-    on_hub = [text for text in named if not is_local(text)]
-    if on_hub:
-        notes.append(f"not looked at: the rows of {', '.join(on_hub)} (on the hub)")
+    elsewhere = [text for text in named if not is_local(text)]
+    if elsewhere:
+        notes.append(f"not looked at: the rows of {', '.join(elsewhere)} (not on this machine)")
     if found.rows is not None and len(found.rows) > SAMPLED_ROWS:
         notes.append(f"looked at {SAMPLED_ROWS} of {len(found.rows):,} rows")
     return [*notes, *without_facts(report["skipped"])]

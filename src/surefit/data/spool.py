@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from surefit.core.errors import MachineError
+from surefit.core.rundir import is_full
 from surefit.core.units import MIB
 from surefit.data.near_duplicates import BANDS, Hashes
 from surefit.data.readers import Placed
@@ -156,11 +158,20 @@ class Spool:
 
 @contextmanager
 def spooled() -> Iterator[Spool]:
-    """A spool for as long as it is needed; where is up to TMPDIR."""
+    """A spool for as long as it is needed; where is up to TMPDIR.
+
+    Raises:
+        MachineError: there is no room for it.
+    """
     with tempfile.TemporaryDirectory(prefix="surefit-audit-") as directory:
         spool = Spool(Path(directory))
         try:
             yield spool
+        except OSError as error:
+            if not is_full(error):
+                raise
+            help_text = "free some space, or point TMPDIR at another disk"
+            raise MachineError("no room for what is compared between rows", path=directory, help=help_text) from error
         finally:
             spool.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from surefit import recipes
+from surefit.core.errors import MachineError
 from surefit.data import near_duplicates, spool
 from surefit.data.audit import whole
 from surefit.data.audit.chunk import Question
@@ -112,3 +115,15 @@ def test_quantiles_are_those_of_all_lengths(count: int) -> None:
         assert lengths.quantile(share) == np.quantile(values, share, method="higher")
     assert (len(lengths), lengths.total) == (count, values.sum())
     assert lengths.over(25) == ((values > 25).sum(), values[values > 25].sum(), values.max())
+
+
+def test_a_full_temporary_directory_is_said(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(column: spool.Column, values: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    rows = Streamed(str(files))
+    monkeypatch.setattr(spool.Column, "append", full)
+    with pytest.raises(MachineError, match="no room for what is compared") as caught:
+        audit(rows, QUESTION)
+    assert "surefit-audit-" in str(caught.value.path)
+    assert "TMPDIR" in str(caught.value.help)
