@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +150,10 @@ class Spool:
 
     def close(self) -> None:
         """Give all files back."""
-        for column in self._columns.values():
-            column.close()
-        for texts in self._texts.values():
-            texts.close()
+        every: list[Column | Texts] = [*self._columns.values(), *self._texts.values()]
+        for held in every:
+            with suppress(OSError):  # what a full disk did not take is wanted by nobody any more
+                held.close()
 
 
 @contextmanager
