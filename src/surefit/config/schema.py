@@ -121,6 +121,9 @@ class DataSection(Section):
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
     """Which split of a hub data set to train on."""
+    prepared: PathText | None = None
+    """The directory of token shards that `surefit prepare` writes and training reads in place of `train` and `mix`: for
+    more rows than memory holds, or many machines."""
     limit: Annotated[int, Field(ge=1, le=10**12)] | None = None
     """Use this many rows of `train` at most, taken evenly from all: for a first try. A share held out is of these."""
     max_length: Annotated[int, Field(ge=8, le=2**30)] = 2048

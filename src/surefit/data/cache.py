@@ -117,6 +117,11 @@ def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: 
     return digest.hexdigest()[:40]
 
 
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The hash of all that the tokens of a given text depend on: vocabulary, template, versions of the packages."""
+    return hashlib.sha256(json.dumps(_tokenizer_state(tokenizer), sort_keys=True, default=str).encode()).hexdigest()
+
+
 def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     import tokenizers
     import transformers

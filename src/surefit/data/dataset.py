@@ -49,10 +49,8 @@ def build_dataset(
     key = cache_key(examples, tokenizer, settings)
     dataset = open_cached(key, cache)
     if dataset is None:
-        encoded = _encode_all(examples, tokenizer, on_progress)
         cut: list[int] = []
-        if too_long.startswith("truncate"):
-            encoded = _shortened(encoded, examples, tokenizer, max_length, too_long, cut)
+        encoded = encode_all(examples, tokenizer, max_length, too_long, cut, on_progress)
         kept, stats = _select(encoded, examples, max_length, too_long)
         dataset = store(key, cache, kept, replace(stats, cut=len(cut)))
     else:
@@ -60,10 +58,32 @@ def build_dataset(
     return dataset.counting_skipped(len(examples.skipped))
 
 
-def _encode_all(
+def encode_all(
+    examples: Examples,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    too_long: str,
+    cut: list[int],
+    on_progress: OnProgress = silent,
+) -> Iterator[list[Encoded]]:
+    """Of every example the token examples that it makes, documents cut where `too_long` says so; whatever else is too
+    long is there.
+
+    Args:
+        cut: takes the numbers of the examples that were cut.
+
+    Raises:
+        DataError: the template does not fit an example, or its document cannot be cut enough.
+    """
+    encoded = _encode_whole(examples, tokenizer, on_progress)
+    if too_long.startswith("truncate"):
+        return _shortened(encoded, examples, tokenizer, max_length, too_long, cut)
+    return encoded
+
+
+def _encode_whole(
     examples: Examples, tokenizer: PreTrainedTokenizerBase, on_progress: OnProgress
 ) -> Iterator[list[Encoded]]:
-    """Of every example the token examples that it makes."""
     total, tokens = len(examples), 0
     on_progress(0, total, "")
     for start in range(0, total, BATCH):

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from surefit.config.schema import DataSection
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+HELD_OUT = "heldout.jsonl"
+"""The held-out rows of prepared data (data/shards.py)."""
 SHOWN = 5
 """Problems that one error lists; the rest are counted."""
 
@@ -331,7 +334,7 @@ def read_splits(
     rows: Rows | None = None,
     mixed: Mapping[str, Rows] | None = None,
 ) -> tuple[Examples, Examples]:
-    """The training and the held-out examples that a config asks for.
+    """The training and the held-out examples that a config asks for; with `data.prepared` the held-out ones alone.
 
     Args:
         section: the config's `data`.
@@ -344,6 +347,11 @@ def read_splits(
     Raises:
         DataError: as `load_rows`, `to_examples`, `split_eval` and `mix_in`.
     """
+    if section.prepared is not None:
+        source = section.eval if isinstance(section.eval, str) else str(Path(section.prepared) / HELD_OUT)
+        scored = load_held_out(source, section.split, None)
+        held_out = to_examples(scored, recipe, section.format, section.bad_rows)
+        return Examples([], [], []), with_thinking(held_out, section.thinking)
     rows = rows if rows is not None else training_rows(section)
     train = to_examples(rows, recipe, section.format, section.bad_rows)
     if isinstance(section.eval, str):
@@ -401,13 +409,13 @@ def mix_in(
         DataError: no row of the source is left to train on.
     """
     key = f"data.mix.{source}"
-    secret = {_position(example, seed) for example in held_out}
-    free = [i for i, example in enumerate(more) if _position(example, seed) not in secret]
+    secret = {prompt_position(example, seed) for example in held_out}
+    free = [i for i, example in enumerate(more) if prompt_position(example, seed) not in secret]
     if not free:
         help_text = "leave it out of data.mix: its rows are what the model is scored on"
         raise DataError(f"every prompt of its {len(more)} examples is held out", path=source, field=key, help=help_text)
     whole, share = divmod(passes, 1)
-    places = {i: _row_position(more.examples[i], seed) for i in free} if share else {}
+    places = {i: row_position(more.examples[i], seed) for i in free} if share else {}
     chosen = free * int(whole) + [i for i in places if places[i] < share]
     if not chosen:
         enough = (math.floor(min(places.values()) * 1000) + 1) / 1000
@@ -443,7 +451,7 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
     Raises:
         DataError: one side would be empty.
     """
-    positions = [_position(example, seed) for example in examples]
+    positions = [prompt_position(example, seed) for example in examples]
     train = examples.subset([i for i, position in enumerate(positions) if position >= share])
     held_out = examples.subset([i for i, position in enumerate(positions) if position < share])
     if not held_out:
@@ -462,13 +470,13 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
     return replace(train, skipped=examples.skipped), held_out
 
 
-def _position(example: Example, seed: int) -> float:
+def prompt_position(example: Example, seed: int) -> float:
     """Where in [0, 1) the prompt's hash falls."""
     prompt = [example.text] if example.text is not None else [example.prompt, example.tools]
     return _fraction(json.dumps([seed, prompt], default=str))
 
 
-def _row_position(example: Example, seed: int) -> float:
+def row_position(example: Example, seed: int) -> float:
     """Where in [0, 1) the hash of the whole row falls."""
     row = [seed, "mix", example.messages, example.tools, example.text]
     return _fraction(json.dumps(row, default=str))

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import Config
 from surefit.data.cache import MASKED
 from surefit.data.collate import collate, pack
 from surefit.data.pack import best_fit_decreasing, shard
-from surefit.train.sampler import Rows, batch_rows, micro_batches
+from surefit.data.sharded import ShardedLengths
+from surefit.train.sampler import RowLengths, Rows, batch_rows, micro_batches
 from surefit.train.step import Batch
 
 SCANNED = 5_000
 """Steps that are packed beforehand in search of the fullest micro batch: about a second."""
+
+
+LOOKED_UP = 2**14
+"""Of prepared data, rows whose lengths are looked up for that: each may lie in another file."""
 
 
 class Batches:
@@ -33,7 +37,7 @@ class Batches:
         pad_id: fills up padded rows.
     """
 
-    def __init__(self, rows: Rows, lengths: npt.NDArray[np.int64], config: Config, pad_id: int) -> None:
+    def __init__(self, rows: Rows, lengths: RowLengths, config: Config, pad_id: int) -> None:
         size, packing = config.train.per_device_train_batch_size, config.data.packing
         assert isinstance(size, int)
         assert isinstance(packing, bool)
@@ -80,8 +84,14 @@ class Batches:
         """
         if not self.packing:
             # A step of more rows than there are sees some of them twice.
-            return np.resize(np.argsort(-self.lengths, kind="stable"), self.size).tolist()
+            found = self.lengths
+            longest = (
+                found.longest(self.size) if isinstance(found, ShardedLengths) else np.argsort(-found, kind="stable")
+            )
+            return np.resize(longest, self.size).tolist()
         train = self.train
         steps = optimizer_steps(len(self.rows), train.epochs, train.global_batch_size, train.max_steps)
-        firsts = (self.of_step(step)[0] for step in range(min(steps, SCANNED)))
+        lazily = isinstance(self.lengths, ShardedLengths)
+        scanned = max(1, LOOKED_UP // train.global_batch_size) if lazily else SCANNED
+        firsts = (self.of_step(step)[0] for step in range(min(steps, scanned)))
         return max(firsts, key=lambda micro: int(self.lengths[micro].sum()))

@@ -18,7 +18,11 @@ import numpy.typing as npt
 
 from surefit.core.errors import DataError
 from surefit.data.cache import MASKED
+from surefit.data.sharded import ShardedLengths, ShardedTokens
+from surefit.train.permutation import permuted
 
+TABLE_ROWS = 2**24
+"""Up to so many rows an epoch's order is a table, of 128 MiB at most; of more it is computed row by row."""
 ORDER_STREAM, DROPOUT_STREAM = 0, 1
 """Keep the random numbers drawn for different purposes from one seed apart."""
 
@@ -30,6 +34,10 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
 
 
+RowLengths = npt.NDArray[np.int64] | ShardedLengths
+"""Tokens of each row, by its number or by several."""
+
+
 @dataclass(frozen=True)
 class Survey:
     """What training must know of all its rows beforehand.
@@ -39,18 +47,20 @@ class Survey:
         sha256: of all ids and labels; a resumed run must see the same.
     """
 
-    lengths: npt.NDArray[np.int64]
+    lengths: RowLengths
     sha256: str
 
 
 def survey(rows: Rows) -> Survey:
-    """Read every row once.
+    """Read every row once; of prepared data the manifest, whose shards hold no row without a supervised token.
 
     Raises:
         DataError: there are none, or one has no token that the loss would count.
     """
     if len(rows) == 0:
         raise DataError("no rows to train on", field="data.train", help="name data that has usable rows")
+    if isinstance(rows, ShardedTokens):
+        return Survey(rows.lengths, rows.sha256)
     digest = hashlib.sha256()
     lengths = np.empty(len(rows), dtype=np.int64)
     for index in range(len(rows)):
@@ -87,13 +97,25 @@ def epoch_order(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
 def batch_rows(step: int, seed: int, rows: int, global_batch_size: int) -> list[int]:
     """The row numbers of one global batch; `step` is 0 for the first."""
     start = step * global_batch_size
+    if rows > TABLE_ROWS:
+        return _without_table(range(start, start + global_batch_size), seed, rows)
     return [
         int(epoch_order(seed, position // rows, rows)[position % rows])
         for position in range(start, start + global_batch_size)
     ]
 
 
-def micro_batches(batch: Sequence[int], lengths: npt.NDArray[np.int64], size: int) -> list[list[int]]:
+def _without_table(positions: range, seed: int, rows: int) -> list[int]:
+    """The rows at these positions of the endless stream, epoch by epoch."""
+    found: list[int] = []
+    for epoch in range(positions.start // rows, (positions.stop - 1) // rows + 1):
+        begin = max(positions.start, epoch * rows) - epoch * rows
+        end = min(positions.stop, (epoch + 1) * rows) - epoch * rows
+        found += permuted(np.arange(begin, end), rows, (seed, ORDER_STREAM, epoch)).tolist()
+    return found
+
+
+def micro_batches(batch: Sequence[int], lengths: RowLengths, size: int) -> list[list[int]]:
     """Cut a batch into micro batches of `size` rows of similar length, the longest first.
 
     Rows of similar length need little padding. Which rows share an optimizer step is not touched, so unlike sorting the

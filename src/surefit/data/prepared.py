@@ -1,0 +1,101 @@
+"""Whether prepared data is what a config asks for: the settings that shards depend on, compared without a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError, DataError
+from surefit.core.units import shortened
+from surefit.data.cache import CODE_VERSION
+from surefit.data.sharded import MEND, Manifest, read_manifest
+from surefit.data.shards import FORMAT, shard_path
+from surefit.data.tokenize import TEMPLATE_DATE
+from surefit.task import TaskRecipe
+
+DECIDING = ("train", "mix", "format", "split", "max_length", "too_long", "bad_rows", "thinking")
+"""Keys of `data` on which the tokens depend."""
+PROGRAM = "SureFit's own format"
+"""The key of what no setting says."""
+
+
+def settings_of(config: Config, recipe: TaskRecipe) -> dict[str, Any]:
+    """What the shards of a config depend on beside the rows and the tokenizer, by config key, as JSON has it."""
+    data = config.data
+    share = isinstance(data.eval, float)
+    chosen = share or any(passes % 1 for passes in data.mix.values())
+    values = {
+        "recipe": f"{recipe.name}, version {recipe.version}",
+        **{f"data.{key}": getattr(data, key) for key in DECIDING},
+        "data.eval": data.eval if share or data.mix else "a file",
+        "train.seed": config.train.seed if chosen else "any",
+        "model.chat_template": config.model.chat_template,
+        "model.chat_template_kwargs": config.model.chat_template_kwargs,
+        PROGRAM: [FORMAT, CODE_VERSION, TEMPLATE_DATE],
+    }
+    settings: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return settings
+
+
+def fingerprint(settings: Mapping[str, Any], tokenizer: str) -> str:
+    """The hash of these settings and of a tokenizer's (`cache.tokenizer_digest`)."""
+    return hashlib.sha256(json.dumps([settings, tokenizer], sort_keys=True).encode()).hexdigest()
+
+
+def require_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe, directory: Path) -> None:
+    """Refuse shards that were made with other settings.
+
+    Raises:
+        ConfigError: naming those that differ, with both values.
+    """
+    now = settings_of(config, recipe)
+    changed = [
+        f"{key} {shortened(repr(was.get(key)), 60)} (now {shortened(repr(value), 60)})"
+        for key, value in now.items()
+        if was.get(key) != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"these shards were made with {', '.join(changed)}",
+            path=directory,
+            field="data.prepared",
+            help="put it back; or `surefit prepare CONFIG --overwrite` makes them anew, or name another directory",
+        )
+
+
+def opened(config: Config, recipe: TaskRecipe) -> Manifest:
+    """The manifest of `data.prepared`, which is complete and was made with this config's settings.
+
+    Raises:
+        DataError: there is none, or shards that it names are missing; with the command that mends it.
+        ConfigError: it was made with other settings; or `data.limit` is set, which it cannot obey.
+    """
+    assert config.data.prepared is not None
+    directory = Path(config.data.prepared)
+    refuse_limit(config)
+    manifest = read_manifest(directory)
+    require_settings(manifest.settings, config, recipe, directory)
+    there = set(os.listdir(directory))
+    names = [shard_path(directory, number).name for number in range(len(manifest.shards))]
+    missing = [name for name in names if name not in there]
+    if missing:
+        listed = ", ".join(missing[:3]) + ("…" if len(missing) > 3 else "")
+        problem = f"{len(missing):,} of {len(names):,} shards are missing: {listed}"
+        raise DataError(problem, path=directory, field="data.prepared", help=MEND)
+    return manifest
+
+
+def refuse_limit(config: Config) -> None:
+    """Raises:
+    ConfigError: `data.limit` is set, and which rows those are only the number of all rows would say."""
+    if config.data.limit is not None:
+        raise ConfigError(
+            "data.limit takes rows evenly from all of them, which prepared data does not do",
+            field="data.limit",
+            help="leave data.prepared out for a first try; train.max_steps ends a run early",
+        )

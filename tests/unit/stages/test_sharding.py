@@ -1,0 +1,303 @@
+"""Prepared data: the same bytes however it is made, and the rows that training reads from memory otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_disk import room
+
+from surefit import recipes
+from surefit.config.load import load_config
+from surefit.core.errors import ConfigError, DataError, MachineError
+from surefit.core.lock import locked
+from surefit.data import sharded
+from surefit.data.dataset import build_dataset
+from surefit.data.formats import read_splits
+from surefit.data.prepared import opened
+from surefit.data.sharded import ShardedTokens, read_manifest
+from surefit.data.stream import ranges
+from surefit.model.load import load_tokenizer
+from surefit.stages import sharding
+from surefit.stages.sharding import Wishes, prepare_shards
+from surefit.stages.watcher import Lines, Watcher
+from surefit.train.sampler import survey
+
+RANGE = 1500
+CONFIG = """recipe: sft
+model: {{name_or_path: surefit/nano}}
+data: {{train: {train}, prepared: {prepared}, max_length: 64, {more}}}
+output_dir: {output}
+"""
+
+
+def write_rows(path: Path, name: str, count: int) -> Path:
+    rows = [{"prompt": f"{name} {i} " + "word " * (i % 7), "completion": "yes " * (i % 5 + 1)} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "ranges", partial(ranges, range_bytes=RANGE))
+
+
+@pytest.fixture
+def config(tmp_path: Path):
+    """config(name, more) → a config whose shards belong in tmp_path/name."""
+    train = write_rows(tmp_path / "rows.jsonl", "own", 120)
+
+    def make(name: str = "shards", more: str = "eval: 0.2", place: Path = tmp_path):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(CONFIG.format(train=train, prepared=place / name, more=more, output=tmp_path / "run"))
+        return load_config(path, ()).config
+
+    return make
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """The hash of every file but the locks."""
+    files = [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".lock")]
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def in_memory(config, tmp_path: Path):
+    """(training rows, held-out examples), as without `data.prepared`."""
+    section = config.data.model_copy(update={"prepared": None})
+    train, held_out = read_splits(section, recipes.get("sft"), config.train.seed)
+    tokenizer = load_tokenizer(config.model)
+    return build_dataset(train, tokenizer, max_length=64, cache=tmp_path / "cache"), held_out
+
+
+def as_lists(rows) -> list[tuple[list[int], list[int]]]:
+    return [(ids.tolist(), labels.tolist()) for ids, labels in (rows[i] for i in range(len(rows)))]
+
+
+def test_shards_hold_the_rows_that_training_reads_from_memory(config, tmp_path: Path) -> None:
+    one = config()
+    result = prepare_shards(one, Watcher(), Wishes())
+    rows = ShardedTokens(tmp_path / "shards", opened(one, recipes.get("sft")))
+    expected, held_out = in_memory(one, tmp_path)
+    assert result["shards"] > 3
+    assert as_lists(rows) == as_lists(expected)
+    assert rows.stats == expected.stats
+    assert rows.lengths[range(len(rows))].tolist() == expected.lengths.tolist()
+    assert rows.lengths.max() == expected.lengths.max()
+    longest = np.argsort(-expected.lengths, kind="stable")[:9]
+    assert rows.lengths.longest(9) == longest.tolist()
+    _, again = read_splits(one.data, recipes.get("sft"), one.train.seed)
+    assert [example.messages for example in again] == [example.messages for example in held_out]
+
+
+@pytest.mark.parametrize("passes", [0.3, 1, 2.25])
+def test_a_mix_is_seen_as_often_as_in_memory(config, tmp_path: Path, passes: float) -> None:
+    more = write_rows(tmp_path / "more.jsonl", "more", 80)
+    scored = write_rows(tmp_path / "scored.jsonl", "more", 3)  # these prompts must not be learnt
+    one = config("mixed", f"eval: {scored}, mix: {{{more}: {passes}}}")
+    prepare_shards(one, Watcher(), Wishes())
+    rows = ShardedTokens(tmp_path / "mixed")
+    expected, _ = in_memory(one, tmp_path)
+    assert sorted(as_lists(rows)) == sorted(as_lists(expected))
+    assert rows.stats == expected.stats
+
+
+def test_workers_and_groups_write_the_same_bytes(config, tmp_path: Path) -> None:
+    for name in ("one", "two", "grouped"):
+        sharding.planned(config(name), _made(tmp_path / name))
+    prepare_shards(config("one"), Watcher(), Wishes())
+    prepare_shards(config("two"), Watcher(), Wishes(workers=2))
+    for number in (2, 0, 1):
+        part = prepare_shards(config("grouped"), Watcher(), Wishes(group=(number, 3)))
+        assert not part["manifest"]
+    assert prepare_shards(config("grouped"), Watcher(), Wishes())["manifest"]
+    assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(tmp_path / "grouped")
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+KILLED = """
+import sys
+from surefit.config.load import load_config
+from surefit.stages.sharding import Wishes, prepare_shards
+from surefit.stages.watcher import Watcher
+from pathlib import Path
+prepare_shards(load_config(Path(sys.argv[1]), ()).config, Watcher(), Wishes())
+"""
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(config, tmp_path: Path) -> None:
+    whole, again = config("whole"), config("again")
+    prepare_shards(whole, Watcher(), Wishes())
+    directory = _made(tmp_path / "again")
+    sharding.planned(again, directory)
+    killed = 0
+    for shards, delay in ((1, 0.0), (2, 0.004), (4, 0.01), (5, 0.017)):
+        child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "again.yaml")])
+        deadline = time.monotonic() + 120
+        while len(list(directory.glob("shard-*"))) < shards and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(delay)
+        child.send_signal(signal.SIGKILL)
+        killed += child.wait() == -signal.SIGKILL
+    assert killed >= 2
+    kept = {path: path.stat().st_mtime_ns for path in directory.glob("shard-*/meta.json")}
+    prepare_shards(again, Watcher(), Wishes())
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert contents(directory) == contents(tmp_path / "whole")
+
+
+def test_a_full_disk_leaves_whole_shards_and_the_command_goes_on(config, tmp_path: Path, small_disk: Path) -> None:
+    one = config("full", place=small_disk)
+    expected = config("roomy")
+    prepare_shards(expected, Watcher(), Wishes())
+    sharding.planned(one, _made(small_disk / "full"))
+    room(small_disk, 60 * 1024)
+    with pytest.raises(MachineError, match="No space left") as told:
+        prepare_shards(one, Watcher(), Wishes())
+    assert "same command again" in str(told.value.help)
+    there = list((small_disk / "full").glob("shard-*"))
+    assert 0 < len(there) < len(list((tmp_path / "roomy").glob("shard-*")))
+    assert not list((small_disk / "full").glob(".shard-*"))
+    room(small_disk, 2**24)
+    prepare_shards(one, Watcher(), Wishes())
+    assert contents(small_disk / "full") == contents(tmp_path / "roomy")
+
+
+def test_two_at_once_are_refused(config, tmp_path: Path) -> None:
+    program = f"""
+from pathlib import Path
+from surefit.core.lock import locked
+with locked(Path({str(tmp_path / "shards" / ".lock-0-of-2")!r}), "prepare"):
+    print("held", flush=True)
+    input()
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(MachineError, match=f"process {child.pid}"):
+        prepare_shards(config(), Watcher(), Wishes())
+    with pytest.raises(MachineError, match="in use"):
+        prepare_shards(config(), Watcher(), Wishes(group=(0, 2)))
+    assert prepare_shards(config(), Watcher(), Wishes(group=(1, 2)))["complete"] > 0
+    child.communicate("\n")
+
+
+def test_what_is_missing_or_damaged_is_named_and_mended(config, tmp_path: Path) -> None:
+    one, directory, recipe = config(), tmp_path / "shards", recipes.get("sft")
+    with pytest.raises(DataError, match="no prepared data") as told:
+        opened(one, recipe)
+    assert "surefit prepare CONFIG" in str(told.value.help)
+    prepare_shards(one, Watcher(), Wishes(group=(0, 2)))
+    with pytest.raises(DataError, match="unfinished"):
+        opened(one, recipe)
+    prepare_shards(one, Watcher(), Wishes())
+    before = contents(directory)
+
+    (directory / "shard-000001").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"1 of .* shards are missing: shard-000001"):
+        opened(one, recipe)
+    prepare_shards(one, Watcher(), Wishes())
+    assert contents(directory) == before
+
+    ids = directory / "shard-000002" / "input_ids.npy"
+    ids.write_bytes(ids.read_bytes()[:-4])
+    rows = ShardedTokens(directory)
+    with pytest.raises(DataError, match=r"shard-000002.*damaged"):
+        as_lists(rows)
+    prepare_shards(one, Watcher(), Wishes())
+    assert contents(directory) == before
+
+    turned = bytearray(ids.read_bytes())
+    turned[-1] ^= 1
+    ids.write_bytes(turned)
+    said: list[str] = []
+    prepare_shards(one, Lines(said.append), Wishes(verify=True))
+    assert any("input_ids.npy is damaged" in line for line in said)
+    assert contents(directory) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"max_length": 32}, "data.max_length 64 [(]now 32[)]"),
+        ({"eval": 0.3}, "data.eval 0.2 [(]now 0.3[)]"),
+        ({"too_long": "error"}, "data.too_long 'drop'"),
+    ],
+)
+def test_shards_of_other_settings_are_refused(config, tmp_path: Path, change, named: str) -> None:
+    one = config()
+    prepare_shards(one, Watcher(), Wishes())
+    other = one.model_copy(update={"data": one.data.model_copy(update=change)})
+    with pytest.raises(ConfigError, match=named):
+        opened(other, recipes.get("sft"))
+    with pytest.raises(ConfigError, match=named):
+        prepare_shards(other, Watcher(), Wishes())
+    assert read_manifest(tmp_path / "shards").settings["data.max_length"] == 64
+    if change != {"too_long": "error"}:
+        prepare_shards(other, Watcher(), Wishes(overwrite=True))
+        opened(other, recipes.get("sft"))
+
+
+def test_rows_that_change_are_made_anew_and_the_others_are_kept(config, tmp_path: Path) -> None:
+    one, directory = config(), tmp_path / "shards"
+    prepare_shards(one, Watcher(), Wishes())
+    kept = {path.parent.name: path.stat().st_mtime_ns for path in directory.glob("shard-*/meta.json")}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(rows.read_bytes().replace(b"own 60 ", b"new 60 "))
+    prepare_shards(one, Watcher(), Wishes())
+    changed = [name for name, when in kept.items() if (directory / name / "meta.json").stat().st_mtime_ns != when]
+    assert len(changed) == 1
+    fresh = config("fresh")
+    prepare_shards(fresh, Watcher(), Wishes())
+    assert ShardedTokens(directory).sha256 == ShardedTokens(tmp_path / "fresh").sha256
+
+
+def test_bad_rows_are_named_or_counted(config, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    lines = rows.read_text().splitlines()
+    lines[7] = '{"prompt": "no answer"}'
+    rows.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl:8: completion: missing"):
+        prepare_shards(config(), Watcher(), Wishes())
+    one = config("skipping", "eval: 0.2, bad_rows: skip")
+    prepare_shards(one, Watcher(), Wishes())
+    manifest = read_manifest(tmp_path / "skipping")
+    assert manifest.stats.skipped == 1
+    assert manifest.skipped == [f"{rows}:8: completion: missing"]
+
+
+def test_few_shards_are_open_at_once(config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded, "OPEN", 2)
+    prepare_shards(config(), Watcher(), Wishes())
+    rows = ShardedTokens(tmp_path / "shards")
+    files = len(os.listdir("/proc/self/fd"))
+    for index in np.random.default_rng(0).integers(len(rows), size=200):
+        rows[int(index)]
+    assert len(rows._open) == 2
+    assert len(os.listdir("/proc/self/fd")) <= files + 6
+
+
+def test_the_survey_reads_no_row(config, tmp_path: Path) -> None:
+    prepare_shards(config(), Watcher(), Wishes())
+    rows = ShardedTokens(tmp_path / "shards")
+    found = survey(rows)
+    assert found.sha256 == read_manifest(tmp_path / "shards").sha256
+    assert len(found.lengths) == len(rows)
+    assert not rows._open
+
+
+def test_a_lock_of_our_own_is_no_hindrance(config, tmp_path: Path) -> None:
+    with locked(tmp_path / "shards" / ".lock-0-of-2", "prepare"):
+        pass
+    assert prepare_shards(config(), Watcher(), Wishes())["manifest"]
