@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from surefit import __version__
-from surefit.cli import data, publish
+from surefit.cli import data, preparing, publish
 from surefit.cli.exits import finish, leave
 from surefit.cli.options import (
     Adapt,
@@ -156,6 +156,9 @@ def train(
             out, config, overrides, gpus, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt
         ),
     )
+
+
+app.command()(preparing.prepare)
 
 
 @app.command()

@@ -224,7 +224,7 @@ def _places(run: Prepared, gpus: str) -> list[Machine]:
         hardware = hardware_facts(name, Path(run.run.path))
         config = run.loaded.config
         named = config.model_copy(update={"hardware": config.hardware.model_copy(update={"gpu": name})})
-        rows = len(run.rows) if run.rows is not None else None
+        rows = run.row_count
         needed = upper_end(run.model, hardware)
         loaded = replace(run.loaded, config=named)
         fitting = fitting_prompts(run.model, hardware)
@@ -272,7 +272,7 @@ def _prices(text: str | None) -> dict[str, float]:
 
 def _as_dict(one: Candidate, prices: dict[str, float], planner: Planner, run: Prepared) -> dict[str, Any]:
     """A candidate for JSON; `seconds` and `cost` are of the whole run, where it fits."""
-    rows = len(run.rows) if run.rows is not None else None
+    rows = run.row_count
     whole = planner.run(one.place.resolved, one.step, rows) if one.step and one.verdict != "does not fit" else None
     price = prices.get(one.place.hardware.name)
     return {

@@ -20,6 +20,7 @@ from surefit.task import TaskRecipe
 
 DECIDING = ("train", "mix", "format", "split", "max_length", "too_long", "bad_rows", "thinking")
 """Keys of `data` on which the tokens depend."""
+ANEW = "put it back; or `surefit prepare CONFIG --overwrite` makes them anew, or name another directory"
 PROGRAM = "SureFit's own format"
 """The key of what no setting says."""
 
@@ -64,7 +65,20 @@ def require_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe,
             f"these shards were made with {', '.join(changed)}",
             path=directory,
             field="data.prepared",
-            help="put it back; or `surefit prepare CONFIG --overwrite` makes them anew, or name another directory",
+            help=ANEW,
+        )
+
+
+def require_tokenizer(was: str, digest: str, directory: Path) -> None:
+    """Raises:
+    ConfigError: shards were made with another tokenizer."""
+    if was != digest:
+        raise ConfigError(
+            "these shards were made with another tokenizer or chat template, or another version of tokenizers or "
+            "transformers",
+            path=directory,
+            field="data.prepared",
+            help=ANEW,
         )
 
 

@@ -20,7 +20,7 @@ def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
     from surefit.plan.document import planned
 
     each = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
-    rows = round(each * len(run.rows)) if run.rows is not None else None
+    rows = None if run.row_count is None else round(each * run.row_count)
     lengths, scored = lengths_of(run), None if quick else _scored(run)
     return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
 

@@ -19,6 +19,7 @@ from surefit.core.rundir import RunDir, read_json
 if TYPE_CHECKING:
     from surefit.config.schema import Config
     from surefit.data.load import Rows
+    from surefit.data.sharded import Manifest
     from surefit.facts.hardware import HardwareFacts
     from surefit.facts.model import ModelFacts
     from surefit.foreign.adopt import Adopted
@@ -33,9 +34,11 @@ class Gathered:
     """Everything known about a run; what could not be known is None, with the reason among the problems.
 
     Attributes:
-        rows: the training rows; None also where they are on the hub, which is not asked before training.
+        rows: the training rows; None also where they are on the hub, which is not asked before training, and where
+            `data.prepared` is read in their place.
         mixed: those of `data.mix` that are on this machine and can be read, by source.
         adopted: what other tools' files that the config names changed in it.
+        prepared: what `data.prepared` holds.
     """
 
     loaded: Loaded
@@ -48,6 +51,7 @@ class Gathered:
     resolved: Resolved | None
     problems: tuple[SureFitError, ...]
     adopted: Adopted
+    prepared: Manifest | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,13 @@ class Prepared:
     gathered: Gathered
     verb: Literal["train", "run"] = "train"
 
+    @property
+    def row_count(self) -> int | None:
+        """Training rows before any is held out; None while they are not counted."""
+        if (prepared := self.gathered.prepared) is not None:
+            return prepared.stats.kept + prepared.held_out
+        return len(self.rows) if self.rows is not None else None
+
 
 def gather(
     target: Path | Loaded,
@@ -90,6 +101,7 @@ def gather(
     """
     from surefit import recipes
     from surefit.data.formats import load_mixed, training_rows
+    from surefit.data.prepared import opened
     from surefit.data.sources import is_local
     from surefit.evaluate.settings import require_settings
     from surefit.facts.chat_template import template_text
@@ -120,11 +132,16 @@ def gather(
         text = attempt(lambda: template_text(chosen))
         model = replace(model, chat_template=text, has_chat_template=True)
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
-    rows = attempt(lambda: training_rows(config.data)) if is_local(config.data.train) else None
-    here = [source for source in config.data.mix if is_local(source)]
+    shards = None
+    if config.data.prepared is not None and recipe is not None:
+        shards = attempt(partial(opened, config, recipe))
+    unread = config.data.prepared is None
+    rows = attempt(lambda: training_rows(config.data)) if unread and is_local(config.data.train) else None
+    here = [source for source in config.data.mix if unread and is_local(source)]
     read = {source: attempt(partial(load_mixed, source, config.data)) for source in here}
     mixed = {source: more for source, more in read.items() if more is not None}
-    count, added = row_counts(config, rows, mixed)
+    # An epoch of shards is what it is: none of it is held out any more.
+    count, added = (0, shards.stats.kept) if shards else row_counts(config, rows, mixed)
     each = examples_per_row(config, recipe, model, rows)
     count, added = count and round(count * each), added * each
     resolved = None
@@ -135,7 +152,7 @@ def gather(
         if resolved is None:
             with contextlib.suppress(ConfigError):  # it is among the problems already
                 resolved = resolve(dividing(loaded), model, hardware, count, added, needed, started, fitting)
-    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted)
+    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards)
 
 
 def _started() -> Started | None:
@@ -197,9 +214,16 @@ def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, tr
 
 
 def lengths_of(run: Prepared) -> Lengths:
-    """The lengths that `surefit audit` wrote into the run directory, if it was for these very rows."""
+    """The lengths that `surefit audit` wrote into the run directory, if it was for these very rows; of prepared data
+    those in its manifest."""
     from surefit.plan.forecast import Lengths
 
+    if run.gathered.prepared is not None:
+        stats = run.gathered.prepared.stats
+        supervised = stats.supervised_tokens / stats.tokens
+        return Lengths(
+            stats.longest, stats.tokens / stats.kept, "the prepared rows', as their manifest has them", supervised
+        )
     if not run.run.passport.is_file() or run.rows is None:
         return Lengths()
     passport = read_json(run.run.passport)

@@ -28,10 +28,10 @@ from surefit.core.processes import pool
 from surefit.core.rundir import machine_errors, read_json, sweep, write_json
 from surefit.data.cache import Stats
 from surefit.data.formats import HELD_OUT
-from surefit.data.prepared import fingerprint, refuse_limit, require_settings, settings_of
+from surefit.data.prepared import fingerprint, refuse_limit, require_settings, require_tokenizer, settings_of
 from surefit.data.sharded import MANIFEST, Manifest, held_out_file
 from surefit.data.shards import Making, ShardTask, complete, damaged, shard_path, source_sha256, write_shard
-from surefit.data.stream import Range, ranges, read_range
+from surefit.data.stream import Range, ranges, stream_rows
 from surefit.stages.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -192,9 +192,12 @@ def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
         whole, share = divmod(passes, 1)
         holds_out = source == section.train or (bool(recipe.parts) and isinstance(section.eval, float))
         parts = [(int(whole), 1.0)] * (whole > 0) + [(1, share)] * (share > 0)
-        found = ranges(source, split=section.split)
-        columns = tuple(dict.fromkeys(name for one in islice(read_range(found[0]), LAYOUT_ROWS) for name in one.row))
-        for rows in found:
+        columns = tuple(
+            dict.fromkeys(
+                name for one in islice(stream_rows(source, split=section.split), LAYOUT_ROWS) for name in one.row
+            )
+        )
+        for rows in ranges(source, split=section.split):
             for place, (repeat, taken) in enumerate(parts):
                 yield ShardTask(number, source, columns, rows, repeat, taken, place == 0, holds_out)
                 number += 1
@@ -224,19 +227,6 @@ def _read_plan(directory: Path) -> Plan | None:
     except (TypeError, KeyError):
         help_text = "delete it; shards that are complete stay"
         raise DataError("not a plan of shards", path=directory / PLAN, help=help_text) from None
-
-
-def require_tokenizer(was: str, digest: str, directory: Path) -> None:
-    """Raises:
-    ConfigError: shards were made with another tokenizer."""
-    if was != digest:
-        raise ConfigError(
-            "these shards were made with another tokenizer or chat template, or another version of tokenizers or "
-            "transformers",
-            path=directory,
-            field="data.prepared",
-            help="put it back; or `surefit prepare CONFIG --overwrite` makes them anew, or name another directory",
-        )
 
 
 def _delete(directory: Path) -> None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.config.oom_ladder import adaptations, as_arguments
@@ -25,6 +28,9 @@ from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from surefit.data.sharded import ShardedTokens
     from surefit.parallel.mesh import World
     from surefit.train.inputs import TrainingData
 
@@ -133,9 +139,10 @@ def _delete_run(directory: RunDir) -> None:
 def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingData:
     """The rows, which do not change when a run is adapted.
 
-    Of several processes the first tokenises, and the others read what it has written.
+    Of several processes the first tokenises, and the others read what it has written; prepared data all read alike.
     """
     from surefit.data.cache import TokenDataset
+    from surefit.data.sharded import ShardedTokens
     from surefit.model.load import load_tokenizer
     from surefit.train.inputs import TrainingData
 
@@ -144,9 +151,11 @@ def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingD
     from surefit.parallel.mesh import from_first
 
     own = _tokenise(watcher, run) if world.is_first else None
-    parts = [(rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []  # type: ignore[attr-defined]
+    parts = [(type(rows), rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []  # type: ignore[attr-defined]
     places, conversations = from_first((parts, own.conversations) if own else None, world)
-    rows, eval_rows = (TokenDataset(*place) for place in places)
+    rows, eval_rows = (
+        ShardedTokens(path) if kind is ShardedTokens else TokenDataset(path, stats) for kind, path, stats in places
+    )
     return own or TrainingData(load_tokenizer(run.resolved.config.model), rows, eval_rows, conversations)
 
 
@@ -159,20 +168,39 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
     config = run.resolved.config
     tokenizer = load_tokenizer(config.model)
     examples, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    shards = _prepared(run, tokenizer)
     with watcher.progress("tokenising") as on_progress:
-        rows, eval_rows = (
-            build_dataset(
-                part,
-                tokenizer,
-                max_length=config.data.max_length,
-                too_long=config.data.too_long,
-                on_progress=on_progress,
-            )
-            for part in (examples, held_out)
+        build = partial(
+            build_dataset,
+            tokenizer=tokenizer,
+            max_length=config.data.max_length,
+            too_long=config.data.too_long,
+            on_progress=on_progress,
         )
-    _say_what_was_left_out(watcher, rows, examples)
+        rows = build(examples) if shards is None else shards
+        eval_rows = build(held_out)
+    _say_what_was_left_out(watcher, rows, examples.skipped if shards is None else shards.manifest.skipped)
     conversations = all(example.text is None for example in examples)
+    if shards is not None:
+        conversations = shards.manifest.conversations
     return TrainingData(tokenizer, rows, eval_rows, conversations, held_out)
+
+
+def _prepared(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> ShardedTokens | None:
+    """The rows of `data.prepared`, if the config names one.
+
+    Raises:
+        ConfigError: they are of another tokenizer.
+    """
+    from surefit.data.cache import tokenizer_digest
+    from surefit.data.prepared import require_tokenizer
+    from surefit.data.sharded import ShardedTokens
+
+    manifest, directory = run.gathered.prepared, run.resolved.config.data.prepared
+    if manifest is None or directory is None:
+        return None
+    require_tokenizer(manifest.tokenizer, tokenizer_digest(tokenizer), Path(directory))
+    return ShardedTokens(Path(directory), manifest)
 
 
 def _train(
@@ -302,7 +330,7 @@ def _scorer(run: Prepared, data: TrainingData) -> Any:
     return scorer(config, run.recipe, data.tokenizer, data.held_out) if scored else None
 
 
-def _say_what_was_left_out(watcher: Watcher, rows: Any, examples: Any) -> None:
+def _say_what_was_left_out(watcher: Watcher, rows: Any, skipped: Sequence[str]) -> None:
     stats = rows.stats
     left_out = (
         (stats.skipped, "rows could not be used"),
@@ -312,7 +340,7 @@ def _say_what_was_left_out(watcher: Watcher, rows: Any, examples: Any) -> None:
     for number, why in left_out:
         if number:
             watcher.note(f"left out: {number:,} of {stats.rows + (stats.split if 'examples' in why else 0):,} {why}")
-    for place in examples.skipped[:3]:
+    for place in skipped[:3]:
         watcher.note(f"  {place}")
     if stats.split:
         watcher.note(

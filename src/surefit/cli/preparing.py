@@ -1,0 +1,71 @@
+"""The verb `prepare` and its options: what it has made, and what is still to be done."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surefit.cli.exits import finish
+from surefit.cli.options import ConfigFile, Json, Overrides
+from surefit.core.errors import EXIT_OK, ConfigError
+from surefit.core.units import bytes_text, quoted
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+
+
+def prepare(
+    config: ConfigFile, overrides: Overrides = None,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Processes that make shards.")] = 1,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Only every N-th shard from the I-th: one task of an array job.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete shards of other settings first.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read all shards; make damaged ones anew.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is to be done, write nothing.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Tokenise into shards in data.prepared, for data larger than memory; killed, the same command goes on."""
+
+    def work(out: Output) -> int:
+        from surefit.config.load import load_config
+        from surefit.stages.sharding import Wishes, prepare_shards
+
+        settings = load_config(config, overrides or ()).config
+        wishes = Wishes(workers, _group(shard), overwrite, verify, dry_run)
+        result = prepare_shards(settings, out, wishes)
+        _say(out, config, result, shard, dry_run)
+        out.result(result)
+        return EXIT_OK
+
+    finish(as_json, work)
+
+
+def _group(shard: str | None) -> tuple[int, int] | None:
+    """(place from 0, groups).
+
+    Raises:
+        ConfigError: not of the form I/N with I from 1 to N.
+    """
+    if shard is None:
+        return None
+    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", shard)
+    if not found or int(found[1]) > int(found[2]):
+        raise ConfigError(f"--shard {shard} names no group", help="--shard 3/16 is the third of 16")
+    return int(found[1]) - 1, int(found[2])
+
+
+def _say(out: Output, config: Path, result: dict[str, Any], shard: str | None, dry_run: bool) -> None:
+    done, total = result["complete"], result["shards"]
+    if dry_run:
+        out.say(f"{total:,} shards from {bytes_text(result['bytes'])}, {done:,} of them complete; nothing was written")
+        return
+    out.say(
+        f"{total:,} shards{f' of group {shard}' if shard else ''}: {result['rows']:,} rows, "
+        f"{result['tokens']:,} tokens, {result['held_out']:,} rows held out → {result['directory']}"
+    )
+    if shard:
+        out.say(f"when all groups are done, write the manifest: surefit prepare {quoted(config)}")

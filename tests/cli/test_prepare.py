@@ -1,0 +1,143 @@
+"""`surefit prepare`, and training from what it has written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Surefit
+
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE
+from surefit.data.sharded import MANIFEST
+
+SHARDS = ("--set", "data.prepared=shards")
+
+
+def losses(run: str) -> list[float]:
+    lines = map(json.loads, Path(run, "metrics.jsonl").read_text().splitlines())
+    return [line[key] for line in lines for key in ("loss", "eval_loss") if key in line]
+
+
+def test_training_from_shards_is_training_from_rows(surefit: Surefit, config: Path) -> None:
+    assert surefit("prepare", config).code == EXIT_USAGE  # data.prepared is not set
+    answer = surefit("prepare", config, *SHARDS, "--json")
+    assert answer.code == EXIT_OK, answer.text
+    assert answer.json["manifest"]
+    assert surefit("train", config, "--set", "output_dir=runs/rows").code == EXIT_OK
+    Path("rows.jsonl").unlink()
+    trained = surefit("train", config, *SHARDS, "--json")
+    assert trained.code == EXIT_OK, trained.text
+    assert trained.json["rows"]["kept"] == answer.json["rows"]
+    assert losses("runs/one") == losses("runs/rows")
+    assert surefit("merge", "runs/one").code == EXIT_OK
+    scored = surefit("evaluate", "runs/one", "--json")
+    assert scored.code == EXIT_OK, scored.text
+
+
+def test_a_resumed_run_sees_the_same_shards(surefit: Surefit, config: Path) -> None:
+    surefit("prepare", config, *SHARDS)
+    assert surefit("train", config, *SHARDS, "--set", "output_dir=runs/whole").code == EXIT_OK
+    assert surefit("train", config, *SHARDS, "--set", "output_dir=runs/halves").code == EXIT_OK
+    last = Path("runs/halves/checkpoints/step-3")
+    for path in (*last.iterdir(), last):
+        path.unlink() if path.is_file() else path.rmdir()
+    assert surefit("train", "runs/halves", "--resume").code == EXIT_OK
+    assert losses("runs/halves") == losses("runs/whole")
+    weights = [Path("runs", name, "adapter/adapter_model.safetensors").read_bytes() for name in ("whole", "halves")]
+    assert weights[0] == weights[1]
+
+    rows = Path("rows.jsonl")
+    rows.write_text(rows.read_text().replace('\\"person ', '\\"nobody '))  # the answers, not the prompts
+    surefit("prepare", config, *SHARDS)
+    again = surefit("train", "runs/halves", "--resume")
+    assert again.code == EXIT_USAGE
+    assert "data.train: content was" in again.text
+
+
+def test_the_check_says_what_is_wrong_with_shards(surefit: Surefit, config: Path) -> None:
+    missing = surefit("check", config, *SHARDS)
+    assert missing.code == EXIT_FINDINGS
+    assert "there is no prepared data" in missing.text
+    assert "surefit prepare CONFIG" in missing.text
+    surefit("prepare", config, *SHARDS)
+    assert surefit("check", config, *SHARDS).code == EXIT_OK
+    other = surefit("check", config, *SHARDS, "--set", "data.max_length=128")
+    assert other.code == EXIT_FINDINGS
+    assert "data.max_length 256 (now 128)" in other.text
+    limited = surefit("check", config, *SHARDS, "--set", "data.limit=10")
+    assert "data.limit" in limited.text
+    assert limited.code == EXIT_FINDINGS
+    Path("shards", MANIFEST).unlink()
+    assert "unfinished: 1 shards, but no manifest" in surefit("check", config, *SHARDS).text
+
+
+def test_the_plan_counts_what_the_manifest_counts(surefit: Surefit, config: Path) -> None:
+    made = surefit("prepare", config, *SHARDS, "--json").json
+    answer = surefit("plan", config, *SHARDS, "--set", "train.max_steps=null", "--quick", "--json")
+    assert answer.code == EXIT_OK, answer.text
+    assert answer.json["steps"]["total_steps"] == -(-made["rows"] // 4)
+    assert answer.json["estimate"]["lengths"].startswith("the prepared rows'")
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b"])
+def test_a_group_that_is_none_is_refused(surefit: Surefit, config: Path, shard: str) -> None:
+    assert surefit("prepare", config, *SHARDS, "--shard", shard).code == EXIT_USAGE
+
+
+def test_a_dry_run_writes_nothing(surefit: Surefit, config: Path) -> None:
+    answer = surefit("prepare", config, *SHARDS, "--dry-run")
+    assert "1 shards from" in answer.stdout
+    assert not Path("shards").exists()
+
+
+BILLION = """
+import resource, sys, time
+import numpy as np
+from pathlib import Path
+from surefit.data.sharded import ShardedTokens
+from surefit.train.sampler import batch_rows, survey
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.monotonic()
+rows = ShardedTokens(Path(sys.argv[1]))
+found = survey(rows)
+longest = found.lengths.max()
+seconds = time.monotonic() - start
+for step in range(20):
+    batch = batch_rows(step, 0, len(rows), 64)
+    lengths = found.lengths[batch]
+    assert lengths.max() <= longest
+    assert [len(rows[row][0]) for row in batch] == lengths.tolist()
+assert len(rows.lengths.longest(8)) == 8
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+print(len(rows), seconds, grown)
+"""
+
+
+def test_a_billion_rows_start_at_once_and_take_no_memory(surefit: Surefit, config: Path) -> None:
+    """10,000 shards of 100,000 rows, all of them links to one: more than a billion rows by the manifest."""
+    import numpy as np
+
+    surefit("prepare", config, *SHARDS)
+    manifest = json.loads(Path("shards", MANIFEST).read_text())
+    arrays = {name: np.load(f"shards/shard-000000/{name}.npy") for name in ("input_ids", "supervised", "offsets")}
+    times = 100_000 // (len(arrays["offsets"]) - 1) + 1
+    ends = np.concatenate([arrays["offsets"][1:] + n * arrays["offsets"][-1] for n in range(times)])
+    large = Path("shards/large")
+    large.mkdir()
+    np.save(large / "offsets.npy", np.concatenate([[0], ends]))
+    for name in ("input_ids", "supervised"):
+        np.save(large / f"{name}.npy", np.tile(arrays[name], times))
+    for path in (*Path("shards/shard-000000").iterdir(), Path("shards/shard-000000")):
+        path.unlink() if path.is_file() else path.rmdir()
+    one = manifest["shards"][0] | {"rows": len(ends), "tokens": int(ends[-1])}
+    manifest["shards"] = [one] * 10_000
+    Path("shards", MANIFEST).write_text(json.dumps(manifest))
+    for number in range(10_000):
+        Path(f"shards/shard-{number:06d}").symlink_to("large")
+    program = subprocess.run([sys.executable, "-c", BILLION, "shards"], capture_output=True, text=True, check=True)
+    count, _, grown = map(float, program.stdout.split())
+    assert count > 1e9
+    assert grown < 100
