@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -286,3 +288,34 @@ def test_all_scripts_are_printed_where_nothing_is_to_be_written(surefit: Surefit
     assert answer.stdout.count("#!/usr/bin/env bash\n") == 3
     assert "nothing was written" in answer.stderr
     assert not Path("runs").exists()
+
+
+def test_an_array_job_makes_the_shards(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    """The script's own command lines, run as SLURM would run its tasks, leave data that can be trained on."""
+    assert surefit("slurm", config, "--prepare").code == 2  # data.prepared is not set
+    shards = "--set", "data.prepared=shards"
+    answer = surefit("slurm", config, "--prepare", "--array", "3%2", *shards, "--json")
+    assert answer.code == 0, answer.text
+    script = answer.json["script"]
+    assert "#SBATCH --array=0-2%2\n" in script
+    assert "gpus-per-node" not in script
+    assert "#SBATCH --job-name=one-prepare\n" in script
+    assert '--shard "$((SLURM_ARRAY_TASK_ID + 1))/3"' in script
+    assert not Path("shards").exists()
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    # What comes before the program is srun's; one worker, to spare the cores.
+    (fake / "srun").write_text('#!/bin/bash\nwhile [[ $1 != python ]]; do shift; done\nexec "${@/#8/1}"\n')
+    (fake / "srun").chmod(0o755)
+    lines = [line for line in script.splitlines() if not line.startswith("source ")]
+    for task in (2, 0, 1):
+        environment = {**os.environ, "PATH": f"{fake}:{Path(sys.executable).parent}:/usr/bin:/bin"}
+        environment |= {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_CPUS_PER_TASK": "8", "SLURM_JOB_ID": "1"}
+        done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+    assert surefit("check", config, *shards).code == 0
+
+
+def test_one_array_job_at_a_time(surefit: Surefit, config: Path) -> None:
+    assert surefit("slurm", config, "--prepare", "--evaluate").code == 2
+    assert surefit("slurm", config, "--prepare", "--stage", "merge").code == 2

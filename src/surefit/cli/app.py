@@ -163,8 +163,7 @@ app.command()(preparing.prepare)
 
 @app.command()
 def slurm(
-    config: ConfigFile,
-    overrides: Overrides = None,
+    config: ConfigFile, overrides: Overrides = None,
     stage: Annotated[
         Literal["train", "merge", "evaluate", "run"],
         typer.Option(help="What the job does; run is a job for each of them, one after the other."),
@@ -177,14 +176,15 @@ def slurm(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here; of a run, a folder.")] = None,
     interface: Annotated[str | None, typer.Option(help="The network interface to talk over, e.g. ib0.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Instead an array job that scores checkpoints.")] = False,
-    array: Annotated[str | None, typer.Option(metavar="TASKS[%AT_ONCE]", help="With --evaluate: so many.")] = None,
+    prepare: Annotated[bool, typer.Option("--prepare", help="Instead an array job that makes data.prepared.")] = False,
+    array: Annotated[str | None, typer.Option(metavar="TASKS[%AT_ONCE]", help="Of an array job: so many.")] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Check the run and print the batch script of a job that saves, requeues itself and resumes until it is done."""
-    if array and not evaluate:
-        raise typer.BadParameter("--array goes with --evaluate")
-    if evaluate and stage != "train":
-        raise typer.BadParameter("--evaluate is an array job for the checkpoints, and goes without --stage")
+    if array and not (evaluate or prepare):
+        raise typer.BadParameter("--array goes with --evaluate or --prepare")
+    if evaluate + prepare + (stage != "train") > 1:
+        raise typer.BadParameter("an array job, --evaluate or --prepare, goes without --stage and without the other")
     if gpus == 0 and (evaluate or stage != "merge"):
         raise typer.BadParameter("--gpus-per-node 0 is for --stage merge; elsewhere set hardware.gpu: cpu")
     if stage == "merge" and ((nodes or 1) > 1 or (gpus or 1) > 1):
@@ -195,8 +195,8 @@ def slurm(
     def work(out: Any) -> int:
         verbs, changes = _cli("slurm"), overrides or ()
         wishes = verbs.Wishes(nodes, gpus, submit, output, interface, array)
-        if evaluate:
-            return int(verbs.evaluation_array(out, config, changes, wishes))
+        if evaluate or prepare:
+            return int((verbs.evaluation_array if evaluate else verbs.preparing_array)(out, config, changes, wishes))
         return int(verbs.slurm(out, config, changes, stage, wishes))
 
     finish(as_json, work)

@@ -11,7 +11,7 @@ import typer
 from surefit.cli.exits import finish
 from surefit.cli.options import ConfigFile, Json, Overrides
 from surefit.core.errors import EXIT_OK, ConfigError
-from surefit.core.units import bytes_text, quoted
+from surefit.core.units import bytes_text
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -67,5 +67,5 @@ def _say(out: Output, config: Path, result: dict[str, Any], shard: str | None, d
         f"{total:,} shards{f' of group {shard}' if shard else ''}: {result['rows']:,} rows, "
         f"{result['tokens']:,} tokens, {result['held_out']:,} rows held out → {result['directory']}"
     )
-    if shard:
-        out.say(f"when all groups are done, write the manifest: surefit prepare {quoted(config)}")
+    if not result["manifest"]:
+        out.say("the group that ends last writes the manifest")

@@ -19,6 +19,7 @@ from surefit.config.load import load_config
 from surefit.config.schema import Config
 from surefit.core.errors import EXIT_OK, ConfigError, MachineError
 from surefit.core.rundir import RunDir, read_json, write_atomic, write_json
+from surefit.core.units import GIB
 from surefit.launch.slurm import (
     ARRAY_LOG,
     ENDED,
@@ -30,6 +31,7 @@ from surefit.launch.slurm import (
     render_array,
     render_evaluate,
     render_merge,
+    render_prepare,
     submit,
 )
 from surefit.stages.checking import checked, require_no_errors
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
 
 RENDER = {"train": render, "merge": render_merge, "evaluate": render_evaluate}
 """The stages that are jobs, in their order. What comes before them takes seconds, and the report too."""
+
+
+TASK_BYTES = 4 * GIB
+"""Of rows that a task of `--prepare` tokenises, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +218,24 @@ def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes
         "processes": job.processes,
     }  # fmt: skip
     return _deliver(out, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
+
+
+def preparing_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
+    """The array job that makes the shards of `data.prepared`, on processors alone."""
+    from surefit.stages.sharding import prepared_directory, source_files
+
+    loaded = load_config(target, overrides)
+    prepared_directory(loaded.config)
+    hardware = loaded.config.hardware.model_copy(update={"gpu": "cpu", "nodes": 1, "count": 1})
+    config = loaded.config.model_copy(update={"hardware": hardware})
+    run = RunDir(Path(config.output_dir).absolute())
+    job = BatchJob(config, target.absolute(), run.path, Path.cwd(), overrides, interface=wishes.interface)
+    size = sum(one["bytes"] for one in source_files(config))
+    tasks, at_once = _tasks(wishes.array, max(1, -(-size // TASK_BYTES)))
+    script = render_prepare(job, tasks, at_once)
+    places = {"tasks": tasks, "after": None, "nodes": 1, "processes_per_node": 1, "processes": 1}
+    own, record = run.stage_script("prepare"), run.stage_job("prepare")
+    return _deliver(out, script, wishes, own, record, job.run / ARRAY_LOG, places)
 
 
 def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:

@@ -198,6 +198,32 @@ def render_evaluate(job: BatchJob) -> str:
     return _joined(job, [head, _environment(job), _meeting_point(job), _evaluate(job, [], about)])
 
 
+def render_prepare(job: BatchJob, tasks: int, at_once: int | None = None) -> str:
+    """The script of an array job that makes the shards of `data.prepared`, each task its own ones. Whichever ends last
+    writes the manifest.
+
+    Args:
+        job: one task: one process on a node, without a GPU, whose workers have `slurm.cpus_per_gpu` cores.
+        tasks: how many there are; at_once: how many may run together.
+
+    Raises:
+        ConfigError: as of `render_array`.
+    """
+    _require_time(job)
+    more = {
+        "job-name": f"{job.run.name}-prepare",
+        "array": f"0-{tasks - 1}" + (f"%{at_once}" if at_once else ""),
+        "output": _in_run(job, ARRAY_LOG),
+    }
+    head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; each makes every {tasks}th shard.", more)
+    workers = str(job.config.slurm.cpus_per_gpu)
+    command = _command(job, [], ["prepare", str(job.config_file), "--workers", workers])
+    command += f' \\\n    --shard "$((SLURM_ARRAY_TASK_ID + 1))/{tasks}"'
+    listing = f"ls {shlex.quote(str(job.directory / str(job.config.data.prepared)))}"
+    about = "Tokenise: the shards of this task that are not there yet."
+    return _joined(job, [head, _environment(job), _going_on(command, listing, "shards", about)])
+
+
 def _joined(job: BatchJob, parts: Sequence[str]) -> str:
     script = "\n".join(part.strip("\n") + "\n" for part in parts if part)
     if redact(script) != script:
@@ -319,11 +345,15 @@ step=$!
 
 def _evaluate(job: BatchJob, options: Sequence[str], about: str) -> str:
     command = _command(job, [], ["evaluate", str(job.config_file), *options])
-    scores = shlex.quote(str(job.run / "eval"))
+    return _going_on(command, f"ls -lR {shlex.quote(str(job.run / 'eval'))}", "answers", about)
+
+
+def _going_on(command: str, listing: str, what: str, about: str) -> str:
+    """A command that keeps `what` it makes as it comes, and goes on with that; `listing` says what there is."""
     return f"""
-# Near the end of its time the job goes back into the queue, and later goes on where it was: its answers are kept as
+# Near the end of its time the job goes back into the queue, and later goes on where it was: its {what} are kept as
 # they come. Not where nothing has come since it began: so it would never get further.
-kept() {{ {{ ls -lR {scores} || true; }} 2>&1 | cksum; }}
+kept() {{ {{ {listing} || true; }} 2>&1 | cksum; }}
 before=$(kept) told=0
 trap 'told=1; [[ $(kept) == "$before" ]] || scontrol requeue "$SLURM_JOB_ID"' USR1
 

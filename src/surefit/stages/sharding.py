@@ -78,7 +78,7 @@ class Wishes:
 
     Attributes:
         workers: processes.
-        group: (i, n): every n-th shard from the i-th, from 0, and no manifest.
+        group: (i, n): every n-th shard from the i-th, from 0. The group that ends last writes the manifest.
         overwrite: delete shards of other settings.
         verify: compare the hash of every file that is there, and make damaged shards anew.
         dry_run: say what is to be done.
@@ -92,7 +92,7 @@ class Wishes:
 
 
 def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str, Any]:
-    """Make every shard of `data.prepared` that is not there yet and, where no group was asked for, the manifest.
+    """Make every shard of `data.prepared` that is not there yet and, where then all are there, the manifest.
 
     Returns:
         Counts of shards, rows and tokens.
@@ -107,7 +107,8 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
     with machine_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
     with _alone(directory, wishes.group, watcher):
-        plan = planned(config, directory, wishes.overwrite)
+        with locked(directory / ".lock-plan", "prepare", watcher.note, wait=True):  # one looks at all files, not each
+            plan = planned(config, directory, wishes.overwrite)
         mine = _of_group(plan.tasks, wishes.group)
         todo = [task for task in mine if not _usable(directory, task, plan.fingerprint, wishes.verify, watcher)]
         if len(mine) > len(todo):
@@ -115,7 +116,7 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
         if todo:
             (directory / MANIFEST).unlink(missing_ok=True)
         _make(todo, [Job(config, task, directory, plan.fingerprint) for task in todo], watcher, wishes.workers)
-        if wishes.group is None:
+        if wishes.group is None or _all_there(plan, directory):
             _finish(plan, directory, config)
         return _summary(plan, directory, wishes.group)
 
@@ -134,7 +135,7 @@ def _alone(directory: Path, group: tuple[int, int] | None, watcher: Watcher) -> 
             yield
         return
     with contextlib.ExitStack() as stack:
-        for lock in (directory / ".lock", *sorted(directory.glob(".lock-*"))):
+        for lock in (directory / ".lock", *sorted(directory.glob(".lock-*-of-*"))):
             stack.enter_context(locked(lock, "prepare", watcher.note))
         sweep(directory)
         yield
@@ -163,7 +164,7 @@ def planned(config: Config, directory: Path, overwrite: bool = False, write: boo
     recipe = recipes.get(config.recipe)
     _, digest = loaded_tokenizer(config.model.model_dump_json())
     settings = settings_of(config, recipe)
-    files = [about for source in (config.data.train, *config.data.mix) for about in _files(source)]
+    files = source_files(config)
     before = _read_plan(directory)
     if before is not None and before.fingerprint != fingerprint(settings, digest):
         if not overwrite:
@@ -203,8 +204,12 @@ def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
                 number += 1
 
 
+def source_files(config: Config) -> list[dict[str, Any]]:
+    """The files of `data.train` and `data.mix` with bytes and time of change, without what is on the hub."""
+    return [about for source in (config.data.train, *config.data.mix) for about in _files(source)]
+
+
 def _files(source: str) -> list[dict[str, Any]]:
-    """The files of a source with bytes and time of change; none for what is on the hub."""
     from surefit.data.load import data_files, resolve_source
 
     found = resolve_source(source)
@@ -335,6 +340,11 @@ def _secret(config: Config, recipe: TaskRecipe) -> frozenset[float]:
     rows = load_held_out(section.eval, section.split, None)
     examples = to_examples(rows, recipe, section.format, section.bad_rows)
     return frozenset(prompt_position(example, config.train.seed) for example in examples)
+
+
+def _all_there(plan: Plan, directory: Path) -> bool:
+    there = set(os.listdir(directory))
+    return all(shard_path(directory, task.number).name in there for task in plan.tasks)
 
 
 def _finish(plan: Plan, directory: Path, config: Config) -> None:
