@@ -211,6 +211,29 @@ def test_the_whole_pipeline_shares_its_training_and_says_one_thing_on_stdout(con
 
 
 @pytest.mark.distributed
+def test_two_processes_that_read_shards_learn_what_one_learns_from_rows(config: Path) -> None:
+    shards = f"data.prepared={config.parent / 'shards'}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    losses = []
+    for name, verbs, sets in (
+        ("rows", ["train"], ["hardware.count=1"]),
+        ("shards", ["prepare", "train"], [shards]),
+    ):
+        sets = [*sets, "train.max_steps=3", f"output_dir={config.parent / name}"]
+        for verb in verbs:
+            command = [sys.executable, "-m", "surefit", verb, str(config)]
+            done = subprocess.run(
+                [*command, *(part for one in sets for part in ("--set", one))],
+                capture_output=True, text=True, timeout=SECONDS, check=False, env=environment,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        losses.append([line["loss"] for line in read_jsonl(config.parent / name / "metrics.jsonl") if "loss" in line])
+    assert "2 processes, ddp" in done.stderr
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.distributed
 def test_torchrun_around_it_is_recognised(config: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "surefit",

@@ -288,7 +288,7 @@ def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
         return
     from concurrent.futures import as_completed
 
-    with pool(workers, env.one_tokenizer_thread) as executor:
+    with pool(workers, _start_worker) as executor:
         waiting = [executor.submit(make_shard, job) for job in jobs]
         try:
             for future in as_completed(waiting):
@@ -298,6 +298,11 @@ def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
             raise MachineError("a worker was killed", help=help_text) from None
         finally:
             executor.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    env.quiet_libraries()
+    env.one_tokenizer_thread()
 
 
 def make_shard(job: Job) -> dict[str, Any]:

@@ -303,3 +303,40 @@ def test_a_lock_of_our_own_is_no_hindrance(config, tmp_path: Path) -> None:
     with locked(tmp_path / "shards" / ".lock-0-of-2", "prepare"):
         pass
     assert prepare_shards(config(), Watcher(), Wishes())["manifest"]
+
+
+def test_files_of_every_format_become_shards(config, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    expected, directory = config(), _made(tmp_path / "several")
+    (directory / "a.json").write_text(json.dumps(lines[:30]))
+    (directory / "b.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[30:80]))
+    parquet.write_table(pyarrow.Table.from_pylist(lines[80:]), directory / "c.parquet")
+    prepare_shards(expected, Watcher(), Wishes())
+    section = expected.data.model_copy(update={"train": str(directory), "prepared": str(tmp_path / "other")})
+    prepare_shards(expected.model_copy(update={"data": section}), Watcher(), Wishes())
+    assert as_lists(ShardedTokens(tmp_path / "other")) == as_lists(ShardedTokens(tmp_path / "shards"))
+    held_out = [(tmp_path / name / "heldout.jsonl").read_text() for name in ("shards", "other")]
+    assert held_out[0] == held_out[1]
+
+
+def test_a_worker_says_what_is_wrong_and_a_killed_one_is_told(
+    config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    good = rows.read_text()
+    rows.write_text(good.replace('{"prompt": "own 3 ', '{"wrong": "own 3 '))
+    with pytest.raises(DataError, match=r"rows\.jsonl:4: prompt: missing"):
+        prepare_shards(config(), Watcher(), Wishes(workers=2))
+    rows.write_text(good)
+    monkeypatch.setattr(sharding, "_start_worker", _die)
+    with pytest.raises(MachineError, match="a worker was killed"):
+        prepare_shards(config(), Watcher(), Wishes(workers=2))
+    monkeypatch.undo()
+    assert prepare_shards(config(), Watcher(), Wishes())["manifest"]
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
