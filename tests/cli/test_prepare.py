@@ -74,6 +74,31 @@ def test_the_check_says_what_is_wrong_with_shards(surefit: Surefit, config: Path
     assert "unfinished: 1 shards, but no manifest" in surefit("check", config, *SHARDS).text
 
 
+def test_shards_of_another_tokenizer_are_refused(surefit: Surefit, config: Path) -> None:
+    surefit("prepare", config, *SHARDS)
+    for name in (MANIFEST, "plan.json"):
+        path = Path("shards", name)
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps(kept | {"tokenizer": "of another model", "fingerprint": "another"}))
+    for verb in ("train", "prepare"):
+        answer = surefit(verb, config, *SHARDS)
+        assert answer.code == EXIT_USAGE
+        assert "another tokenizer" in answer.text
+    anew = surefit("prepare", config, *SHARDS, "--overwrite")
+    assert anew.code == EXIT_OK, anew.text
+    assert surefit("train", config, *SHARDS).code == EXIT_OK
+
+
+def test_a_damaged_plan_is_named(surefit: Surefit, config: Path) -> None:
+    surefit("prepare", config, *SHARDS)
+    Path("shards/plan.json").write_text("{")
+    answer = surefit("prepare", config, *SHARDS)
+    assert answer.code == EXIT_USAGE
+    assert "not a plan of shards" in answer.text
+    Path("shards/plan.json").unlink()
+    assert surefit("prepare", config, *SHARDS).code == EXIT_OK
+
+
 def test_the_plan_counts_what_the_manifest_counts(surefit: Surefit, config: Path) -> None:
     made = surefit("prepare", config, *SHARDS, "--json").json
     answer = surefit("plan", config, *SHARDS, "--set", "train.max_steps=null", "--quick", "--json")

@@ -222,14 +222,14 @@ def _files(source: str) -> list[dict[str, Any]]:
 def _read_plan(directory: Path) -> Plan | None:
     if not (directory / PLAN).is_file():
         return None
-    values = read_json(directory / PLAN)
     try:
+        values = read_json(directory / PLAN)
         tasks = [
             ShardTask(**{**one, "columns": tuple(one["columns"]), "rows": Range(**one["rows"])})
             for one in values["tasks"]
         ]
         return Plan(**{**values, "tasks": tasks})
-    except (TypeError, KeyError):
+    except (DataError, TypeError, KeyError):
         help_text = "delete it; shards that are complete stay"
         raise DataError("not a plan of shards", path=directory / PLAN, help=help_text) from None
 
