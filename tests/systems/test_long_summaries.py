@@ -174,7 +174,7 @@ def test_each_rank_tokenised_the_data_again(check, tmp_path, monkeypatch) -> Non
     def again(*arguments: object, **options: object) -> None:
         raise AssertionError("tokenised a second time")
 
-    monkeypatch.setattr(token_dataset, "encode", again)
+    monkeypatch.setattr(token_dataset, "encode_turns", again)
     second = build_dataset(train, tokenizer, max_length=256, cache=tmp_path / "cache")
     assert len(second) == len(first)
 
