@@ -10,7 +10,6 @@ import torch
 
 from surefit.core.errors import ConfigError, GateError
 from surefit.merge.adapter_file import read_adapter
-from surefit.merge.experts import with_experts
 from surefit.merge.stream import misfits
 from surefit.model.adapter import factors_in_compute_dtype
 from surefit.model.streamed import FromFiles
@@ -34,11 +33,18 @@ def combine(
         directory: an empty folder.
 
     Raises:
-        GateError: an adapter that does not fit the base.
+        GateError: an adapter that does not fit the base, or has factors beside experts.
         ConfigError: PEFT does not combine these adapters in this way.
     """
     for path, _ in adapters:
-        if problems := misfits(with_experts(read_adapter(path), streamed.model), streamed.model):
+        adapter = read_adapter(path)
+        if adapter.wrapped:
+            raise GateError(
+                "it has factors beside experts, and that PEFT combines such has not been proved",
+                path=path,
+                help="combine adapters of linear layers, or merge one after the other",
+            )
+        if problems := misfits(adapter, streamed.model):
             raise GateError(
                 f"the adapter does not fit the base: {problems[0]}", path=path, help="combine adapters of one base"
             )

@@ -193,6 +193,13 @@ def test_a_stack_without_factors_is_refused_by_name(tmp_path, tiny_tokenizer, ro
         merge_adapter(job(folder), Cpu(), rows)
 
 
+def test_adapters_of_experts_are_not_combined(tmp_path, tiny_tokenizer):
+    folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[DOWN])
+    streamed = FromFiles(ModelSection(name_or_path=str(folder / "base"), dtype="float32"), folder / "base", "cpu")
+    with pytest.raises(GateError, match="beside experts"):
+        combine(streamed, [(folder / "adapter", 0.5), (folder / "adapter", 0.5)], "cat", tmp_path / "out")
+
+
 def test_a_parameter_that_is_no_stack_of_experts_is_refused(tmp_path, tiny_tokenizer, rows):
     folder = make(tmp_path, tiny_tokenizer, target_modules=["q_proj"], target_parameters=["mlp.up_proj.weight"])
     with pytest.raises(GateError, match="no stack of experts that they are for"):
