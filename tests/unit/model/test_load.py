@@ -11,7 +11,7 @@ import tiny_run
 import torch
 from huggingface_hub import errors as hub
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError, ModelError
@@ -164,7 +164,7 @@ def test_what_the_hub_refuses(monkeypatch: pytest.MonkeyPatch, loader, kind, wor
         except Exception as inner:
             raise OSError("transformers' own words") from inner  # this is how transformers passes it on
 
-    for auto in (AutoTokenizer, AutoModelForCausalLM):
+    for auto in (AutoTokenizer, AutoConfig, AutoModelForCausalLM):
         monkeypatch.setattr(auto, "from_pretrained", refuse)
     with pytest.raises(ModelError, match=words) as caught:
         loader(section("someone/model", revision="v9"))
