@@ -6,8 +6,8 @@ Torch is imported only where something is simulated.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from surefit.config.resolve import Resolved, rounds
 from surefit.config.world import processes
@@ -51,11 +51,10 @@ class Lengths:
 
 @dataclass
 class Planner:
-    """Estimates for one model; a simulation is run once for settings that need the same memory."""
+    """Estimates for one model."""
 
     model: ModelFacts
     lengths: Lengths = Lengths()
-    _seen: dict[tuple[Any, ...], Memory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._pace = Pace(self.model)
@@ -90,7 +89,7 @@ class Planner:
         with uncollected():
             import_libraries()
             from surefit.plan.setting import setting_of
-            from surefit.plan.simulate import simulate
+            from surefit.plan.simulate import remembered
 
             setting = setting_of(resolved, self.model, hardware, length=self.length(resolved))
             # The third micro batch of a step needs what the second did: the gradients are there already.
@@ -98,10 +97,7 @@ class Planner:
             if setting.sharing is not None and setting.sharing.mode == "pp":
                 rank = fullest_stage(resolved, self.model, self.length(resolved))
                 setting = replace(setting, sharing=replace(setting.sharing, rank=rank))
-            key = (self.model.name, *(repr(value) for name, value in vars(setting).items() if name != "config"))
-            if key not in self._seen:
-                self._seen[key] = simulate(setting)
-            return self._seen[key]
+            return remembered(setting.known)
 
     def simulated(self, resolved: Resolved, hardware: HardwareFacts) -> Need:
         """The need by simulation, or where that would take minutes by arithmetic."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from transformers import AutoConfig, PretrainedConfig
@@ -100,6 +100,12 @@ class Setting:
         kinds = getattr(self.config.get_text_config(), "layer_types", None)
         return kinds is None or len(set(kinds)) == 1
 
+    @property
+    def known(self) -> Known:
+        """What tells it from others, for a cache."""
+        nameless = replace(self, config=None)  # type: ignore[arg-type]
+        return Known(f"{type(self.config).__name__} {self.config.to_json_string()} {nameless!r}", self)
+
     def with_layers(self, layers: int) -> Setting:
         """The same with the first few layers alone."""
         config = copy.deepcopy(self.config)
@@ -108,6 +114,14 @@ class Setting:
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[:layers]
         return replace(self, config=config)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A setting by what is written in it: a PretrainedConfig has no hash."""
+
+    text: str
+    setting: Setting = field(compare=False)
 
 
 def setting_of(
@@ -231,13 +245,13 @@ def require_sizes(setting: Setting) -> None:
             field=FIELD,
             help="correct num_hidden_layers and hidden_size",
         )
-    for what, field, number in (
+    for what, key, number in (
         ("rows in a micro batch", "train.per_device_train_batch_size", setting.rows),
         ("tokens in a row", "data.max_length", setting.length),
         ("micro batches in a step", "train.global_batch_size", setting.micro_batches),
     ):
         if number < 1:
-            raise ConfigError(f"{number} {what}", field=field, help="at least 1")
+            raise ConfigError(f"{number} {what}", field=key, help="at least 1")
     if setting.adapter.kind == "lora" and setting.adapter.r > width:
         raise ConfigError(
             f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +30,7 @@ from surefit.plan.fake import FakeMode
 from surefit.plan.malloc import Malloc
 from surefit.plan.merging import from_files, run_merge
 from surefit.plan.ranks import RankRecorder, among_others, pretended, wrapped
-from surefit.plan.setting import Setting, require_sizes
+from surefit.plan.setting import Known, Setting, require_sizes
 from surefit.plan.trace import HOST, Allocation, Recorder, Trace, Watch
 from surefit.train import loss
 from surefit.train.optim import MasterOptimizer, make_optimizer
@@ -125,6 +125,12 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
         layers,
         context_bytes(setting.capability) if setting.cuda else 0,
     )
+
+
+@lru_cache(maxsize=256)
+def remembered(known: Known) -> Memory:
+    """`simulate`, once for settings that need the same memory: a run plans, trains and resumes in one process."""
+    return simulate(known.setting)
 
 
 def _trace(setting: Setting, run: Callable[[Setting], Trace], extrapolate: bool) -> tuple[Trace, int]:

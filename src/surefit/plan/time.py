@@ -8,14 +8,14 @@ calibrate`) or a data sheet's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 from surefit.core.errors import ConfigError
 from surefit.plan.operations import Operation, Operations, Tally, extended
 from surefit.plan.profile import Rates, speed_at
-from surefit.plan.setting import Setting
+from surefit.plan.setting import Known, Setting
 from surefit.plan.simulate import DEEP, record
 from surefit.plan.trace import Again
 
@@ -132,8 +132,7 @@ def run_time(
 
 def operations(setting: Setting) -> tuple[Operations, Operations]:
     """The operators of one optimizer step, and of one held-out micro batch. Known settings are answered at once."""
-    text = f"{setting.config.to_json_string()} {replace(setting, config=None)!r}"  # type: ignore[arg-type]
-    return _operations(_Known(text, setting))
+    return _operations(setting.known)
 
 
 @dataclass(frozen=True)
@@ -205,16 +204,8 @@ def _arithmetic(operation: Operation, rates: Rates) -> float:
     return operation.flops / rates.product_speed(operation.dtype, operation.flops)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A setting by what is written in it: a PretrainedConfig has no hash."""
-
-    text: str
-    setting: Setting = field(compare=False)
-
-
 @lru_cache(maxsize=256)
-def _operations(known: _Known) -> tuple[Operations, Operations]:
+def _operations(known: Known) -> tuple[Operations, Operations]:
     """Of many micro batches one and two are run: every further one costs what the second does."""
     setting = known.setting
     if setting.micro_batches <= 2:
