@@ -68,6 +68,14 @@ def test_a_plot_is_valid_svg(surefit: Surefit, config: Path) -> None:
     assert "--plot memory.svg" in refused.text
 
 
+def test_fused_kernels_keep_less_and_are_no_disagreement(config: Path, surefit: Surefit) -> None:
+    common = ("--gpu", "h100", "--json", "--set", "data.max_length=8192", "--set", "speed.kernels=")
+    without, fused = (surefit("plan", config, *common[:-1], f"{common[-1]}{on}").json for on in ("false", "true"))
+    assert fused["estimate"]["peak_bytes"] < 0.97 * without["estimate"]["peak_bytes"]
+    assert without["estimate"]["disagreement"] is None
+    assert fused["estimate"]["disagreement"] is None
+
+
 def test_compare_says_what_each_costs(surefit: Surefit, config: Path) -> None:
     answer = surefit("plan", config, "--compare", "h100,h200", "--price", "h200=3.6", "--json")
     assert answer.code == 0, answer.text
