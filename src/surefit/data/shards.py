@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -32,7 +33,8 @@ from surefit.core.units import MIB
 from surefit.data.cache import ARRAYS, Stats
 from surefit.data.dataset import encode_all
 from surefit.data.formats import HELD_OUT, Examples, bad_rows_error, prompt_position, row_converter, row_position
-from surefit.data.readers import Placed
+from surefit.data.opening import endings
+from surefit.data.readers import LINES, Placed
 from surefit.data.stream import Range, read_range
 from surefit.data.thinking import thinking_as
 from surefit.data.tokenize import BATCH
@@ -126,13 +128,17 @@ def damaged(path: Path, meta: dict[str, Any]) -> str | None:
     return next((name for name, sha256 in meta["sha256"].items() if file_sha256(path / name) != sha256), None)
 
 
-def source_sha256(rows: Range) -> str:
-    """The hash of a range's bytes."""
+def source_sha256(rows: Range) -> str | None:
+    """The hash of a range's bytes, or of its file where a range is none of bytes; None of what is not here."""
+    if not os.path.exists(rows.file):
+        return None
+    if rows.stop is None or endings(rows.file)[0] not in LINES:
+        return file_sha256(Path(rows.file))
     digest = hashlib.sha256()
     with open(rows.file, "rb") as file:
         file.seek(rows.start)
-        left = math.inf if rows.stop is None else rows.stop - rows.start
-        while left > 0 and (data := file.read(int(min(left, MIB)))):
+        left = rows.stop - rows.start
+        while left > 0 and (data := file.read(min(left, MIB))):
             digest.update(data)
             left -= len(data)
     return digest.hexdigest()

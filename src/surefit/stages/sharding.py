@@ -28,9 +28,11 @@ from surefit.core.processes import pool
 from surefit.core.rundir import machine_errors, read_json, sweep, write_json
 from surefit.data.cache import Stats
 from surefit.data.formats import HELD_OUT
+from surefit.data.opening import filesystem, is_url, reaching, shown
 from surefit.data.prepared import fingerprint, refuse_limit, require_settings, require_tokenizer, settings_of
 from surefit.data.sharded import MANIFEST, Manifest, held_out_file
 from surefit.data.shards import Making, ShardTask, complete, damaged, shard_path, source_sha256, write_shard
+from surefit.data.sources import files_of, resolve_source
 from surefit.data.stream import Range, ranges, stream_rows
 from surefit.stages.watcher import Watcher
 
@@ -205,18 +207,34 @@ def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
 
 
 def source_files(config: Config) -> list[dict[str, Any]]:
-    """The files of `data.train` and `data.mix` with bytes and time of change, without what is on the hub."""
-    return [about for source in (config.data.train, *config.data.mix) for about in _files(source)]
+    """The files of `data.train` and `data.mix` with bytes and time of change, without data sets of the hub.
+
+    Raises:
+        DataError: a file is not there, or its address holds a secret. MachineError: a URL cannot be reached.
+    """
+    sources = (config.data.train, *config.data.mix)
+    return [about for source in sources for about in _files(source, config.data.split)]
 
 
-def _files(source: str) -> list[dict[str, Any]]:
-    from surefit.data.load import data_files, resolve_source
-
-    found = resolve_source(source)
-    if found.path is None:
-        return []
-    files = data_files(found.path) if found.kind == "directory" else [found.path]
-    return [{"path": str(file), "bytes": file.stat().st_size, "mtime_ns": file.stat().st_mtime_ns} for file in files]
+def _files(source: str, split: str) -> list[dict[str, Any]]:
+    found = []
+    for file in files_of(resolve_source(source), split):
+        if shown(file) != file:
+            raise DataError(
+                "the address holds what looks like a signature or a password, and shards name their source",
+                path=shown(file),
+                help="give the credentials in the environment, or download the file",
+            )
+        if is_url(file):
+            system, path = filesystem(file)
+            with reaching(file):
+                about = system.info(path)
+            version = next((str(about[key]) for key in ("ETag", "LastModified", "mtime") if about.get(key)), None)
+            found.append({"path": file, "bytes": about.get("size"), "version": version})
+        else:
+            here = os.stat(file)
+            found.append({"path": file, "bytes": here.st_size, "mtime_ns": here.st_mtime_ns})
+    return found
 
 
 def _read_plan(directory: Path) -> Plan | None:
@@ -247,12 +265,8 @@ def _drop_changed(directory: Path, before: Plan, files: Sequence[Mapping[str, An
     same = {one["path"] for one in files if one in before.files}
     for task in before.tasks:
         meta = None if task.rows.file in same else complete(directory, task, before.fingerprint)
-        if meta is not None and meta["source_sha256"] != _now(task.rows):
+        if meta is not None and meta["source_sha256"] != source_sha256(task.rows):
             shutil.rmtree(shard_path(directory, task.number))
-
-
-def _now(rows: Range) -> str | None:
-    return source_sha256(rows) if os.path.exists(rows.file) else None
 
 
 def _of_group(tasks: Sequence[ShardTask], group: tuple[int, int] | None) -> list[ShardTask]:
