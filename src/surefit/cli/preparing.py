@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,6 +26,9 @@ def prepare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete shards of other settings first.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read all shards; make damaged ones anew.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is to be done, write nothing.")] = False,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Processes here, or the cores of a Ray cluster.")
+    ] = "local",
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Tokenise into shards in data.prepared, for data larger than memory; killed, the same command goes on."""
@@ -34,8 +37,10 @@ def prepare(
         from surefit.config.load import load_config
         from surefit.stages.sharding import Wishes, prepare_shards
 
+        if engine == "ray" and workers > 1:
+            raise ConfigError("--workers is of --engine local", help="Ray uses every core of its cluster")
         settings = load_config(config, overrides or ()).config
-        wishes = Wishes(workers, _group(shard), overwrite, verify, dry_run)
+        wishes = Wishes(workers, _group(shard), overwrite, verify, dry_run, engine)
         result = prepare_shards(settings, out, wishes)
         _say(out, config, result, shard, dry_run)
         out.result(result)

@@ -1,4 +1,4 @@
-"""The stage `prepare`: rows become token shards, in one process, in several, or in the tasks of an array job.
+"""The stage `prepare`: rows become token shards, in one process, in several, in an array job's tasks, or on a cluster.
 
 What is to be done is a list of tasks that the files alone decide, kept in DIR/plan.json. Each task becomes one shard,
 by a function of the task alone. When all are there the manifest is written, and training can start.
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.core import env
 from surefit.core.errors import ConfigError, DataError, MachineError
@@ -34,6 +34,7 @@ from surefit.data.sharded import MANIFEST, Manifest, held_out_file
 from surefit.data.shards import Making, ShardTask, complete, damaged, shard_path, source_sha256, write_shard
 from surefit.data.sources import files_of, resolve_source
 from surefit.data.stream import Range, ranges, stream_rows
+from surefit.launch.cluster import on_ray
 from surefit.stages.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from surefit.task import TaskRecipe
 
 PLAN = "plan.json"
+Engine = Literal["local", "ray"]
 LAYOUT_ROWS = 1000
 """Rows of a source whose columns say how it is laid out."""
 
@@ -84,6 +86,7 @@ class Wishes:
         overwrite: delete shards of other settings.
         verify: compare the hash of every file that is there, and make damaged shards anew.
         dry_run: say what is to be done.
+        engine: "local", processes of this machine, or "ray", the cores of a cluster.
     """
 
     workers: int = 1
@@ -91,6 +94,7 @@ class Wishes:
     overwrite: bool = False
     verify: bool = False
     dry_run: bool = False
+    engine: Engine = "local"
 
 
 def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str, Any]:
@@ -117,7 +121,7 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
             watcher.note(f"{len(mine) - len(todo):,} of {len(mine):,} shards are there already")
         if todo:
             (directory / MANIFEST).unlink(missing_ok=True)
-        _make(todo, [Job(config, task, directory, plan.fingerprint) for task in todo], watcher, wishes.workers)
+        _make(todo, [Job(config, task, directory, plan.fingerprint) for task in todo], watcher, wishes)
         if wishes.group is None or _all_there(plan, directory):
             _finish(plan, directory, config)
         return _summary(plan, directory, wishes.group)
@@ -141,6 +145,7 @@ def _alone(directory: Path, group: tuple[int, int] | None, watcher: Watcher) -> 
             stack.enter_context(locked(lock, "prepare", watcher.note))
         sweep(directory)
         yield
+        sweep(directory)  # on a cluster a process may have been killed, and another have done its work
 
 
 def prepared_directory(config: Config) -> Path:
@@ -285,12 +290,14 @@ def _usable(directory: Path, task: ShardTask, made: str, verify: bool, watcher: 
     return name is None
 
 
-def _make(todo: Sequence[ShardTask], jobs: Sequence[Job], watcher: Watcher, workers: int) -> None:
+def _make(todo: Sequence[ShardTask], jobs: Sequence[Job], watcher: Watcher, wishes: Wishes) -> None:
     """Make shards, and say how far that is."""
     start, tokens = time.monotonic(), 0
+    on_cluster = jobs and wishes.engine == "ray"
+    made = on_ray(make_shard, jobs) if on_cluster else _made(jobs, min(wishes.workers, len(jobs)))
     with watcher.progress("shards") as on_progress:
         on_progress(0, len(todo), "")
-        for done, meta in enumerate(_made(jobs, min(workers, len(jobs))), start=1):
+        for done, meta in enumerate(made, start=1):
             tokens += meta["stats"]["tokens"]
             pace = tokens / max(1e-9, time.monotonic() - start)
             on_progress(done, len(todo), f"{tokens:,} tokens, {pace:,.0f} tokens/s")

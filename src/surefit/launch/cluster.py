@@ -1,0 +1,67 @@
+"""Work on the machines of a Ray cluster. Ray places the tasks, and repeats those whose process or machine is lost."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from surefit.core import env
+from surefit.core.errors import MachineError
+from surefit.core.rundir import machine_errors
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+WAITING = 4096
+"""Tasks that Ray is given at a time: `ray.wait` looks at every one of them."""
+
+
+def on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:
+    """`function(job)` for every job, each on one core of the cluster; results come as they are ready.
+
+    The cluster is the one that RAY_ADDRESS names or that runs on this machine; without one, this machine becomes one
+    until all is done. Each task works in the caller's directory, which every machine has to see under the same path.
+
+    Args:
+        function: a function of an importable module, of whose results a second call makes the same: a task whose
+            process is lost runs again, three times (`max_retries`, Ray's default).
+
+    Raises:
+        MachineError: Ray is not installed, or a task is lost for the fourth time. Else what `function` raises.
+    """
+    env.set_defaults({"RAY_USAGE_STATS_ENABLED": "0"})  # a Ray that starts here would report to its makers
+    try:
+        import ray
+    except ImportError as error:
+        problem = f"--engine ray needs a package that is not installed: {env.first_line(error)}"
+        raise MachineError(problem, help="pip install 'surefit[scale]'") from None
+    with env.safe_path_for_children():
+        context = ray.init(log_to_driver=False, logging_level="error")
+    left = iter(jobs)
+    # Ray says on stdout which process it has lost; ours holds the result alone.
+    with redirect_stdout(sys.stderr), context:
+        submit = partial(ray.remote(max_retries=3)(_work).remote, function, os.getcwd())
+        waiting = [submit(job) for job in islice(left, WAITING)]
+        while waiting:
+            (done, *_), waiting = ray.wait(waiting)
+            try:
+                yield ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except ray.exceptions.RayError as error:
+                help_text = "give the same command again: what is complete stays"
+                raise MachineError(f"a task was lost: {env.first_line(error)}", help=help_text) from None
+            waiting += [submit(job) for job in islice(left, 1)]
+
+
+def _work(function: Callable[[Any], Result], directory: str, job: Any) -> Result:
+    env.one_tokenizer_thread()
+    with machine_errors(Path(directory)):
+        os.chdir(directory)
+    return function(job)
