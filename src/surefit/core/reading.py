@@ -81,6 +81,8 @@ def deeper_than(value: Any, limit: int) -> bool:
     """Whether a JSON value has brackets more than `limit` deep; does not recurse."""
     level = [value]
     for _ in range(limit):
+        if not level:
+            return False
         inner: list[Any] = []
         for item in level:
             if isinstance(item, dict):

@@ -42,7 +42,8 @@ def strict_json(text: str) -> Any:
             parse_constant=_not_a_number,
             object_pairs_hook=_without_repeated_keys,
         )
-        json.dumps(value, ensure_ascii=False).encode()
+        if not text.isascii() or "\\u" in text:  # else there is no surrogate to look for
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("half of a surrogate pair, which is not a character") from None
     except RecursionError:
