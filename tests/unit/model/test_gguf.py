@@ -97,7 +97,7 @@ def test_the_facts_are_the_same_before_and_after(file):
     after = model_facts(str(file))
     assert (before.path, after.path) == (None, directory)
     different = {name for name in vars(before) if getattr(before, name) != getattr(after, name)}
-    assert different == {"path", "has_weights"}
+    assert different == {"path", "has_weights", "written_by"}  # by this version of transformers
     spoken, written = facts_of_tokenizer(before), facts_of_tokenizer(after)
     assert replace(spoken, file=None) == replace(written, file=None)
 
