@@ -23,6 +23,8 @@ from surefit.config.schema import AdapterSection, Config
 from surefit.config.world import data_ranks
 from surefit.core.units import count_text
 from surefit.facts.activations import (
+    AMPERE,
+    FLOAT32,
     TOKEN_BYTES,
     MicroBatch,
     attention_kept_bytes,
@@ -43,10 +45,8 @@ from surefit.facts.all_linear import closed_to_lora, ends_with, without_gradient
 from surefit.facts.experts import factor_shapes, summed_bytes
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
-FLOAT32 = 4
 MOMENTS = 8
 """AdamW's two moments of a trained parameter, in float32."""
-AMPERE = (8, 0)
 WORKSPACES = 2
 """Threads that call cuBLAS: the program's, and autograd's."""
 NF4_TABLES = 1024 + 512 + 512

@@ -21,7 +21,8 @@ from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes
 from surefit.core.units import count_text
-from surefit.facts.budget import EIGHT_BIT_BLOCK, FLOAT32, MIN_8BIT, Term, Trained, trained
+from surefit.facts.activations import FLOAT32
+from surefit.facts.budget import EIGHT_BIT_BLOCK, MIN_8BIT, Term, Trained, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.tensors import Shape, factors, parameters
 

@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from surefit.config.schema import Config
+from surefit.facts.activations import FLOAT32
 from surefit.facts.budget import Term
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sdpa import Call, Capability, Kernel, kernel_of
 
-FLOAT32 = 4
 MATH_PAIR = 3 * FLOAT32 + 1
 """Bytes for each query head and pair of tokens where torch's math kernel attends (attention.cpp): the masked logits,
 their softmax, where that is of minus infinity alone, and the result."""

@@ -41,8 +41,8 @@ from surefit.config.resolve import Resolved
 from surefit.core.reading import read_json_file
 from surefit.core.units import MIB, count_text, plural
 from surefit.facts import budget
-from surefit.facts.activations import MicroBatch, eval_bytes, final_bytes, kept_bytes, shared_tokens
-from surefit.facts.budget import AMPERE, FLOAT32, Budget, Term, at_least, micro_batch, micro_batch_shape
+from surefit.facts.activations import AMPERE, FLOAT32, MicroBatch, eval_bytes, final_bytes, kept_bytes, shared_tokens
+from surefit.facts.budget import Budget, Term, at_least, micro_batch, micro_batch_shape
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import BY_INPUTS, BY_OUTPUTS, Sharing, held, is_here, share_of, sharing_of, stages
 from surefit.facts.tensors import tensors

@@ -136,7 +136,7 @@ def _efficient(oldest: Capability, newest: Capability, dtypes: tuple[str, ...], 
 
 NO_BACKWARD = (192, 224)
 """`check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`"""
-AMPERE, HOPPER = 0.7, 0.45
+AMPERE_RATE, HOPPER_RATE = 0.7, 0.45
 """What FlashAttention 2 reaches of the rate of products. Its authors give 50 to 73 % of the peak on an A100
 (arXiv:2307.08691) and 35 % on an H100, whose own instructions it does not use (arXiv:2407.08608); products reach 70 to
 90 %. The efficient kernel is taken to be half as fast as on an A100, cuDNN's to be twice as fast as on an H100. All of
@@ -145,10 +145,10 @@ BACKWARD_SHARE, NARROW, NARROW_SHARE = 0.8, 64, 0.75
 """Of these rates: the backward pass's, and that of heads of up to 64; assumed as well."""
 KERNELS: tuple[Row, ...] = (
     _cudnn((9, 0), (10, 9)),
-    _flash((8, 0), (8, 5), AMPERE),
-    _flash((8, 6), (8, 9), AMPERE, NO_BACKWARD),
-    _flash((9, 0), (11, 9), HOPPER),
-    _flash((12, 0), NEWEST, AMPERE, NO_BACKWARD),
+    _flash((8, 0), (8, 5), AMPERE_RATE),
+    _flash((8, 6), (8, 9), AMPERE_RATE, NO_BACKWARD),
+    _flash((9, 0), (11, 9), HOPPER_RATE),
+    _flash((12, 0), NEWEST, AMPERE_RATE, NO_BACKWARD),
     _efficient((8, 0), NEWEST, BOTH_HALVES, 8),
     _efficient((8, 0), NEWEST, ("float32",), 4),
     _efficient((7, 0), (7, 9), HALF, 8),  # `use_tensor_cores`: 16 bits alone, and no bfloat16 before Ampere

@@ -13,7 +13,7 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.world import processes
 from surefit.core.errors import ConfigError
-from surefit.facts.budget import FLOAT32
+from surefit.facts.activations import FLOAT32
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.tensors import Tensor, tensors
 

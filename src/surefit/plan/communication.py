@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
-from surefit.facts.budget import FLOAT32, micro_batch_shape
+from surefit.facts.activations import FLOAT32
+from surefit.facts.budget import micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.interconnect import NETWORK, REACHED, link_of
 from surefit.facts.model import DTYPE_BYTES, ModelFacts

@@ -13,6 +13,7 @@ from transformers import AutoConfig, PretrainedConfig
 from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
+from surefit.facts.activations import AMPERE
 from surefit.facts.budget import micro_batch_shape
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
@@ -23,7 +24,6 @@ from surefit.facts.sharding import Sharing, sharing_of
 from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
 
 FIELD = "model.name_or_path"
-AMPERE = (8, 0)
 Checkpointing = bool | Literal["selective", "offload"]
 
 
