@@ -13,10 +13,9 @@ from transformers import AutoConfig, PretrainedConfig
 from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
-from surefit.facts.activations import LOSS_TILE, TILE, chunk_rows
+from surefit.facts.activations import LOSS_TILE, chunk_rows
 from surefit.facts.budget import at_least, peak_bytes_on_one
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
-from surefit.model import prepare
 from surefit.plan.allocator import replay
 from surefit.plan.document import disagreement
 from surefit.plan.setting import Setting
@@ -203,10 +202,6 @@ def test_the_kernel_that_holds_all_logits(name: str, run: dict[str, Any]) -> Non
     assert closed == pytest.approx(simulated, rel=0.015)
     efficient, _ = both(shape_of(name, num_hidden_layers=3), capability=(7, 5), **run | {"dtype": "float16"})
     assert closed > 1.25 * efficient
-
-
-def test_an_mlp_is_cut_as_training_cuts_it() -> None:
-    assert prepare.TILE == TILE
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ LOSS_TILE = 256
 """Rows of 16-bit logits that are copied to float32 at a time. A block of threads has a row, so with fewer rows than
 multiprocessors some would have nothing to do; 256 take 125 MiB for a vocabulary of 128,256."""
 TILE = 4_096
-"""`model/prepare.py` has this number; a test compares them."""
+"""Tokens that a tiled MLP reads at a time."""
 AMPERE, ADA = (8, 0), (8, 9)
 """The first GPUs with flash attention, and those that multiply float8."""
 MASK_MULTIPLE = 8

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.core.units import plural
+from surefit.facts.activations import TILE
 from surefit.model import attention
 from surefit.model.adapter import add_adapter, start_from
 from surefit.model.checkpointing import enable_checkpointing
@@ -26,9 +27,6 @@ from surefit.model.fused_lora import fuse_lora, left_to_peft
 from surefit.model.kernels import require_kernels, use_kernels
 from surefit.model.neftune import Neftune
 from surefit.model.tiling import tile_mlps
-
-TILE = 4_096
-"""Tokens that a tiled MLP reads at a time."""
 
 
 def prepare_for_training(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from surefit.core.errors import ModelError
+from surefit.facts.activations import TILE
 from surefit.model import attention
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
@@ -17,7 +18,6 @@ from surefit.model.classes import auto_class
 from surefit.model.fused_lora import fuse_lora
 from surefit.model.kernels import use_kernels
 from surefit.model.neftune import Neftune
-from surefit.model.prepare import TILE
 from surefit.model.quantize import BLOCK, frozen_matrix, hidden_tensors, is_four_bit, quantize_meta
 from surefit.model.tiling import tile_mlps
 from surefit.plan.setting import Setting
