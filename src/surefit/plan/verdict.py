@@ -46,10 +46,11 @@ CONTEXT = (256 * MIB, 768 * MIB)
 """What the CUDA context and the libraries' kernels take on the card, beside PyTorch's own memory: about 300 MiB with
 the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/107667), 200 to over 700 MiB by GPU
 (issues/28113)."""
-PROCESS = (500 * MIB, 700 * MIB)
+PROCESS = (500 * MIB, 740 * MIB)
 """What the process takes of a machine's RAM beside the tensors: 597 MiB before the
 weights are read, with torch, transformers and PEFT imported (their libraries' pages, 186 MiB, among it), the plan made
-and a tokenizer of 49,152 entries; tokenised rows are mapped from the disk."""
+and a tokenizer of 49,152 entries; tokenised rows are mapped from the disk. The same run, repeated beside other work,
+took up to 706 (docs/LOG.md)."""
 COMMUNICATOR = (256 * MIB, 1126 * MIB)
 """What NCCL takes on the card for the communicator of all processes, its first connection included: 544 MB between two
 and 688 MB among four A100 over NVLink (github.com/NVIDIA/nccl/issues/964), 1.06 GB on eight H100 (issues/1685), less
