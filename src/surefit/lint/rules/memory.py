@@ -100,6 +100,8 @@ def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareF
 def _shared_instead(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> str:
     """The fewest devices among which the tokens of each example could be shared, as advice; empty where 8 do not do."""
     config, capacity = resolved.config, hardware.memory_bytes
+    if resolved.provenance["speed.kernels"].kind == "auto":  # they give way to another mode
+        config = config.model_copy(update={"speed": config.speed.model_copy(update={"kernels": "auto"})})
     here = processes(config)
     for count in dict.fromkeys((here, *(n for n in (2, 4, 8) if n > here))):
         alone = {"nodes": 1, "count": count} if count > here else {}
