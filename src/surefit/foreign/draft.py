@@ -222,22 +222,18 @@ class Draft:
 
     def refuse(self, key: str, expected: str) -> None:
         """The tool cannot use this value; what is wrong with it is said once."""
+        value = self.flat.get(key)
+        self.refuse_with(key, f"expected {expected}, got {shown(value)}", _value_help(value, expected))
+
+    def refuse_with(self, key: str, message: str, help_text: str) -> None:
+        """The same, in other words."""
         if key in self.refused:
             return
-        value = self.flat.get(key)
         self.refused.add(key)
         self.mapped.discard(key)
         self.lost.pop(key, None)
         self.judged.pop(key, None)
-        self.problems.append(
-            ConfigError(
-                f"expected {expected}, got {shown(value)}",
-                path=self.path,
-                line=self.line(key),
-                field=key,
-                help=_value_help(value, expected),
-            )
-        )
+        self.problems.append(ConfigError(message, path=self.path, line=self.line(key), field=key, help=help_text))
 
     def read_all(self) -> None:
         """Every key to where it goes."""

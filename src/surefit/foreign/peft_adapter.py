@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefit.core.errors import ModelError
 from surefit.facts.door import wrong_patterns
 from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
@@ -34,8 +33,7 @@ GONE = {"enable_lora": "target_modules", "merge_weights": "nothing: merging is a
 def _finish(draft: Draft) -> None:
     draft.whole_run = False
     for key, problem, help_text in wrong_patterns(draft.tree):
-        place = draft.place(key)
-        draft.problems.append(ModelError(problem, path=place.path, line=place.line, field=key, help=help_text))
+        draft.refuse_with(key, problem, help_text)
     if draft.flat.get("use_dora") is True:
         draft.say("adapter", "dora", "use_dora")
         draft.judge("use_dora")
@@ -43,7 +41,8 @@ def _finish(draft: Draft) -> None:
         # Every kind of adapter has keys of its own: only LoRA's are written down here.
         for key in (*draft.unknown, *draft.passed_over):
             draft.places.pop(key, None)
-            draft.lose(key, "only LoRA adapters are looked into")
+            if key not in draft.refused:
+                draft.lose(key, "only LoRA adapters are looked into")
         draft.unknown.clear()
         draft.passed_over.clear()
 

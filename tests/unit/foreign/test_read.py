@@ -199,9 +199,18 @@ VALUES = st.one_of(
 def test_every_key_of_any_file_ends_in_one_place(tool: str, data: st.DataObject) -> None:
     keys = table(tool)
     names = sorted({key.partition(".")[0] for key in (*keys.keys, *keys.known, *keys.gone)} | {"nonsense", "r.x"})
-    tree = data.draw(st.dictionaries(st.sampled_from(names), VALUES, max_size=12))
+    require_each_key_once(tool, data.draw(st.dictionaries(st.sampled_from(names), VALUES, max_size=12)))
+
+
+@pytest.mark.parametrize("kind", [{}, {"peft_type": "LORA"}, {"peft_type": "IA3"}])
+@pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "layers_pattern", "rank_pattern"])
+def test_a_wrong_pattern_ends_in_one_place(key: str, kind: dict[str, str]) -> None:
+    require_each_key_once("peft", kind | {key: {"?": 4, "*": 8} if key == "rank_pattern" else "?"})
+
+
+def require_each_key_once(tool: str, tree: dict[str, Any]) -> None:
     lines = {key: number for number, key in enumerate(tree, 1)}
-    draft = Draft(keys, Path("any.yaml"), tree, lines)
+    draft = Draft(table(tool), Path("any.yaml"), tree, lines)
     found = draft.finished()
     ends = [*found.mapped, *(one.key for one in found.lost), *found.setup.gone, *found.setup.unknown]
     ends += [str(problem.field) for problem in found.problems]
