@@ -63,6 +63,9 @@ Switch = Annotated[str, AfterValidator(_can_be_set)]
 SwitchValue = bool | Annotated[int, Field(ge=-(10**9), le=10**9)] | Annotated[str, Field(pattern=r"^[ -~]{0,200}$")]
 
 
+NewToken = Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class ModelSection(Section):
     """The base model."""
 
@@ -79,8 +82,19 @@ class ModelSection(Section):
     `chatml` or `llama3` if it has their tokens."""
     chat_template_kwargs: dict[Switch, SwitchValue] = Field(default_factory=dict)
     """Switches of the chat template, such as {enable_thinking: false}: in training, in answers, in what is merged."""
+    add_tokens: Annotated[list[NewToken], Field(max_length=10_000)] = Field(default_factory=list)
+    """Tokens to put behind the vocabulary, such as ["<call>", ":ARG0-of"]. Their rows of the embedding and the head
+    start at the mean of the pieces that the text was cut into before, and are trained."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave it off unless you have read that code."""
+
+    @field_validator("add_tokens")
+    @classmethod
+    def _are_tokens(cls, tokens: list[str]) -> list[str]:
+        for token in tokens:
+            if not token.strip() or tokens.count(token) > 1:
+                raise ValueError(f"{token!r:.60} {'is written twice' if token.strip() else 'has no text'}")
+        return tokens
 
 
 class AdapterSection(Section):

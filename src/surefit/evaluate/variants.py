@@ -22,7 +22,7 @@ from surefit.evaluate.answers import step_of
 from surefit.model.adapter import add_adapter
 from surefit.model.identity import adapter_identity, base_directory, base_identity
 from surefit.model.layers import load_to_answer
-from surefit.model.load import load_tokenizer
+from surefit.model.load import load_tokenizer, new_tokens
 from surefit.model.saved import load_adapted, load_run_tokenizer, load_saved
 
 VARIANTS = {"lora": ("base", "adapter", "merged"), "full": ("base", "model")}
@@ -158,7 +158,10 @@ class CheckpointModel:
     def __init__(self, config: Config, hardware: HardwareLike, run: RunDir) -> None:
         self.tokenizer = load_run_tokenizer(config.model, run, config.answering)
         base, adapter = load_to_answer(config.model, hardware), config.adapter
-        model: PreTrainedModel | PeftModel = add_adapter(base, adapter) if adapter.kind == "lora" else base
+        model: PreTrainedModel | PeftModel = base
+        if adapter.kind == "lora":
+            new = new_tokens(config.model)
+            model = add_adapter(base, adapter, new_tokens=new.ids if new else ())
         self.model = model.eval()
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 

@@ -23,7 +23,7 @@ from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.all_linear import ends_with
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.safetensors import read_header
-from surefit.model.adapter import CONFIG, PREFIX, WEIGHTS
+from surefit.model.adapter import CONFIG, PREFIX, ROWS, WEIGHTS
 
 REFUSED = {
     "layer_replication": "the adapter repeats layers of the base",
@@ -55,6 +55,8 @@ class Update:
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 """A and B."""
+TokenRows = tuple[list[int], torch.Tensor]
+"""Token ids, and their new rows."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class AdapterFile:
         wrapped: module of PEFT's around a stack of experts → its factors as they are saved (merge/experts.py).
         replaced: parameter's dotted name → the whole new tensor (modules_to_save, trained biases).
         added: parameter's dotted name → what is added to it (the factors' own bias).
-        rows: embedding's parameter name → (token ids, their new rows).
+        rows: parameter name of the embedding, or of the head → what of it is replaced.
         config: adapter_config.json.
     """
 
@@ -77,7 +79,7 @@ class AdapterFile:
     wrapped: Mapping[str, Factors] = field(default_factory=dict)
     replaced: Mapping[str, torch.Tensor] = field(default_factory=dict)
     added: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    rows: Mapping[str, tuple[list[int], torch.Tensor]] = field(default_factory=dict)
+    rows: Mapping[str, TokenRows] = field(default_factory=dict)
 
     @property
     def changed(self) -> set[str]:
@@ -118,11 +120,10 @@ def read_adapter(directory: Path) -> AdapterFile:
         updates[module] = _update(directory, config, module, parts)
         if "B.bias" in parts:
             added[f"{module}.bias"] = parts["B.bias"].float() * updates[module].scaling
-    delta = ".token_adapter.trainable_tokens_delta"
     rows = {
-        f"{name.removesuffix(delta)}.weight": (_token_ids(directory, config, name.removesuffix(delta)), rest.pop(name))
+        f"{name.removesuffix(ROWS)}.weight": (_token_ids(directory, config, name.removesuffix(ROWS)), rest.pop(name))
         for name in list(rest)
-        if name.endswith(delta)
+        if name.endswith(ROWS)
     }
     return AdapterFile(directory, config, tensors, updates, wrapped, rest, added, rows)
 

@@ -46,9 +46,10 @@ from surefit.model.identity import (
     read_record,
     weights_sha256,
 )
-from surefit.model.load import load_model, load_tokenizer
+from surefit.model.load import load_model, load_tokenizer, new_tokens
 from surefit.model.saved import load_adapted, load_saved
 from surefit.model.streamed import FromFiles, Weights, nudged
+from surefit.model.vocabulary import token_rows
 
 PROMPTS = 32
 """Held-out rows, taken evenly, that the models are compared on."""
@@ -242,11 +243,12 @@ class _Certifying:
             )  # fmt: skip
             expected = {*adapted_modules(streamed.model, section.target_modules)}
             expected |= adapted_stacks(streamed.model, section).keys()
-        problems = misfits(adapter, streamed.model, expected)
+        new = new_tokens(self.base)
+        problems = misfits(adapter, streamed.model, expected, token_rows(streamed.model, new.ids) if new else None)
         self.require(
             Check(
                 "adapter_complete", "; ".join(problems[:3]) or "complete", "complete", "==",
-                "factors for every layer, finite, of its shape, not zero",
+                "factors for every layer, finite, of its shape, not zero; a row for every new token",
             )
         )  # fmt: skip
         if record is not None:

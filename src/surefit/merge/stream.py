@@ -7,8 +7,8 @@ adapter   ──┘
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from surefit.core.errors import GateError
 from surefit.core.rundir import write_json
 from surefit.facts.experts import is_stack
 from surefit.facts.safetensors import INDEX
-from surefit.merge.adapter_file import AdapterFile, Update, parameter_of
+from surefit.merge.adapter_file import AdapterFile, TokenRows, Update, parameter_of
 from surefit.merge.experts import one_by_one
 from surefit.merge.fold import fold, rounding_error
 from surefit.model.experts import is_transposed, without_factors
@@ -80,7 +80,16 @@ class Merge:
         }
         for name, stored in names_in_files(model, weights).items():
             self.parameters.setdefault(stored, []).append(name)
+        self.adapter = replace(self.adapter, rows=self._rows_of_tied(self.adapter))
         self.transposed = transposed(model)
+
+    def _rows_of_tied(self, adapter: AdapterFile) -> dict[str, TokenRows]:
+        """The trained rows, and as the embedding's also those of a head that is the same tensor: PEFT trains it so."""
+        rows = dict(adapter.rows)
+        for names in self.parameters.values():
+            if names[0] in rows:
+                rows |= {name: rows[names[0]] for name in names if name not in rows}
+        return rows
 
     @property
     def unties(self) -> bool:
@@ -203,11 +212,17 @@ def transposed(model: PreTrainedModel) -> set[str]:
     }
 
 
-def misfits(adapter: AdapterFile, model: PreTrainedModel, expected: set[str] | None = None) -> list[str]:
+def misfits(
+    adapter: AdapterFile,
+    model: PreTrainedModel,
+    expected: set[str] | None = None,
+    rows: Mapping[str, list[int]] | None = None,
+) -> list[str]:
     """What of an adapter does not belong to this model, or was never trained.
 
     Args:
         expected: the layers it must have factors for, where that is known.
+        rows: matrix of the vocabulary → the new tokens whose rows it must have.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     swapped = transposed(model)
@@ -228,6 +243,14 @@ def misfits(adapter: AdapterFile, model: PreTrainedModel, expected: set[str] | N
     for name in (*adapter.replaced, *adapter.added, *adapter.rows):
         if name not in parameters:
             problems.append(f"{name} belongs to no layer of the model")
+    for name, (ids, tensor) in adapter.rows.items():
+        if name in parameters and (len(ids), parameters[name].shape[1]) != tuple(tensor.shape):
+            problems.append(f"{name} has rows of shape {tuple(tensor.shape)} for {len(ids)} tokens")
+        elif name in parameters and max(ids) >= len(parameters[name]):
+            problems.append(f"{name} has a row for token {max(ids)}, the model has {len(parameters[name])} tokens")
+    for module, ids in (rows or {}).items():
+        if adapter.rows.get(f"{module}.weight", ([],))[0] != ids:
+            problems.append(f"{module} has not the rows of all {len(ids)} new tokens")
     return problems
 
 

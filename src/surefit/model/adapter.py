@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from surefit.facts.door import require_sound_adapter
 from surefit.facts.experts import wrappers
 from surefit.model.experts import Stacks, expert_stacks, of_each, without_factors, wrapped_stacks
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
+from surefit.model.vocabulary import compute_rows_apart, token_rows
 
 FIELD = "adapter.target_modules"
 START = "adapter.start_from"
@@ -33,11 +34,18 @@ UNKNOWN_KINDS = ("bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lo
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX = "base_model.model."
 """What PEFT writes before a module's name."""
+TOKENS = ".token_adapter.base_layer"
+"""What it calls a matrix of which single rows are trained."""
+ROWS = ".token_adapter.trainable_tokens_delta"
+"""What it writes behind such a matrix's name."""
 
 
-def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) -> PeftModel:
+def add_adapter(
+    model: PreTrainedModel, section: AdapterSection, seed: int = 0, new_tokens: Sequence[int] = ()
+) -> PeftModel:
     """Freeze `model` and put LoRA factors beside its linear layers, in place; with DoRA also a magnitude per output,
-    and with `experts` factors beside the stacks of routed experts.
+    and with `experts` factors beside the stacks of routed experts. Of the vocabulary's matrices the rows `new_tokens`
+    are trained, which are consecutive.
 
     The factors are in the dtype the base computes in, also where its weights are quantised: PEFT's own default, float32
     factors, would make a float32 copy of every layer's input. The optimizer keeps float32 masters of them
@@ -45,10 +53,18 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
     as they were.
 
     Raises:
-        ConfigError: an entry of `target_modules` matches no linear layer; `experts`, and no stack of them.
+        ConfigError: an entry of `target_modules` matches no linear layer; `experts`, and no stack of them; the head has
+            factors, and rows that are trained, or a bias.
     """
     targets = adapted_modules(model, section.target_modules)
     stacks = adapted_stacks(model, section)
+    rows = token_rows(model, new_tokens) if new_tokens else {}
+    if both := sorted(rows.keys() & targets.keys()):
+        raise ConfigError(
+            f"of {both[0]} the new tokens' rows are trained, so it can have no factors",
+            field=FIELD,
+            help="leave it out: all-linear does",
+        )
     config = LoraConfig(
         r=section.r,
         lora_alpha=section.alpha,  # type: ignore[arg-type] # PEFT only divides by r, so a fraction is fine
@@ -57,6 +73,7 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
         use_dora=section.use_dora,
         target_modules=_for_peft(model, section.target_modules, targets),
         target_parameters=sorted({".".join(name.split(".")[-3:]) for name in stacks}) or None,
+        trainable_token_indices=rows or None,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets),
         task_type="CAUSAL_LM",
     )
@@ -66,6 +83,7 @@ def add_adapter(model: PreTrainedModel, section: AdapterSection, seed: int = 0) 
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
     factors_in_compute_dtype(adapted)
+    compute_rows_apart(adapted)
     assert lora_modules(adapted) == targets | stacks, "PEFT adapted other layers than we announce"
     # PEFT keeps sets, whose order changes from process to process; the saved config should not.
     config.target_modules = sorted(config.target_modules or ())
@@ -243,7 +261,8 @@ def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
 def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
     """What of `model` has LoRA factors: full dotted name in the base model → (outputs, inputs) of a layer, (experts,
     outputs, inputs) of a stack of experts."""
-    wrapped = {name: shape for name, shape in _linear_shapes(model).items() if name.endswith(".base_layer")}
+    layers = {name: shape for name, shape in _linear_shapes(model).items() if not name.endswith(TOKENS)}
+    wrapped = {name: shape for name, shape in layers.items() if name.endswith(".base_layer")}
     linears = {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
     return linears | {name.removeprefix(PREFIX): shape for name, shape in wrapped_stacks(model).items()}
 
@@ -277,7 +296,8 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> Non
 
     Raises:
         GateError: files missing or damaged; a layer without factors, or factors for no layer; wrong shapes; values that
-            are not finite; a `lora_B` that is still all zero, which is how it starts; an expert without factors.
+            are not finite; a `lora_B` that is still all zero, which is how it starts; an expert without factors; the
+            rows of new tokens not there for every token.
     """
     try:
         config = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
@@ -293,6 +313,9 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> Non
         expected[f"{PREFIX}{within[name]}.lora_B.weight"] = (outputs, ranks)
         if dora:
             expected[f"{PREFIX}{name}.lora_magnitude_vector"] = (outputs,)
+    for name, ids in (config.get("trainable_token_indices") or {}).items():
+        key = f"{PREFIX}{name}{ROWS}"
+        expected[key] = (len(ids), *(tensors[key].shape[1:] if key in tensors else ()))
     problems = [
         _fault(name, tensors.get(name), expected.get(name)) for name in sorted(expected.keys() | tensors.keys())
     ]

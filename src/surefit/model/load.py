@@ -36,6 +36,7 @@ from surefit.model.gguf import FIELD, converted_directory
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
 from surefit.model.sdpa import start_cuda
+from surefit.model.vocabulary import NewTokens, add_to_tokenizer, grow
 
 
 def model_path(name_or_path: str) -> str:
@@ -84,11 +85,25 @@ def fetch_model(section: ModelSection) -> Path:
 
 
 def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
-    """The model's tokenizer.
+    """The model's tokenizer, with the tokens that the config adds.
 
     Raises:
         ModelError: there is none, it is damaged, or the hub does not give it.
     """
+    tokenizer = _own_tokenizer(section)
+    add_to_tokenizer(tokenizer, section.add_tokens)
+    if section.chat_template is not None:
+        require_tokens(section.chat_template, tokenizer.get_vocab(), tokenizer.eos_token)
+        tokenizer.chat_template = template_text(section.chat_template)
+    return with_switches(tokenizer, section.chat_template_kwargs)
+
+
+def new_tokens(section: ModelSection) -> NewTokens | None:
+    """The tokens of the config that the model's own tokenizer does not know; None where there are none."""
+    return add_to_tokenizer(_own_tokenizer(section), section.add_tokens) if section.add_tokens else None
+
+
+def _own_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     place = model_path(section.name_or_path)
     if Path(place).is_dir():
         require_sound_tokenizer(Path(place))
@@ -97,10 +112,7 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
             place, revision=section.revision, trust_remote_code=section.trust_remote_code
         )
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    if section.chat_template is not None:
-        require_tokens(section.chat_template, tokenizer.get_vocab(), tokenizer.eos_token)
-        tokenizer.chat_template = template_text(section.chat_template)
-    return with_switches(tokenizer, section.chat_template_kwargs)
+    return tokenizer
 
 
 def with_switches(
@@ -120,7 +132,8 @@ def with_switches(
 def load_model(
     section: ModelSection, hardware: HardwareLike, device: str | None = None, placed: Mapping[str, int] | None = None
 ) -> PreTrainedModel:
-    """The base model with every weight from its files, in evaluation mode, on the device. On a CPU this process has
+    """The base model with every weight from its files, and the rows of the config's new tokens, in evaluation mode, on
+    the device. On a CPU this process has
     the threads for it from then on (facts/threads.py).
 
     Attention is torch's `scaled_dot_product_attention` wherever the model supports it; transformers falls back to its
@@ -172,6 +185,8 @@ def load_model(
     _require_complete(section, report)
     assert isinstance(model, PreTrainedModel)
     model = finish_loading(model, section.quantization)
+    if (new := new_tokens(section)) is not None:
+        grow(model, new)
     if hardware.kind == "cpu":
         torch.set_num_threads(_threads_for(model))
     with _on_the_device(section):

@@ -25,6 +25,7 @@ from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.compile import compile_layers
 from surefit.model.fused_lora import fuse_lora, left_to_peft
 from surefit.model.kernels import require_kernels, use_kernels
+from surefit.model.load import new_tokens
 from surefit.model.neftune import Neftune
 from surefit.model.tiling import tile_mlps
 
@@ -49,7 +50,8 @@ def prepare_for_training(
     notes: list[str] = []
     ready: PreTrainedModel | PeftModel = model
     if config.adapter.kind == "lora":
-        ready = add_adapter(model, config.adapter, train.seed)
+        new = new_tokens(config.model)
+        ready = add_adapter(model, config.adapter, train.seed, new.ids if new else ())
         if config.adapter.start_from is not None:
             notes += start_from(ready, Path(config.adapter.start_from).expanduser(), config.model)
     notes += _set_attention(ready, config, hardware)

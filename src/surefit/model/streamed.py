@@ -28,7 +28,9 @@ from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.classes import auto_class
 from surefit.model.compat import renamed_in_files
 from surefit.model.compile import decoder_layers
+from surefit.model.load import new_tokens
 from surefit.model.sdpa import start_cuda
+from surefit.model.vocabulary import NewTokens, ends
 
 NUDGED_AT_ONCE = 2**22
 """Numbers: 40 MiB of copies."""
@@ -43,6 +45,7 @@ class Weights:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._grown: dict[str, NewTokens] = {}
         self.files = {file: list(read_header(file)) for file in weight_files(directory)}
         self._place = {name: file for file, names in self.files.items() for name in names}
         for name, place in indexed(directory).items():
@@ -64,11 +67,19 @@ class Weights:
     def read(self, name: str) -> torch.Tensor:
         """The tensor as it is in its file, on the CPU: a view of the mapped file, so not to be written into."""
         with safe_open(self._place[name], framework="pt") as tensors:
-            return tensors.get_tensor(name)  # type: ignore[no-any-return]
+            tensor: torch.Tensor = tensors.get_tensor(name)
+        return self._grown[name].into(tensor) if name in self._grown else tensor
+
+    def grow(self, names: Collection[str], new: NewTokens) -> None:
+        """From here on these tensors are read with the rows of new tokens, as `model.vocabulary.grow` makes them."""
+        self._grown |= dict.fromkeys(names, new)
 
 
-def empty_model(section: ModelSection, directory: Path) -> PreTrainedModel:
+def empty_model(section: ModelSection, directory: Path, new: NewTokens | None = None) -> PreTrainedModel:
     """The model of a directory's config.json with parameters on meta and real buffers, in evaluation mode.
+
+    Args:
+        new: tokens for which it has rows beyond those of config.json.
 
     Raises:
         ModelError: transformers builds no causal language model from it.
@@ -79,6 +90,9 @@ def empty_model(section: ModelSection, directory: Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
+        if new is not None:
+            text = config.get_text_config()
+            text.vocab_size = new.size(text.vocab_size)
         with init_empty_weights(include_buffers=False):
             model: Any = auto_class(config).from_config(
                 config, dtype=getattr(torch, section.dtype), trust_remote_code=section.trust_remote_code
@@ -135,9 +149,14 @@ class FromFiles:
     def __init__(self, section: ModelSection, directory: Path, device: str) -> None:
         if device.startswith("cuda"):
             start_cuda()
-        self.model = empty_model(section, directory)
+        new = new_tokens(section)
+        self.model = empty_model(section, directory, new)
         self.weights = Weights(directory)
         self.names = names_in_files(self.model, self.weights)
+        if new is not None:
+            matrices = {id(module.weight) for module in ends(self.model)}
+            parameters = self.model.named_parameters()
+            self.weights.grow([self.names[name] for name, one in parameters if id(one) in matrices], new)
         self.device = device
         hollow(self.model, device)
         parameters = self.model.named_parameters(remove_duplicate=False)

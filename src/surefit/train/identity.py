@@ -29,6 +29,7 @@ def identity(config: Config, survey: Survey, total_steps: int) -> dict[str, Any]
         "model.dtype": config.model.dtype,
         "model.quantization": config.model.quantization,
         "model.chat_template_kwargs": config.model.chat_template_kwargs,
+        "model.add_tokens": config.model.add_tokens,
         "data.train: rows": len(survey.lengths),
         "data.train: content": survey.sha256,
         "total_steps": total_steps,
@@ -75,6 +76,7 @@ ADDED = {
     "adapter.use_dora": False,
     "adapter.experts": False,
     "model.chat_template_kwargs": {},
+    "model.add_tokens": [],
 }
 """What runs did whose checkpoints are older than a key."""
 

@@ -1,0 +1,133 @@
+"""Tokens that a config puts behind a model's vocabulary: in its tokenizer, in its matrices, and as rows to train.
+
+A new token starts where its text was: its rows are the mean of those of the pieces that the tokenizer cut the text into
+(Bevilacqua et al. 2021, SPRING, who add the relations of AMR so). Beside LoRA these rows alone are trained, as PEFT's
+`trainable_token_indices`, so that plain PEFT opens what is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from peft.tuners.trainable_tokens import TrainableTokensLayer
+from tokenizers import AddedToken
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from surefit.core.errors import ConfigError
+
+FIELD = "model.add_tokens"
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """Tokens that a tokenizer has been given.
+
+    Attributes:
+        first: the id of the first; the others follow.
+        pieces: for each, the ids of what its text was cut into before; all new tokens have none of each other's.
+    """
+
+    first: int
+    pieces: tuple[tuple[int, ...], ...]
+
+    @property
+    def ids(self) -> list[int]:
+        return list(range(self.first, self.first + len(self.pieces)))
+
+    def size(self, rows: int) -> int:
+        """The rows of a matrix that had `rows`: some models have more of them than tokens."""
+        return max(rows, self.first + len(self.pieces))
+
+    def into(self, old: torch.Tensor) -> torch.Tensor:
+        """The matrix (vocabulary, width) with the new tokens' rows in it; a copy. Means are taken in float32. What lies
+        between the old rows and the new ones belongs to no text: it gets the mean of all."""
+        rows = torch.empty(self.size(len(old)), *old.shape[1:], dtype=old.dtype, device=old.device)
+        rows[: len(old)] = old
+        if self.first > len(old):
+            rows[len(old) : self.first] = old.float().mean(0).to(old.dtype)
+        for number, pieces in zip(self.ids, self.pieces, strict=True):
+            rows[number] = (old[list(pieces)] if pieces else old).float().mean(0).to(old.dtype)
+        return rows
+
+
+def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> NewTokens | None:
+    """Teach a tokenizer, in place, those of the tokens that it does not know; None where it knows all.
+
+    They are ordinary tokens: matched in the text exactly as they are written, and not left out of answers.
+
+    Raises:
+        ConfigError: it puts them somewhere else than behind all others, one after the other.
+    """
+    known = tokenizer.get_vocab()
+    new = [token for token in tokens if token not in known]
+    if not new:
+        return None
+    pieces = tokenizer(new, add_special_tokens=False).input_ids
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
+    ids = [tokenizer.convert_tokens_to_ids(token) for token in new]
+    if ids != list(range(ids[0], ids[0] + len(new))) or ids[0] <= max(known.values()):
+        raise ConfigError("this tokenizer puts added tokens among its own", field=FIELD, help="take another base model")
+    return NewTokens(ids[0], tuple(map(tuple, pieces)))
+
+
+def grow(model: PreTrainedModel, new: NewTokens) -> None:
+    """Give a model with its weights the rows of new tokens, in place; a tied head stays tied."""
+    grown = [new.into(module.weight.data) for module in ends(model)]
+    model.resize_token_embeddings(len(grown[0]), mean_resizing=False)
+    for module, weight in zip(ends(model), grown, strict=True):  # the head is another one now
+        module.weight.data.copy_(weight)
+
+
+def ends(model: PreTrainedModel) -> list[Any]:
+    """The modules whose weights have a row for each token: the embedding, and the head unless it is the same tensor."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return [embedding] if head is None or head.weight is embedding.weight else [embedding, head]
+
+
+def token_rows(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[int]]:
+    """What PEFT is to train of the vocabulary's matrices: module → rows; a tied head's are the embedding's.
+
+    Raises:
+        ConfigError: the head adds a bias, which PEFT's trained rows leave out.
+    """
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if getattr(head, "bias", None) is not None:
+        raise ConfigError(
+            f"the output head of a {model.config.model_type} adds a bias, which rows of PEFT's leave out",
+            field=FIELD,
+            help="set adapter.kind: full, which trains whole matrices, or take the tokens away",
+        )
+    return {name: list(ids) for name, module in model.named_modules() if any(module is end for end in ends(model))}
+
+
+def compute_rows_apart(model: torch.nn.Module) -> None:
+    """Let the new rows be computed beside the frozen matrices, in place.
+
+    PEFT copies the whole matrix to put the rows into it, each time that it is read, and takes the gradient of all of it
+    for theirs: for 128,256 tokens of width 4,096 in bfloat16 one GiB each, at every chunk of the loss.
+    """
+    for layer in model.modules():
+        if isinstance(layer, TrainableTokensLayer):
+            layer.forward_adapters = partial(_forward, layer)  # type: ignore[method-assign]
+
+
+def _forward(layer: Any, x: torch.Tensor, active_adapters: Sequence[str], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """What `TrainableTokensLayer.forward_adapters` computes where the rows are consecutive."""
+    result: torch.Tensor = layer.base_layer(x, *args, **kwargs)
+    if layer.disable_adapters or not active_adapters:
+        return result
+    (adapter,) = active_adapters
+    rows, first = layer.trainable_tokens_delta[adapter], layer.token_indices[adapter][0]
+    if isinstance(layer.base_layer, torch.nn.Embedding):
+        place = x - first
+        scale = layer._get_embed_scale()  # of Gemma's embeddings
+        new = F.embedding(place.clamp(0, len(rows) - 1), rows)
+        new = new if scale is None else new * scale.to(new.dtype)
+        return torch.where(((place >= 0) & (place < len(rows)))[..., None], new, result)
+    result[..., first : first + len(rows)] = F.linear(x, rows)
+    return result
