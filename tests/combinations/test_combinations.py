@@ -44,6 +44,7 @@ PLACED: dict[Trait, dict[str, Any]] = {
     "fused LoRA": {"speed": {"fused_lora": True}},
     "fused kernels": {"speed": {"kernels": True}},
     "compiled layers": {"speed": {"compile": True}},
+    "new tokens": {"model": {"add_tokens": ["<call>"]}},
     "NEFTune": {"train": {"neftune_noise_alpha": 5}},
     "flash attention": {"speed": {"attention": "flash_attention_2"}},
     "answers in training": {"evaluate": {"in_training": True}},

@@ -22,7 +22,7 @@ Trait = Literal[
     "nf4", "fp8",  # model.quantization
     OtherName,  # train.optimizer
     "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
-    "flash attention", "answers in training",
+    "new tokens", "flash attention", "answers in training",
 ]  # fmt: skip
 """What a run has, as far as it matters for the table."""
 TRAITS: tuple[Trait, ...] = get_args(Trait)
@@ -41,6 +41,7 @@ WITHOUT: dict[Trait, str] = {
     "fused kernels": "speed.kernels: false",
     "compiled layers": "speed.compile: false",
     "NEFTune": "train.neftune_noise_alpha: null",
+    "new tokens": "model.add_tokens: []",
     "flash attention": "speed.attention: auto",
     "answers in training": "evaluate.in_training: false",
     "shared tokens": "parallel.cp: 1",
@@ -129,6 +130,8 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("ADP009", ["fsdp", *ZERO, "tp", "pp"], ["experts"], NOT_PROVED, WHOLE),
     *_rows("ADP009", ["shared tokens"], ["experts"], NOT_PROVED, "parallel.cp: 1"),
     *_rows("ADP009", ["compiled layers"], ["experts"], NOT_PROVED, "speed.compile: false"),
+    *_rows("MOD014", ["fsdp", *ZERO, "tp", "pp", "cp"], ["new tokens"], NOT_PROVED, WHOLE),
+    *_rows("MOD014", ["shared tokens"], ["new tokens"], NOT_PROVED, "parallel.cp: 1"),
     *_rows("PAR011", WEIGHTS_DIVIDED, ["answers in training"],
            "no process has the whole model that is to answer", "`surefit evaluate` afterwards"),
     *_rows("PAR011", ["cp"], ["answers in training"], "attention waits for the other processes' share of the tokens: "
@@ -152,6 +155,7 @@ def traits(config: Config) -> frozenset[Trait]:
         "fused kernels": speed.kernels is True,
         "compiled layers": speed.compile,
         "NEFTune": train.neftune_noise_alpha is not None,
+        "new tokens": bool(config.model.add_tokens),
         "flash attention": speed.attention.startswith("flash"),
         "answers in training": config.evaluate.in_training,
     }

@@ -44,6 +44,7 @@ from surefit.facts.activations import (
 from surefit.facts.all_linear import closed_to_lora, ends_with, without_gradient
 from surefit.facts.experts import factor_shapes, summed_bytes
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.vocabulary import row_shapes
 
 MOMENTS = 8
 """AdamW's two moments of a trained parameter, in float32."""
@@ -114,7 +115,8 @@ def target_modules(model: ModelFacts, adapter: AdapterSection) -> dict[str, tupl
 def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained | None:
     """What will be trained; None where the model's layers are not known.
 
-    LoRA factors and DoRA's magnitudes are of the base model's type, as `model/adapter.py` makes them.
+    LoRA factors, DoRA's magnitudes and the rows of new tokens are of the base model's type, as `model/adapter.py` makes
+    them.
     """
     if adapter.kind == "full":
         return None if model.parameters is None else Trained(model.parameters, DTYPE_BYTES[dtype])
@@ -124,7 +126,8 @@ def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained |
     factors = sum(adapter.r * (out + into) for out, into in targets.values())
     factors += sum(math.prod(a) + math.prod(b) for _, a, b in factor_shapes(model.expert_stacks, adapter))
     magnitudes = sum(out for out, _ in targets.values()) if adapter.use_dora else 0
-    return Trained(factors + magnitudes, DTYPE_BYTES[dtype])
+    rows = sum(map(math.prod, row_shapes(model)))
+    return Trained(factors + magnitudes + rows, DTYPE_BYTES[dtype])
 
 
 @dataclass(frozen=True)
@@ -381,6 +384,7 @@ def trained_tensors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tupl
                 yield out, False
         for _, a, b in factor_shapes(model.expert_stacks, adapter):
             yield from ((math.prod(a), False), (math.prod(b), False))
+        yield from ((math.prod(shape), False) for shape in row_shapes(model))
         return
     yield model.vocab_size * model.hidden_size, True
     for name, (out, into) in model.linear_modules.items():

@@ -83,8 +83,9 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
 
 
 def _as_saved(name: str) -> str:
-    """What PEFT calls a factor, or a magnitude of DoRA's, in an adapter's file."""
-    return name.replace(".default.", ".").replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
+    """What PEFT calls a factor, a magnitude of DoRA's, or new tokens' rows, in an adapter's file."""
+    plain = name.replace(".default.", ".").removesuffix(".default")
+    return plain.replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
 
 
 def _optimizer_bytes(resolved: Resolved, shapes: list[tuple[str, Shape]], part: Trained) -> int:

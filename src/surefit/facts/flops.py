@@ -91,7 +91,7 @@ def work_of(model: ModelFacts, config: Config, windows: Sequence[int | None] | N
             head += TRAINED * factors.get(name, 0)
             continue
         token += each * math.prod(shape) + TRAINED * factors.get(name, 0)
-        if not full and last in FIRST_INPUTS and ".0." in name:
+        if not full and not model.new_tokens and last in FIRST_INPUTS and ".0." in name:
             token -= INPUT_GRADIENT * (math.prod(shape) + (adapter.r * shape[1] if name in factors else 0))
     pair = ATTENTION * model.num_attention_heads * model.head_dim
     return Work(token, head, pair, tuple(windows or [None] * model.num_layers))

@@ -77,6 +77,7 @@ class ModelFacts:
         written_by: the transformers release that wrote config.json, where it says so.
         padded_attention: transformers' attention code for padded batches: sdpa, or eager where that cannot do what the
             model needs (a softcap, sinks).
+        new_tokens: how many the config adds to the vocabulary, which has them already here (facts/vocabulary.py).
     """
 
     name: str
@@ -112,6 +113,7 @@ class ModelFacts:
     padded_attention: str = "sdpa"
     gguf: Path | None = None
     written_by: str | None = None
+    new_tokens: int = 0
 
 
 def model_facts(name_or_path: str, revision: str | None = None, patience: float | None = None) -> ModelFacts:

@@ -246,6 +246,8 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         float32_masters=True,
         attention=attention,
         use_cache=False,
+        new_tokens=bool(model.add_tokens) or None,
+        trainable_tokens=(bool(model.add_tokens) and decided.adapter.kind == "lora") or None,
         quantization=model.quantization,
         quant_compute_dtype=dtype if quantized else None,
         quant_storage="uint8" if model.quantization == "nf4" else None,

@@ -12,6 +12,7 @@ from surefit.facts.activations import LLAMA_LIKE as LLAMA_LIKE
 from surefit.facts.budget import OUTPUT_HEADS, target_modules
 from surefit.facts.experts import factor_shapes, wrappers
 from surefit.facts.model import ModelFacts
+from surefit.facts.vocabulary import row_shapes
 
 Shape = tuple[int, ...]
 KNOWN = 64
@@ -38,7 +39,8 @@ _known: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
 def tensors(model: ModelFacts, adapter: AdapterSection | None) -> tuple[Tensor, ...]:
     """Every parameter once, a tied head as the embedding; without an adapter all of them count as trained."""
     # A search asks for the same thousands of names for every candidate.
-    key = (model.name, model.source, model.parameters, model.num_layers, adapter and adapter.model_dump_json())
+    size = (model.parameters, model.num_layers, model.new_tokens)
+    key = (model.name, model.source, size, adapter and adapter.model_dump_json())
     if key not in _known:
         if len(_known) > KNOWN:
             _known.clear()
@@ -58,7 +60,7 @@ def _tensors(model: ModelFacts, adapter: AdapterSection | None) -> Iterator[Tens
 
 
 def factors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[str, Shape]]:
-    """What an adapter trains by its names in the model that trains: factors, and DoRA's magnitudes."""
+    """What an adapter trains by its names in the model that trains: factors, DoRA's magnitudes, new tokens' rows."""
     for name, (outputs, inputs) in target_modules(model, adapter).items():
         yield f"base_model.model.{name}.lora_A.default.weight", (adapter.r, inputs)
         yield f"base_model.model.{name}.lora_B.default.weight", (outputs, adapter.r)
@@ -69,6 +71,8 @@ def factors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[str, S
     for name, a, b in experts:
         yield f"base_model.model.{within[name]}.lora_A.default.weight", a
         yield f"base_model.model.{within[name]}.lora_B.default.weight", b
+    for name, shape in zip(("model.embed_tokens", "lm_head"), row_shapes(model), strict=False):
+        yield f"base_model.model.{name}.token_adapter.trainable_tokens_delta.default", shape
 
 
 def parameters(model: ModelFacts) -> list[tuple[str, Shape]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,15 @@ def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> Token
     stops = () if ids["eos"] is None else (ids["eos"],)
     template = template if isinstance(template, str) else None
     return _facts(header.path, header.path, vocabulary, added, named, stops, template)
+
+
+def known_tokens(facts: TokenizerFacts, tokens: Sequence[str]) -> list[str]:
+    """Those that the tokenizer has already; none where its vocabulary is not on this machine."""
+    if not tokens or facts.file is None:
+        return []
+    known = set(facts.added)
+    known |= set(_vocabulary(facts.file)[0] if facts.file.suffix == ".json" else read_gguf(facts.file).tokens)
+    return [token for token in tokens if token in known]
 
 
 def _facts(

@@ -92,7 +92,7 @@ def hidden_tensors(model: torch.nn.Module) -> Iterator[tuple[str, object, str, t
     and offset (), and, of the scales' own state, float32 absmax (n/64/256) and code (256).
     """
     for name, module in model.named_modules():
-        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        state = getattr(module._parameters.get("weight"), "quant_state", None)
         for owner in (state, getattr(state, "state2", None)):
             for attribute in ("absmax", "code", "offset"):
                 tensor = getattr(owner, attribute, None)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from tokenizers import AddedToken
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.core.errors import ConfigError
@@ -29,7 +30,7 @@ class NewTokens:
 
     Attributes:
         first: the id of the first; the others follow.
-        pieces: for each, the ids of what its text was cut into before; all new tokens have none of each other's.
+        pieces: for each, the ids of what its text was cut into before.
     """
 
     first: int
@@ -63,15 +64,17 @@ def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
     Raises:
         ConfigError: it puts them somewhere else than behind all others, one after the other.
     """
-    known = tokenizer.get_vocab()
+    known: dict[str, int] = tokenizer.get_vocab()
     new = [token for token in tokens if token not in known]
     if not new:
         return None
     pieces = tokenizer(new, add_special_tokens=False).input_ids
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
-    ids = [tokenizer.convert_tokens_to_ids(token) for token in new]
+    ids: list[int] = tokenizer.convert_tokens_to_ids(new)  # type: ignore[assignment]
     if ids != list(range(ids[0], ids[0] + len(new))) or ids[0] <= max(known.values()):
-        raise ConfigError("this tokenizer puts added tokens among its own", field=FIELD, help="take another base model")
+        raise ConfigError(
+            "this tokenizer does not put new tokens behind all others", field=FIELD, help="take another base model"
+        )
     return NewTokens(ids[0], tuple(map(tuple, pieces)))
 
 
@@ -118,16 +121,43 @@ def compute_rows_apart(model: torch.nn.Module) -> None:
 
 def _forward(layer: Any, x: torch.Tensor, active_adapters: Sequence[str], *args: Any, **kwargs: Any) -> torch.Tensor:
     """What `TrainableTokensLayer.forward_adapters` computes where the rows are consecutive."""
-    result: torch.Tensor = layer.base_layer(x, *args, **kwargs)
+    base = layer.base_layer
     if layer.disable_adapters or not active_adapters:
-        return result
+        return base(x, *args, **kwargs)  # type: ignore[no-any-return]
     (adapter,) = active_adapters
     rows, first = layer.trainable_tokens_delta[adapter], layer.token_indices[adapter][0]
-    if isinstance(layer.base_layer, torch.nn.Embedding):
-        place = x - first
-        scale = layer._get_embed_scale()  # of Gemma's embeddings
-        new = F.embedding(place.clamp(0, len(rows) - 1), rows)
-        new = new if scale is None else new * scale.to(new.dtype)
-        return torch.where(((place >= 0) & (place < len(rows)))[..., None], new, result)
-    result[..., first : first + len(rows)] = F.linear(x, rows)
-    return result
+    if not isinstance(base, torch.nn.Embedding):
+        return _Head.apply(x, base.weight, rows, first)  # type: ignore[no-any-return, no-untyped-call]
+    place = x - first
+    scale = layer._get_embed_scale()  # of Gemma's embeddings
+    new = F.embedding(place.clamp(0, len(rows) - 1), rows)
+    new = new if scale is None else new * scale.to(new.dtype)
+    return torch.where(((place >= 0) & (place < len(rows)))[..., None], new, base(x, *args, **kwargs))
+
+
+class _Head(torch.autograd.Function):
+    """(x, frozen matrix, rows, first) → the logits of the matrix with `rows` in the place of its own from `first` on.
+
+    autograd itself would copy all logits to take those of the new rows out of the matrix's share of the gradient; here
+    the difference of the rows is added to it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, first: int) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, rows)
+        ctx.first = first
+        logits = F.linear(x, weight)
+        logits[..., first : first + len(rows)] = F.linear(x, rows)
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, rows = ctx.saved_tensors
+        replaced = slice(ctx.first, ctx.first + len(rows))
+        own = gradient[..., replaced]
+        to_rows = own.flatten(0, -2).T @ x.flatten(0, -2) if ctx.needs_input_grad[2] else None
+        if not ctx.needs_input_grad[0]:
+            return None, None, to_rows, None
+        difference = (rows.float() - weight[replaced].float()).to(rows.dtype)
+        return torch.matmul(gradient, weight).add_(own @ difference), None, to_rows, None

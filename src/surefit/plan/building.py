@@ -45,7 +45,8 @@ def build(setting: Setting, device: str) -> torch.nn.Module:
         model.tie_weights()
         model = quantize_meta(model, setting.quantization)
         if setting.adapter.kind == "lora":
-            model = add_adapter(model, setting.adapter)
+            tokens = setting.config.get_text_config().vocab_size
+            model = add_adapter(model, setting.adapter, new_tokens=range(tokens - setting.new_tokens, tokens))
         if setting.adapter.use_dora:
             _let_dora_dequantize(model)
     assert isinstance(model, torch.nn.Module)

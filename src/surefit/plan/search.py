@@ -26,6 +26,7 @@ from surefit.facts.activations import covered
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, catalogue, model_facts
 from surefit.facts.sharding import sharing_obstacle
+from surefit.facts.vocabulary import with_new_tokens
 from surefit.plan.forecast import Planner
 from surefit.plan.verdict import Need, Verdict, need, require_plannable, verdict
 
@@ -364,7 +365,8 @@ def _scale(field: Field, planner: Planner, place: Machine) -> _Scale:
             case "rank":
                 return planner, _set(resolved, adapter={"r": value})
             case "model":
-                return Planner(model_facts(str(value)), planner.lengths), resolved
+                other = with_new_tokens(model_facts(str(value)), resolved.config.model.add_tokens, None)
+                return Planner(other, planner.lengths), resolved
 
     def closed(index: int) -> Need:
         one, changed = at(index)

@@ -45,6 +45,7 @@ class Setting:
         quantization: of the frozen weights.
         optimizer: `train.optimizer`.
         neftune: `train.neftune_noise_alpha`.
+        new_tokens: the last so many of the vocabulary, whose rows are trained beside LoRA.
         supervised: the share of tokens that the loss counts.
         cuda: the operators a GPU would run; else those of a CPU.
         attention: transformers' attn_implementation; None for its own choice, as in training.
@@ -71,6 +72,7 @@ class Setting:
     quantization: str = "none"
     optimizer: str = "adamw"
     neftune: float | None = None
+    new_tokens: int = 0
     supervised: float = 1.0
     cuda: bool = True
     attention: str | None = None
@@ -168,6 +170,7 @@ def setting_of(
         quantization=config.model.quantization,
         optimizer=config.train.optimizer,
         neftune=config.train.neftune_noise_alpha,
+        new_tokens=model.new_tokens,
         supervised=supervised,
         cuda=hardware.kind == "cuda",
         # Every flash attention takes what torch's own does.
@@ -206,6 +209,8 @@ def pretrained_config(model: ModelFacts, revision: str | None = None) -> Pretrai
             path=model.name, field=FIELD, help="a newer transformers may know this model_type",
         ) from error  # fmt: skip
     assert isinstance(config, PretrainedConfig)
+    if model.new_tokens:
+        config.get_text_config().vocab_size = model.vocab_size
     return config
 
 

@@ -108,6 +108,8 @@ def gather(
     from surefit.facts.generation import fitting_prompts
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
+    from surefit.facts.tokenizer import facts_of_tokenizer
+    from surefit.facts.vocabulary import with_new_tokens
     from surefit.foreign.adopt import adopt
     from surefit.plan.verdict import upper_end
 
@@ -131,6 +133,10 @@ def gather(
     if model is not None and (chosen := config.model.chat_template) is not None:
         text = attempt(lambda: template_text(chosen))
         model = replace(model, chat_template=text, has_chat_template=True)
+    if model is not None and (tokens := config.model.add_tokens):
+        found = model
+        tokenizer = attempt(lambda: facts_of_tokenizer(found))
+        model = with_new_tokens(found, tokens, tokenizer)
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
     shards = None
     if config.data.prepared is not None and recipe is not None:

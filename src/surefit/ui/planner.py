@@ -34,6 +34,7 @@ from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import NANO, ModelFacts, catalogue, model_facts
+from surefit.facts.vocabulary import with_new_tokens
 from surefit.plan.document import planned
 from surefit.plan.profile import device_of, rates_of, speed_at
 from surefit.plan.verdict import upper_end
@@ -149,6 +150,7 @@ def _hardware(gpu: str) -> HardwareFacts:
 def closed_form(config: Config) -> dict[str, Any]:
     """plan.json by arithmetic alone, with the phases' bytes and the arithmetic's time added."""
     model, hardware = _model(config.model.name_or_path, config.model.revision), _hardware(config.hardware.gpu)
+    model = with_new_tokens(model, config.model.add_tokens, None)
     loaded = Loaded(config, Path("config.yaml"), {}, frozenset())
     steps = config.train.max_steps
     resolved = resolve(

@@ -14,7 +14,8 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, original_of
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
-from surefit.lint.rule import Finding, LintContext, rule
+from surefit.facts.tokenizer import known_tokens
+from surefit.lint.rule import Finding, LintContext, named_by, rule
 from surefit.lint.rules.adapter import STORED_QUANTIZED
 
 NAME = "model.name_or_path"
@@ -454,4 +455,36 @@ def adapter_on_tied_head(config: Config, model: ModelFacts) -> Iterator[Finding]
             field=TARGETS,
             message=f"{heads[0]} shares its weights with the embedding of {model.name}",
             help=f"remove {heads[0]} from target_modules, or write all-linear",
+        )
+
+
+@rule("MOD014", "new-tokens-not-possible", severity="error", suppressible=False)
+def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Finding]:
+    """A token of `model.add_tokens` is no new one, or cannot be trained beside what else is set.
+
+    ## What it does
+    Looks for the tokens in the tokenizer's vocabulary; and for the modes in which their rows have not been proved to
+    learn what one process teaches them: all but single and ddp.
+
+    ## Why it is bad
+    A token that the tokenizer knows gets no new row, and none that is trained: beside LoRA its meaning stays as it was.
+
+    ## Example
+    `add_tokens: ["<|im_start|>"]` for Qwen2.5, which has it; tokens of an earlier stage, whose merged model has them.
+
+    ## Fix
+    Take the token out of the list. A base model's own tokens learn their use through the other layers, or with
+    `adapter.kind: full`.
+
+    ## Evidence
+    transformers' `add_tokens` returns 0 for a token that is there, without a word.
+    """
+    yield from named_by(context, config, "MOD014")
+    known = known_tokens(context.tokenizer, config.model.add_tokens) if context.tokenizer else []
+    if known:
+        yield Finding(
+            field="model.add_tokens",
+            message=f"the tokenizer has {', '.join(known[:3])}{' and others' if len(known) > 3 else ''} already, with "
+            "rows of the base model's",
+            help="take what is there out of the list",
         )
