@@ -213,7 +213,7 @@ def _documents_for(model: PreTrainedModel, window: int | None) -> tuple[torch.Te
     """Token ids of two documents, the first longer than a short window."""
     table: Any = model.get_input_embeddings()
     longer = window + 3 if window and window <= 128 else 6
-    ids = (7 + 5 * torch.arange(longer + 5, device=table.weight.device)) % table.num_embeddings
+    ids = (7 + 5 * torch.arange(longer + 5, device=table.weight.device)) % len(table.weight)
     return ids[:longer], ids[longer:]
 
 
