@@ -131,6 +131,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("ADP009", ["shared tokens"], ["experts"], NOT_PROVED, "parallel.cp: 1"),
     *_rows("ADP009", ["compiled layers"], ["experts"], NOT_PROVED, "speed.compile: false"),
     *_rows("MOD014", ["fsdp", *ZERO, "tp", "pp", "cp"], ["new tokens"], NOT_PROVED, WHOLE),
+    *_rows("MOD014", ["compiled layers"], ["new tokens"], NOT_PROVED, "speed.compile: false"),
     *_rows("MOD014", ["shared tokens"], ["new tokens"], NOT_PROVED, "parallel.cp: 1"),
     *_rows("PAR011", WEIGHTS_DIVIDED, ["answers in training"],
            "no process has the whole model that is to answer", "`surefit evaluate` afterwards"),

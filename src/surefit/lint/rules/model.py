@@ -464,7 +464,7 @@ def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Fi
 
     ## What it does
     Looks for the tokens in the tokenizer's vocabulary; and for the modes in which their rows have not been proved to
-    learn what one process teaches them: all but single and ddp.
+    learn what one process teaches them, all but single and ddp, and `speed.compile`.
 
     ## Why it is bad
     A token that the tokenizer knows gets no new row, and none that is trained: beside LoRA its meaning stays as it was.
