@@ -194,7 +194,28 @@ def test_the_use_of_experts_is_counted(checkpointing: bool) -> None:
     found = use.taken()
     assert found["expert_max_share"] == pytest.approx(max(float(share.max()) for share in shares))
     assert found["expert_entropy"] == pytest.approx(min(entropies), rel=1e-5)
+    most = [pytest.approx(float(share.max()), abs=1e-4) for share in shares]
+    assert found["expert_use"] == [[0, 4, most[0], None], [1, 4, most[1], None]]  # 22 tokens are too few for `dead`
     model.eval()
     loss_sum(model, batch(True), chunked=True)
     assert use.taken() == {}
     assert ExpertUse(families.build("llama")).taken() == {}
+
+
+def test_dead_experts_are_counted_by_layer() -> None:
+    """Layers with different numbers of experts, over two micro batches; the router's answer is given."""
+    model = families.build("qwen3_moe").train()
+    first, second = (layer.mlp.experts for layer in model.model.layers)
+    second.gate_up_proj, second.down_proj = (
+        torch.nn.Parameter(each[:3]) for each in (second.gate_up_proj, second.down_proj)
+    )
+    use = ExpertUse(model)
+    hooks = [next(iter(module._forward_pre_hooks.values())) for module in (first, second)]
+    for _ in range(2):
+        hooks[0](first, (torch.zeros(1), torch.tensor([0] * 97 + [1] * 2 + [2] * 1)))  # the fourth has none
+        hooks[1](second, (torch.zeros(1), torch.tensor([0] * 40 + [1] * 30 + [2] * 30)))
+    found = use.taken()
+    assert found["expert_use"] == [[0, 4, 0.97, 3], [1, 3, 0.4, 0]]
+    assert found["expert_max_share"] == pytest.approx(0.97)
+    even = -sum(p * math.log(p) for p in (0.97, 0.02, 0.01)) / math.log(4)
+    assert found["expert_entropy"] == pytest.approx(even, rel=1e-5)

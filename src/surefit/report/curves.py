@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from surefit.report.expert_use import Experts, experts
 from surefit.report.shapes import Event, Metrics
 from surefit.report.text import words
 
@@ -71,6 +72,7 @@ class Training:
         peak_memory: the highest memory any step reported, in bytes.
         rejected: the steps whose update was not applied.
         thinned: there are more steps than the charts show points.
+        experts: how a mixture used its experts.
     """
 
     steps: int
@@ -83,6 +85,7 @@ class Training:
     charts: list[Chart]
     marks: list[Mark]
     table: list[Metrics]
+    experts: Experts | None = None
 
 
 def training(lines: Sequence[Metrics], events: Sequence[Event]) -> Training | None:
@@ -104,6 +107,7 @@ def training(lines: Sequence[Metrics], events: Sequence[Event]) -> Training | No
         charts=[chart for chart in _charts(steps, held_out) if any(curve.points for curve in chart.curves)],
         marks=sorted(marks[-MAX_MARKS:], key=lambda mark: mark.step),
         table=_sample(steps, held_out),
+        experts=experts(steps),
     )
 
 

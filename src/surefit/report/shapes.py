@@ -6,7 +6,7 @@ old run, or of a newer one, can still be written.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -218,6 +218,15 @@ class Event(Artefact):
     phases: dict[str, dict[str, Number]] = {}
 
 
+class LayerUse(NamedTuple):
+    """How a layer of a mixture used its experts in a step: `dead` is null where it has too few tokens to say."""
+
+    layer: Annotated[int, Field(ge=0, le=10**6)]
+    experts: Annotated[int, Field(ge=1, le=10**6)]
+    max_share: Annotated[float, Field(ge=0, le=1)]
+    dead: Annotated[int, Field(ge=0, le=10**6)] | None
+
+
 class Metrics(Artefact):
     """A line of metrics.jsonl: an optimizer step, or a measurement of the held-out loss with what else was scored."""
 
@@ -234,6 +243,7 @@ class Metrics(Artefact):
     disk_free_bytes: Number | None = None
     mfu: float | None = None
     rejected: bool = False
+    expert_use: list[LayerUse] = []
     eval_loss: float | None = None
     eval_perplexity: float | None = None
     eval_tokens: Number | None = None

@@ -12,7 +12,7 @@ FINAL_STEP = 0
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a line, switches as 0 and 1; without its place (`step`, `time`).
 
-    >>> numbers_of({"step": 3, "time": 0.0, "loss": None, "mfu": 0.4, "rejected": True})
+    >>> numbers_of({"step": 3, "time": 0.0, "loss": None, "mfu": 0.4, "rejected": True, "expert_use": [[0, 4, 0.5, 1]]})
     {'mfu': 0.4, 'rejected': 1.0}
     """
     return {

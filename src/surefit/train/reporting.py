@@ -114,7 +114,7 @@ class Reporting:
         seconds: float,
         documents: Sequence[int],
         eval_loss: float | None,
-        expert_use: Mapping[str, float],
+        expert_use: Mapping[str, Any],
     ) -> bool:
         """Report a step; whether the run is to end with it.
 
