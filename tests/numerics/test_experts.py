@@ -10,6 +10,7 @@ from unittest.mock import patch
 import families
 import pytest
 import torch
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from surefit.config.schema import AdapterSection, ParallelSection
 from surefit.core.errors import ConfigError
@@ -167,6 +168,29 @@ def test_a_step_trains_and_reports_the_routers_loss(checkpointing: bool) -> None
     assert balanced[-1].router_loss < balanced[0].router_loss  # it was trained
     assert plain[-1].loss < balanced[-1].loss
     assert any(not torch.equal(updates[0][name], tensor) for name, tensor in updates[1].items())
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_routers_loss_is_transformers_own(family: str, frozen: bool) -> None:
+    """That of `load_balancing_loss_func` over every router's logits, with the coefficient of config.json; padding is no
+    token. Beside factors the routers stay frozen; in a full fine-tune they are trained by it."""
+    base = families.build(family, output_router_logits=True, router_aux_loss_coef=0.37).eval()
+    logits: list[torch.Tensor] = []
+    for name, module in base.named_modules():
+        if name.endswith("mlp.gate"):
+            module.register_forward_hook(lambda module, args, output: logits.append(output[0].detach()))
+    model = add_adapter(base, SECTION) if frozen else base
+    micro, added = batch(True), []
+    loss_sum(model, micro, chunked=True, balance=added).backward()
+    settings = base.config
+    expected = load_balancing_loss_func(
+        tuple(logits[: settings.num_hidden_layers]), settings.num_local_experts, settings.num_experts_per_tok,
+        micro["attention_mask"],
+    )  # fmt: skip
+    assert float(added[0]) / len(micro["targets"]) == pytest.approx(0.37 * float(expected), rel=1e-6)
+    routers = [module.weight for name, module in base.named_modules() if name.endswith("mlp.gate")]
+    assert [router.grad is None for router in routers] == [frozen] * len(routers)
 
 
 @pytest.mark.parametrize("parallel", [ParallelSection(mode="pp", pp=2), ParallelSection(mode="cp", cp=2)])

@@ -63,6 +63,7 @@ class ModelFacts:
             (facts/all_linear.py).
         expert_parameters: how many of the parameters are routed experts'; None where it is not known.
         expert_stacks: name → (experts, outputs, inputs) of the stacks that transformers makes of them.
+        router_loss: config.json asks for the loss of the routers (`output_router_logits`).
         dtype: the type the weights are stored in, as torch names it; None where nothing says so.
         weight_bytes: the size of the weights as stored; None where it is not known.
         has_weights: safetensors files with all weights are in `path`.
@@ -104,6 +105,7 @@ class ModelFacts:
     expected_parameters: int | None = None
     expert_parameters: int | None = None
     expert_stacks: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
+    router_loss: bool = False
     pickle_only: bool = False
     gated: bool | None = None
     custom_code: bool = False
@@ -267,6 +269,7 @@ def build_facts(
         expected_parameters=formula.parameters if formula else None,
         expert_parameters=0 if formula else stored.experts if stored else None,
         expert_stacks=_stacks(config, tensors) if stored and tensors else {},
+        router_loss=text_section(config).get("output_router_logits") is True,
         linear_modules=linears.linear_modules if linears else {},
         dtype=dtype,
         weight_bytes=_weight_bytes(tensors, parameters, dtype),

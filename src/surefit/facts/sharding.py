@@ -67,6 +67,11 @@ def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | Non
         return "parallel.pp", f"it has {model.num_layers} layers, and {parallel.pp} stages need one each"
     if parallel.cp > 1 and model.packing_obstacle:
         return "parallel.cp", f"its tokens cannot be shared: {model.packing_obstacle}"
+    for field in ("pp", "cp") if model.router_loss else ():
+        if getattr(parallel, field) > 1:
+            return f"parallel.{field}", (
+                "its config.json asks for the routers' loss (output_router_logits), of all layers and tokens"
+            )
     return None
 
 

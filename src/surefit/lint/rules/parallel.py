@@ -404,12 +404,14 @@ def model_not_shareable(context: LintContext, config: Config, model: ModelFacts)
     """This model cannot be shared by as many processes, or not in this way.
 
     ## What it does
-    Divides the attention heads and the key heads by `parallel.tp`, compares the layers with `parallel.pp`, and asks
-    whether tokens read each other only by attention where `parallel.cp` shares them.
+    Divides the attention heads and the key heads by `parallel.tp`, compares the layers with `parallel.pp`, asks
+    whether tokens read each other only by attention where `parallel.cp` shares them, and whether `config.json` asks for
+    the routers' loss of a mixture of experts (`output_router_logits: true`) where layers or tokens are shared.
 
     ## Why it is bad
     A head cannot be cut, and a stage needs a layer: training would stop after the model is loaded. A layer that hands
-    on a state would not see the tokens of the other processes.
+    on a state would not see the tokens of the other processes. The routers' loss is of all layers and tokens of a micro
+    batch, and no process has them.
 
     ## Example
     `parallel: {mode: tp, tp: 4}` with a model of 14 attention heads and 2 key heads.
