@@ -13,8 +13,8 @@ from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import AXOLOTL, AXOLOTL_PLUGINS
 
 LORA_KEYS = (
-    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", "lora_modules_to_save",
-    "peft_use_dora", "peft_use_rslora",
+    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear",
+    "lora_target_parameters", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora",
 )  # fmt: skip
 ASKED = {key: name for name, tracker in TRACKERS.items() for key in tracker.axolotl} | {
     "use_comet": "comet_ml", "use_trackio": "trackio",
@@ -55,6 +55,7 @@ KEYS: dict[str, To] = {
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
     "lora_target_modules": To(hf.linear_or_pattern, "adapter.target_modules", "target_modules", hf.modules),
     "lora_target_linear": To(c.when_true(("all-linear",)), "adapter.target_modules", "target_modules", hf.modules),
+    "lora_target_parameters": To(hf.experts, "adapter.experts"),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
     "peft_use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
     "peft_use_dora": To(c.switch, "adapter.use_dora"),
@@ -185,7 +186,7 @@ def _adapter(draft: Draft) -> None:
         # Axolotl trains every weight where `adapter` is not set.
         draft.say("adapter", "full", "adapter")
         draft.without_effect(LORA_KEYS, "adapter is not set: every weight is trained")
-        for dotted in ("r", "alpha", "dropout", "target_modules", "use_rslora", "use_dora", "start_from"):
+        for dotted in ("r", "alpha", "dropout", "target_modules", "experts", "use_rslora", "use_dora", "start_from"):
             draft.config.pop(f"adapter.{dotted}", None)
     elif kind in ("lora", "qlora"):
         dora = draft.flat.get("peft_use_dora") is True

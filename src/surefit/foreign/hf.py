@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ ATTENTION = {
     name: name for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
 }
 OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
+_STACK = re.compile(r"(?:[a-z_]+\.)?experts\.(\w+)")
+EVERY_STACK = ({"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"})
+"""The parameters that hold a layer's experts, with and without a gate."""
 schedule = c.choice(SCHEDULES, "SureFit's schedules are cosine, linear, constant and wsd, not {value}")
 optimizer = c.choice(OPTIMIZER_NAMES, f"SureFit's optimizers are {', '.join(OPTIMIZERS)}, not {{value}}")
 dtype = c.choice(
@@ -107,6 +111,17 @@ def linear_or_pattern(value: Any) -> Any:
 def modules(value: tuple[str, ...]) -> Any:
     """`Setup.target_modules` for the config."""
     return "all-linear" if value == ("all-linear",) else list(value)
+
+
+def experts(value: Any) -> Any:
+    """`target_parameters` as PEFT takes them, endings of parameter names: those of every layer's experts, or none."""
+    names = c.texts(value)
+    if not names:
+        return c.UNSAID
+    found = [_STACK.fullmatch(name) for name in names]
+    if not all(found) or {match[1] for match in found if match} not in EVERY_STACK:
+        raise c.NoPlace("SureFit puts factors beside all stacks of every layer's experts, or beside none")
+    return True
 
 
 KEYS: dict[str, To] = {

@@ -23,6 +23,7 @@ KEYS: dict[str, To] = {
     "lora_alpha": To(c.number, None, "lora_alpha"),
     "lora_dropout": To(c.number, None, "lora_dropout"),
     "target_modules": To(_targets, None, "target_modules"),
+    "target_parameters": To(hf.experts),
     "modules_to_save": To(c.texts, None, "modules_to_save"),
     "trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
     "use_rslora": To(c.switch, None, "rslora"),

@@ -52,7 +52,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     ("SureFit's train.schedule has no such option", "scheduler cosine lr_"),
     (
-        "SureFit's LoRA has rank, alpha, dropout, target modules, rsLoRA and DoRA only",
+        "SureFit's LoRA has rank, alpha, dropout, target modules, experts, rsLoRA and DoRA only",
         "lora peft_ pissa dora target_param modules_to_save additional_target layers_ _pattern freeze unfrozen adapter "
         "bias trainable_token oft_ arrow eva_ corda velora qalora kasa",
     ),

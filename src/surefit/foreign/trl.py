@@ -45,6 +45,7 @@ KEYS = hf.KEYS | {
     "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
     "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
     "lora_target_modules": To(_targets, "adapter.target_modules", "target_modules", hf.modules),
+    "lora_target_parameters": To(hf.experts, "adapter.experts"),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
     "use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
     "use_dora": To(c.switch, "adapter.use_dora"),

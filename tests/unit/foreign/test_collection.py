@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from surefit.cli.foreign import run_fair_rules
 from surefit.core.errors import ConfigError
@@ -216,6 +217,49 @@ def test_a_text_as_target_modules_is_a_pattern_and_no_list(tmp_path: Path) -> No
     assert "MOD008" in codes(tmp_path / "run.yaml", text.replace("'model.layers.[0-9]+.self_attn.q_proj'", "[q_prj]"))
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "target_modules": ".*q_proj"}')
     assert read(tmp_path / "adapter_config.json").setup.target_modules is None
+
+
+ALL = "[mlp.experts.gate_up_proj, mlp.experts.down_proj]"
+
+
+@pytest.mark.parametrize(
+    ("names", "carried"),
+    [
+        (ALL, True),
+        ("[experts.up_proj, experts.down_proj]", True),
+        ("[mlp.experts.down_proj]", False),
+        ("['23.mlp.experts.gate_up_proj', '23.mlp.experts.down_proj']", False),
+        ("[mlp.experts.gate_up_proj, mlp.experts.down_proj, mlp.gate.weight]", False),
+    ],
+)
+def test_stacks_of_experts_are_all_carried_over_or_named_as_lost(names: str, carried: bool, tmp_path: Path) -> None:
+    own = {
+        "axolotl": AXOLOTL.format(model="a/b", kind="alpaca"),
+        "trl": "model_name_or_path: a/b\ndataset_name: c/d\nuse_peft: true\noutput_dir: o\n",
+    }
+    for tool, text in own.items():
+        path = tmp_path / f"{tool}.yaml"
+        path.write_text(f"{text}lora_target_parameters: {names}\n")
+        found = read(path)
+        assert found.tool == tool
+        assert found.loaded is not None
+        assert found.loaded.config.adapter.experts is carried
+        lost = {one.key: one.why for one in found.lost}
+        assert ("lora_target_parameters" in lost) is not carried
+        assert carried or "beside all stacks" in lost["lora_target_parameters"]
+    adapter = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"], "target_parameters": yaml.safe_load(names)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    assert ("target_parameters" in {one.key for one in read(tmp_path / "adapter_config.json").lost}) is not carried
+
+
+def test_without_an_adapter_they_have_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        f"base_model: a/b\ndatasets: [{{path: c, type: alpaca}}]\nlora_target_parameters: {ALL}\n"
+    )
+    found = read(tmp_path / "run.yaml")
+    assert "lora_target_parameters" in found.setup.ignored
+    assert found.loaded is not None
+    assert found.loaded.config.adapter.experts is False
 
 
 def test_a_list_for_several_models_is_no_fault(tmp_path: Path) -> None:
