@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 from peft.tuners.lora.layer import ParamWrapper
+from torch.nn.utils.rnn import pad_sequence
 
 from surefit.facts.experts import is_stack
 
@@ -69,10 +70,11 @@ def without_factors(factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) ->
             f"expert {n} of {name} has no factors" for n in (~a.flatten(1).any(1)).nonzero().flatten().tolist()
         ]
     for stacks in used.values():
-        somewhere = torch.stack(list(stacks.values())).any(0)
+        # A LongCat's stacks have different numbers of experts: those that compute nothing have no down_proj.
+        somewhere = pad_sequence(list(stacks.values()), batch_first=True).any(0)
         problems += [
             f"expert {n} of {name} has a lora_B of zeros, and was trained"
             for name, here in stacks.items()
-            for n in (somewhere & ~here).nonzero().flatten().tolist()
+            for n in (somewhere[: len(here)] & ~here).nonzero().flatten().tolist()
         ]
     return problems

@@ -328,9 +328,10 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     weights, `speed.compile` and every `parallel.mode` but single and ddp.
 
     ## Why it is bad
-    A model without experts has nothing that the setting could mean, and JetMoE's cannot be reached. The factors of an
-    expert are added to its weights before these are used, so there is no input of theirs that dropout or DoRA's norm
-    could take. For the rest SureFit has not proved that it trains what one process trains.
+    A model without experts has nothing that the setting could mean, and JetMoE's cannot be reached. Files of Inkling in
+    which the rows of gate and up alternate could be trained on, and not merged into. The factors of an expert are added
+    to its weights before these are used, so there is no input of theirs that dropout or DoRA's norm could take. For the
+    rest SureFit has not proved that it trains what one process trains.
 
     ## Example
     `adapter: {experts: true, dropout: 0.05}`.
