@@ -14,8 +14,9 @@ import hashlib
 import json
 import math
 import os
+from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from surefit.config.schema import DataSection
 from surefit.core.errors import DataError, MachineError
@@ -174,7 +174,7 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
             for name, dtype in zip(ARRAYS, DTYPES, strict=True)
         ]
         held_out = stack.enter_context(open(path / HELD_OUT, "w", encoding="utf-8"))
-        arrays[2].append(np.zeros(1))
+        arrays[2].append([0])
         taken = _taken(task, making, found, held_out)
         while batch := list(islice(taken, BATCH)):
             examples = Examples([one for one, _ in batch], [where for _, where in batch], [])
@@ -183,9 +183,10 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
             for own, where in zip(encoded, examples.where, strict=True):
                 found.split += len(own) - 1
                 for ids, supervised in own:
-                    if found.counted(len(ids), sum(supervised), section.max_length):
-                        for array, values in zip(arrays, (ids, supervised, [found.tokens]), strict=True):
-                            array.append(np.array(values))
+                    if found.counted(len(ids), supervised.count(True), section.max_length):
+                        arrays[0].append(ids)
+                        arrays[1].append(supervised)
+                        arrays[2].append([found.tokens])
                     elif len(ids) > section.max_length and section.too_long == "error":
                         problem = f"{len(ids):,} tokens, over max_length {section.max_length:,}"
                         long.append(DataError(problem, path=where))
@@ -329,8 +330,9 @@ class _Growing:
             self.file.seek(0)
             self._header()
 
-    def append(self, values: npt.NDArray[Any]) -> None:
-        self.file.write(values.astype(self.dtype).tobytes())
+    def append(self, values: Sequence[int]) -> None:
+        # Python's array reads a list in half of numpy's time.
+        self.file.write(np.asarray(array(self.dtype.char, values)).astype(self.dtype, copy=False).data)
         self.count += len(values)
 
     def _header(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -73,6 +73,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
             "(data.format: text)",
         )
     reads = how_read(tokenizer.chat_template) if isinstance(tokenizer.chat_template, str) else Reads()
+    shown = {id(example): _visible(example.messages, reads) for example in {id(e): e for e, _, _ in wanted}.values()}
     texts = [""] * len(wanted)
     together: dict[tuple[int, bool], list[int]] = {}
     for number, (example, _, generation_prompt) in enumerate(wanted):
@@ -80,7 +81,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
         together.setdefault((id(example.tools) if example.tools else 0, generation_prompt), []).append(number)
     for (_, generation_prompt), numbers in together.items():
         tools = wanted[numbers[0]][0].tools
-        visible = [_visible(wanted[n][0].messages[: wanted[n][1]], reads) for n in numbers]
+        visible = [shown[id(wanted[n][0])][: wanted[n][1]] for n in numbers]
         try:
             rendered = tokenizer.apply_chat_template(
                 visible,
@@ -164,8 +165,7 @@ def lengths(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> 
         return [[(len(ids), sum(supervised)) for ids, supervised in own] for own in made]
     conversations = _all_segments(examples, tokenizer)
     pieces = [text for own in conversations for segments in own for text, _ in segments]
-    # `_starts_freely` has just called the tokenizer without options, so the backend neither pads nor cuts.
-    counts = iter(map(len, backend.encode_batch_fast(pieces, add_special_tokens=False)))
+    counts = iter(map(len, _encodings(tokenizer, pieces)))
     return [[_counted(segments, counts) for segments in own] for own in conversations]
 
 
@@ -221,12 +221,15 @@ def _starts_freely(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
     if not texts:
         return []
-    batch = tokenizer(
-        texts,
-        add_special_tokens=add_special_tokens,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    ids: list[list[int]] = batch["input_ids"]
+    if getattr(tokenizer, "backend_tokenizer", None) is not None:
+        return [one.ids for one in _encodings(tokenizer, texts, add_special_tokens)]
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
     return ids
+
+
+def _encodings(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_tokens: bool = False) -> list[Any]:
+    """What the tokenizer's backend makes of texts, without the offsets, which are a quarter of its work."""
+    # A call without options takes back the padding and the cutting that an earlier one may have left in the backend.
+    tokenizer("", add_special_tokens=False)
+    encodings: list[Any] = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    return encodings

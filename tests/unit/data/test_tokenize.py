@@ -253,3 +253,10 @@ def test_any_conversation_decodes_to_what_the_template_writes(tokenizer, turns):
 def test_a_batch_is_what_its_examples_are_alone(tokenizer):
     examples = [chat("a", "b"), Example(text="plain text"), LONG_CHAT, Example(text="x"), chat("c", "d", "e", "f")]
     assert encode(tokenizer, examples) == [encode(tokenizer, [example])[0] for example in examples]
+
+
+def test_what_an_earlier_call_left_in_the_backend_changes_nothing(tokenizer):
+    examples = [chat("2+2?", "4"), LONG_CHAT, Example((), text="plain")]
+    before = encode_turns(tokenizer, examples)
+    tokenizer(["a", "long " * 9], padding=True, truncation=True, max_length=4)
+    assert encode_turns(tokenizer, examples) == before
