@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -152,6 +153,16 @@ class Near:
     similarity: float
 
 
+class Pairs(Protocol):
+    """Pairs of a text's number and a value, added in any order."""
+
+    def add(self, numbers: npt.NDArray[np.int64], values: npt.NDArray[np.int64], /) -> None:
+        """Add pairs."""
+
+    def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """(numbers, values) by number, those of a text together; to be read once."""
+
+
 class Keys(Protocol):
     """The bands of many texts, in memory or on disk."""
 
@@ -160,11 +171,17 @@ class Keys(Protocol):
     def parts(self, band: int) -> Iterator[tuple[npt.NDArray[np.int64], Hashes]]:
         """(numbers, keys) of all texts, equal keys together in one part."""
 
+    def blocks(self, band: int) -> Iterator[tuple[int, Hashes]]:
+        """(number of the first, keys) of all texts, in order."""
+
     def row(self, index: int) -> Hashes:
         """The bands of one text."""
 
-    def array(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Zeros, where these keys are kept."""
+    def ordered(self) -> Pairs:
+        """An empty collection, where these keys are kept."""
+
+    def table(self, rows: int, width: int) -> Any:
+        """Zeros [rows, width] that are read and written by lists of rows, likewise."""
 
 
 class _InMemory:
@@ -180,18 +197,40 @@ class _InMemory:
         if len(self):
             yield np.arange(len(self)), self._keys[:, band]
 
+    def blocks(self, band: int) -> Iterator[tuple[int, Hashes]]:
+        yield 0, self._keys[:, band]
+
     def row(self, index: int) -> Hashes:
         row: Hashes = self._keys[index]
         return row
 
-    def array(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return np.zeros(shape, dtype)
+    def ordered(self) -> Pairs:
+        return _Held()
+
+    def table(self, rows: int, width: int) -> npt.NDArray[np.int64]:
+        return np.zeros((rows, width), np.int64)
+
+
+class _Held:
+    """Pairs in memory."""
+
+    def __init__(self) -> None:
+        self._added: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+
+    def add(self, numbers: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> None:
+        self._added.append((numbers, values))
+
+    def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        if self._added:
+            numbers, values = map(np.concatenate, zip(*self._added, strict=True))
+            order = np.argsort(numbers, kind="stable")
+            yield numbers[order], values[order]
 
 
 def near_duplicates(keys: Keys | Hashes, text: Callable[[int], str], skip: Callable[[int], bool]) -> Iterator[Near]:
     """Texts that are near-duplicates of an earlier one which itself is none, in order.
 
-    Memory holds some sets of `HELD` runs in all; what else grows with the texts lies where `keys` has its arrays.
+    Memory holds some sets of `HELD` runs in all; what else grows with the texts lies where `keys` keeps it.
 
     Args:
         keys: from `band_keys`, or on disk.
@@ -199,40 +238,54 @@ def near_duplicates(keys: Keys | Hashes, text: Callable[[int], str], skip: Calla
         skip: numbers to leave out (exact duplicates, say).
     """
     held = keys if not isinstance(keys, np.ndarray) else _InMemory(keys)
-    groups, count = _groups(held)
-    leaders = held.array((count + 1, LEADERS), np.int64)  # number + 1 of the first texts of each group, 0 where free
+    pairs, count = _groups(held)
+    leaders = held.table(count, LEADERS)  # number + 1 of the first texts of each group, 0 where free
     sets = _Sets(text)
-    for start in range(0, len(held), BLOCK):
-        here = np.stack([group[start : start + BLOCK] for group in groups], axis=1)
-        crowded = (np.flatnonzero(here.any(axis=1)) + start).tolist()
-        for index, own in _sets([index for index in crowded if not skip(index)], text):
-            mine = here[index - start]
-            mine = mine[mine > 0]
-            known = np.unique(leaders[mine])
-            near = _first_near(index, own, (known[known > 0] - 1).tolist(), sets)
-            if near is not None:
-                yield near
-                continue
-            sets.keep(index, own)
-            for group in mine.tolist():
-                free = np.flatnonzero(leaders[group] == 0)
-                if len(free):
-                    leaders[group, free[0]] = index + 1
+    for numbers, groups in pairs:
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        for first in range(0, len(starts), BLOCK):
+            block = starts[first : first + BLOCK]
+            end = starts[first + BLOCK] if first + BLOCK < len(starts) else len(numbers)
+            own, local = np.unique(groups[block[0] : end], return_inverse=True)
+            here = leaders[own]
+            mine = dict(zip(numbers[block].tolist(), np.split(local, block[1:] - block[0]), strict=True))
+            yield from _near_in_block(mine, here, sets, text, skip)
+            leaders[own] = here
 
 
-def _groups(keys: Keys) -> tuple[list[npt.NDArray[np.uint32]], int]:
-    """(for each band the number of the group that a text shares it with, 0 where none does; how many groups)."""
-    total, groups = 0, []
+def _near_in_block(
+    mine: dict[int, npt.NDArray[np.int64]],
+    leaders: npt.NDArray[np.int64],
+    sets: _Sets,
+    text: Callable[[int], str],
+    skip: Callable[[int], bool],
+) -> Iterator[Near]:
+    """Of the texts with their groups those that are near-duplicates; of the others each becomes a leader."""
+    for index, own in _sets((index for index in mine if not skip(index)), text):
+        known = np.unique(leaders[mine[index]])
+        near = _first_near(index, own, (known[known > 0] - 1).tolist(), sets)
+        if near is not None:
+            yield near
+            continue
+        sets.keep(index, own)
+        for group in mine[index].tolist():
+            free = np.flatnonzero(leaders[group] == 0)
+            if len(free):
+                leaders[group, free[0]] = index + 1
+
+
+def _groups(keys: Keys) -> tuple[Pairs, int]:
+    """(each text with the number of every group that shares a band with it, how many groups)."""
+    total, pairs = 0, keys.ordered()
     for band in range(BANDS):
-        group = keys.array(len(keys), np.uint32)
         for places, values in keys.parts(band):
-            _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
-            crowded = count > 1
-            number = np.where(crowded, np.cumsum(crowded) + total, 0)[inverse]
-            group[places] = np.where(values > 0, number, 0)
+            found, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
+            crowded = (count > 1) & (found > 0)
+            number = np.cumsum(crowded) + total - 1
+            shared = crowded[inverse]
+            pairs.add(places[shared], number[inverse][shared])
             total += int(crowded.sum())
-        groups.append(group)
-    return groups, total
+    return pairs, total
 
 
 HELD = 4_000_000
@@ -276,30 +329,34 @@ def near_matches(
 ) -> list[Near]:
     """Of each text the known one that it is a near-duplicate of, where there is one; `earlier` numbers the known.
 
-    Memory is a matter of the texts that are asked about; of the known, those that share a band with one are read.
+    Memory is a matter of the bands that both sides have; of the known, those that share one are read.
     """
     asked, known = (held if not isinstance(held, np.ndarray) else _InMemory(held) for held in (keys, known_keys))
-    search = _Search()
-    for index, own in _sets(_sharing(known, asked), known_text):
+    numbers, shared = _sharing(known, asked)
+    search = _Search(shared)
+    for index, own in _sets(numbers, known_text):
         search.add(index, known.row(index), own)
-    found = (search.nearest(index, asked.row(index), own) for index, own in _sets(_sharing(asked, known), text))
+    found = (search.nearest(index, asked.row(index), own) for index, own in _sets(_sharing(asked, known)[0], text))
     return [near for near in found if near is not None]
 
 
-def _sharing(keys: Keys, others: Keys) -> list[int]:
-    """The texts that share a band with any of the others."""
-    shared = keys.array(len(keys), np.bool_)
+def _sharing(keys: Keys, others: Keys) -> tuple[Iterator[int], set[int]]:
+    """(the texts that share a band with any of the others, in order; the bands that they share)."""
+    pairs, shared = keys.ordered(), set[int]()
     for band in range(BANDS):
-        for places, values in keys.parts(band):
-            for _, wanted in others.parts(band):
-                shared[places] |= np.isin(values, wanted[wanted > 0])
-    return [int(index) for index in np.flatnonzero(shared)]
+        for _, values in others.parts(band):
+            wanted = np.unique(values[values > 0])
+            for start, block in keys.blocks(band):
+                places = np.flatnonzero(np.isin(block, wanted))
+                pairs.add(places + start, places)
+                shared.update(block[places].tolist())
+    return (number for numbers, _ in pairs for number in np.unique(numbers).tolist()), shared
 
 
-def _sets(numbers: Sequence[int], text: Callable[[int], str]) -> Iterator[tuple[int, frozenset[int]]]:
+def _sets(numbers: Iterable[int], text: Callable[[int], str]) -> Iterator[tuple[int, frozenset[int]]]:
     """The texts of these numbers as sets, hashed many at a time."""
-    for start in range(0, len(numbers), BLOCK):
-        block = numbers[start : start + BLOCK]
+    waiting = iter(numbers)
+    while block := list(islice(waiting, BLOCK)):
         texts = [text(index) for index in block]
         for part in portions(map(len, texts), CHARACTERS):
             found = shingles(texts[part])
@@ -307,17 +364,17 @@ def _sets(numbers: Sequence[int], text: Callable[[int], str]) -> Iterator[tuple[
 
 
 class _Search:
-    """Texts by their bands."""
+    """Texts by those of their bands that are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: set[int]) -> None:
         self._sets: dict[int, frozenset[int]] = {}
-        self._bands: dict[int, list[int]] = {}
+        self._bands: dict[int, list[int]] = {band: [] for band in shared}
 
     def add(self, index: int, keys: Hashes, own: frozenset[int]) -> None:
         """Make a text one that others are compared with, as far as its bands have room."""
         for key in keys.tolist():
-            leaders = self._bands.setdefault(key, [])
-            if len(leaders) < LEADERS:
+            leaders = self._bands.get(key)
+            if leaders is not None and len(leaders) < LEADERS:
                 leaders.append(index)
                 self._sets[index] = own
 

@@ -1,10 +1,11 @@
 """Columns on disk with an entry for each row: what an audit compares between rows, for as many rows as there are.
 
-Memory holds blocks of `ROWS_AT_ONCE` entries at most, whatever the number of rows.
+Memory holds the entries of `ROWS_AT_ONCE` rows, and from `BUCKETS` times as many rows on those of one row in `BUCKETS`.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,12 +18,14 @@ import numpy.typing as npt
 
 from surefit.core.errors import MachineError
 from surefit.core.rundir import is_full
-from surefit.core.units import MIB
+from surefit.core.units import KIB, MIB
 from surefit.data.near_duplicates import BANDS, Hashes
 from surefit.data.readers import Placed
 
-ROWS_AT_ONCE = 250_000
+ROWS_AT_ONCE = 100_000
 """Entries of one column that are sorted at a time."""
+BUCKETS = 128
+"""Files that one column is divided among at most: each is open for as long as that takes."""
 BLOCK = 65_536
 """Entries that are read at a time."""
 
@@ -57,14 +60,14 @@ class Column:
 
     def parts(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
         """(numbers, values) of all entries, equal values together in one part; for values that are hashes."""
-        count = -(-len(self) // ROWS_AT_ONCE)
-        for part in range(count):
-            places, values = [], []
+        count = min(BUCKETS, -(-len(self) // ROWS_AT_ONCE))
+        if count <= 1:
+            yield from ((np.arange(len(self)), self.read(0, len(self))) for _ in range(count))
+            return
+        with Buckets(self._file.name, count, self.dtype) as buckets:
             for start, block in self.blocks():
-                mine = np.flatnonzero(_halves(block) % np.uint64(count) == part)
-                places.append(mine + start)
-                values.append(block[mine])
-            yield np.concatenate(places), np.concatenate(values)
+                buckets.add(_halves(block) % np.uint64(count), np.arange(start, start + len(block)), block)
+            yield from buckets
 
     def close(self) -> None:
         """Give the file back."""
@@ -75,6 +78,83 @@ def _halves(values: npt.NDArray[Any]) -> Hashes:
     """The first eight bytes of each hash."""
     width = values.dtype.itemsize // 8
     return np.ascontiguousarray(values).view(np.uint64).reshape(-1, width)[:, 0]
+
+
+class Buckets:
+    """Pairs of a number and a value, divided among files; each is read back whole, in the order of its pairs."""
+
+    def __init__(self, path: str | Path, count: int, dtype: npt.DTypeLike) -> None:
+        self._dtype = np.dtype([("number", np.int64), ("value", dtype)])
+        self._files = [open(f"{path}.{n}", "w+b", buffering=64 * KIB) for n in range(count)]  # noqa: SIM115
+
+    def __enter__(self) -> Buckets:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files:
+            with suppress(OSError):
+                os.unlink(file.name)
+                file.close()
+
+    def add(self, bucket: npt.NDArray[Any], numbers: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
+        """Add pairs, each to the bucket of this number."""
+        order = np.argsort(bucket, kind="stable")
+        pairs = np.empty(len(order), self._dtype)
+        pairs["number"], pairs["value"] = numbers[order], values[order]
+        ends = np.searchsorted(bucket[order], np.arange(len(self._files) + 1, dtype=bucket.dtype))
+        for n in np.flatnonzero(np.diff(ends)).tolist():
+            self._files[n].write(pairs[ends[n] : ends[n + 1]].tobytes())
+
+    def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
+        """(numbers, values) of each bucket."""
+        for file in self._files:
+            file.seek(0)
+            pairs = np.frombuffer(file.read(), self._dtype)
+            yield np.ascontiguousarray(pairs["number"]), np.ascontiguousarray(pairs["value"])
+
+
+class Ordered:
+    """Pairs of a row's number and a value, added in any order and read in that of the rows, a stretch at a time.
+
+    Attributes:
+        stretch: rows that are read at a time.
+    """
+
+    def __init__(self, path: Path, rows: int) -> None:
+        self.stretch = max(ROWS_AT_ONCE, -(-rows // BUCKETS))
+        self._buckets = Buckets(path, max(1, -(-rows // self.stretch)), np.int64)
+
+    def add(self, numbers: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> None:
+        """Add pairs."""
+        self._buckets.add(numbers // self.stretch, numbers, values)
+
+    def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """(numbers, values) of each stretch, by number, and then in the order in which they came; to be read once."""
+        with self._buckets as buckets:
+            for numbers, values in buckets:
+                order = np.argsort(numbers, kind="stable")
+                yield numbers[order], values[order]
+
+
+class Table:
+    """Rows of numbers, zeros at first, in a file; read and written by lists of their places, like a numpy array."""
+
+    def __init__(self, path: Path, width: int) -> None:
+        self._file = open(path, "w+b", buffering=0)  # noqa: SIM115  # closed with its spool
+        self._width = width
+
+    def __getitem__(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        size, file = 8 * self._width, self._file.fileno()
+        data = b"".join(os.pread(file, size, place * size).ljust(size, b"\0") for place in places.tolist())
+        return np.frombuffer(data, np.int64).reshape(-1, self._width).copy()
+
+    def __setitem__(self, places: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> None:
+        for place, value in zip(places.tolist(), values, strict=True):
+            os.pwrite(self._file.fileno(), value.tobytes(), place * 8 * self._width)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
 
 
 class Texts:
@@ -113,7 +193,8 @@ class Spool:
         self._columns: dict[str, Column] = {}
         self._texts: dict[str, Texts] = {}
         self._files: dict[str, int] = {}
-        self._arrays = 0
+        self._tables: list[Table] = []
+        self._numbers = itertools.count()
 
     def column(self, name: str, dtype: npt.DTypeLike) -> Column:
         """The column of this name."""
@@ -127,13 +208,14 @@ class Spool:
             self._texts[name] = Texts(self._directory / f"{name}.txt")
         return self._texts[name]
 
-    def array(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Zeros on disk, for values that come in any order."""
-        self._arrays += 1
-        count = int(np.prod(shape))
-        if not count:
-            return np.zeros(shape, dtype)
-        return np.memmap(self._directory / f"array{self._arrays}.bin", dtype, "w+", shape=shape)
+    def ordered(self, rows: int) -> Ordered:
+        """Pairs of a row's number and a value, of so many rows."""
+        return Ordered(self._directory / f"ordered{next(self._numbers)}", rows)
+
+    def table(self, width: int) -> Table:
+        """Rows of so many numbers."""
+        self._tables.append(Table(self._directory / f"table{len(self._tables)}", width))
+        return self._tables[-1]
 
     def place(self, found: Placed) -> None:
         """Remember where the next row was read."""
@@ -150,7 +232,7 @@ class Spool:
 
     def close(self) -> None:
         """Give all files back."""
-        every: list[Column | Texts] = [*self._columns.values(), *self._texts.values()]
+        every: list[Column | Texts | Table] = [*self._columns.values(), *self._texts.values(), *self._tables]
         for held in every:
             with suppress(OSError):  # what a full disk did not take is wanted by nobody any more
                 held.close()
@@ -195,10 +277,18 @@ class SpooledKeys:
         """As `Column.parts`, of one band."""
         return self._bands[band].parts()
 
+    def blocks(self, band: int) -> Iterator[tuple[int, Hashes]]:
+        """As `Column.blocks`, of one band."""
+        return self._bands[band].blocks()
+
     def row(self, index: int) -> Hashes:
         """The bands of one text."""
         return np.concatenate([column.read(index, index + 1) for column in self._bands])
 
-    def array(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Zeros on disk."""
-        return self._spool.array(shape, dtype)
+    def ordered(self) -> Ordered:
+        """Pairs on disk."""
+        return self._spool.ordered(len(self))
+
+    def table(self, rows: int, width: int) -> Table:
+        """Numbers on disk."""
+        return self._spool.table(width)

@@ -66,7 +66,7 @@ def test_streamed_rows_give_the_same_passport(files: Path, monkeypatch: pytest.M
     assert seen["duplicate"]["rows"] > 200
     assert seen["near_duplicate"]["rows"] > 150
     assert loaded["scored"]["data.eval"]["leak_exact"] > 90
-    for name, small in (("ROWS_AT_ONCE", 300), ("BLOCK", 64)):
+    for name, small in (("ROWS_AT_ONCE", 300), ("BUCKETS", 5), ("BLOCK", 64)):
         monkeypatch.setattr(spool, name, small)
     monkeypatch.setattr(near_duplicates, "HELD", 500)
     monkeypatch.setattr(whole, "CHUNK", 170)

@@ -14,7 +14,7 @@ import numpy as np
 from surefit.core.errors import DataError
 from surefit.core.rundir import file_atomic
 from surefit.data.audit.chunk import Question
-from surefit.data.audit.whole import Audited, Whole, first_of_equals
+from surefit.data.audit.whole import Audited, Whole, first_of_equals, repeats
 from surefit.data.near_duplicates import near_duplicates, near_matches
 from surefit.data.opening import endings
 from surefit.data.sources import Source
@@ -44,10 +44,8 @@ class Removals(dict[int, Removed]):
         self._unfit(question, train)
         for others in scored.values():
             self._leaks(train, others)
-        first = first_of_equals(train)
-        for start in range(0, len(train), 65_536):
-            for index in (np.flatnonzero(first[start : start + 65_536]) + start).tolist():
-                self._add(index, "duplicate", f"the same as {train.spool.where(int(first[index]) - 1)}")
+        for index, earlier in repeats(first_of_equals(train)):
+            self._add(index, "duplicate", f"the same as {train.spool.where(earlier)}")
         # Of rows that are nearly the same one stays: so rows that go for another reason are no measure.
         for near in near_duplicates(train.keys, train.texts, self.__contains__):
             what = f"{near.similarity:.0%} the same as {train.spool.where(near.earlier)}"

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from surefit.core import env, processes
 from surefit.core.progress import OnProgress, silent
@@ -313,11 +312,9 @@ def _repeated(seen: Whole) -> dict[str, Observation]:
     where, count = seen.spool.where, len(seen)
     exact, near = Tally(), Tally()
     first = first_of_equals(seen)
-    for start in range(0, count, CHUNK):
-        repeats = np.flatnonzero(first[start : start + CHUNK]) + start
-        for index in repeats.tolist():
-            exact.add("duplicate", index, f"the same as {where(int(first[index]) - 1)}")
-    for pair in near_duplicates(seen.keys, seen.texts, lambda index: bool(first[index])):
+    for index, earlier in repeats(first):
+        exact.add("duplicate", index, f"the same as {where(earlier)}")
+    for pair in near_duplicates(seen.keys, seen.texts, lambda index: bool(first.read(index, index + 1)[0])):
         near.add("near_duplicate", pair.index, f"{pair.similarity:.0%} the same as {where(pair.earlier)}")
     return {
         "duplicate": exact.observation("duplicate", count, where),
@@ -325,14 +322,30 @@ def _repeated(seen: Whole) -> dict[str, Observation]:
     }
 
 
-def first_of_equals(seen: Whole) -> npt.NDArray[np.int64]:
+def first_of_equals(seen: Whole) -> Column:
     """For each row the number of the first equal to it, plus 1; 0 where it is that one itself."""
-    found = seen.spool.array(len(seen), np.int64)
+    found = seen.spool.column("first", np.int64)
+    if len(found):
+        return found
+    pairs = seen.spool.ordered(len(seen))
     for places, values in seen.contents.parts():
         _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
         earlier = places[first[inverse.reshape(-1)]]
-        found[places] = np.where(earlier == places, 0, earlier + 1)
+        later = earlier != places
+        pairs.add(places[later], earlier[later] + 1)
+    for places, earlier in pairs:
+        start = len(found)
+        stretch = np.zeros(min(pairs.stretch, len(seen) - start), np.int64)
+        stretch[places - start] = earlier
+        found.append(stretch)
     return found
+
+
+def repeats(first: Column) -> Iterator[tuple[int, int]]:
+    """(a row that equals an earlier one, the first such), given `first_of_equals`."""
+    for start, block in first.blocks():
+        for place in np.flatnonzero(block).tolist():
+            yield start + place, int(block[place]) - 1
 
 
 def _of_all_rows(sample: DatasetFacts, seen: Whole, duplicates: int) -> DatasetFacts:
