@@ -107,7 +107,7 @@ def check(target: Target) -> CheckReport:
     from surefit.facts.hub import PATIENCE_S
     from surefit.stages.checking import checked
 
-    document = checked(gather(_target(target), patience=PATIENCE_S))
+    document = checked(gather(_target(target), patience=PATIENCE_S, look=True))
     shown = json.loads(env.redact(json.dumps(document["findings"])))
     findings = tuple(Finding(**{each.name: found[each.name] for each in fields(Finding)}) for found in shown)
     return CheckReport(findings, document["rules"], document)

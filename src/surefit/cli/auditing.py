@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from surefit.data.audit.chunk import Question
     from surefit.data.audit.clean import Removals
     from surefit.data.audit.whole import Audited
-    from surefit.data.load import Rows
+    from surefit.data.load import Hashed
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.lint.rule import LintContext
 
@@ -51,7 +51,7 @@ class Subject:
     rows: Audited | None
     question: Question
     context: LintContext
-    scored: dict[str, Rows] = field(default_factory=dict)
+    scored: dict[str, Audited] = field(default_factory=dict)
     expected: Sequence[str] | None = ()
     passport: Path | None = None
     run: RunDir | None = None
@@ -232,18 +232,21 @@ def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
 
 
 def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
-    from surefit.data.formats import training_rows
+    from surefit.data.audit.streamed import Streamed
     from surefit.facts.setup import setup_of
     from surefit.lint.rule import LintContext
 
-    found = gather(Path(target), overrides)
+    found = gather(Path(target), overrides, look=True)
     config = found.loaded.config
     if found.recipe is None:
         raise found.problems[0]
-    rows = found.rows
+    rows: Streamed | None = None
     problems: list[SureFitError] = [problem for problem in found.problems if isinstance(problem, DataError)]
-    if rows is None and not problems:
-        rows = training_rows(config.data)
+    if not problems:
+        try:
+            rows = Streamed(config.data.train, config.data.split, config.data.limit)
+        except DataError as error:
+            problems.append(error)
     scored = scored_rows(config, rows, problems) if rows is not None else {}
     problems += [problem for problem in mixed_problems(found) if isinstance(problem, DataError)]
     loaded = found.loaded
@@ -280,14 +283,17 @@ def config_question(config: Config) -> Question:
     )
 
 
-def scored_rows(config: Config, rows: Rows, problems: list[SureFitError]) -> dict[str, Rows]:
+def scored_rows(config: Config, rows: Hashed, problems: list[SureFitError]) -> dict[str, Audited]:
     """The rows of the sets that are scored, by config key; those that cannot be read are added to `problems`."""
-    from surefit.data.formats import load_held_out
+    from surefit.data.audit.streamed import Streamed
+    from surefit.data.load import require_other_rows
 
-    scored = {}
+    scored: dict[str, Audited] = {}
     for key, source in scored_sources(config).items():
         try:
-            scored[key] = load_held_out(source, config.data.split, rows if key == "data.eval" else None)
+            found = Streamed(source, config.data.split)
+            require_other_rows(found, rows if key == "data.eval" else None, source)
+            scored[key] = found
         except SureFitError as error:
             error.about(key)
             problems.append(error)

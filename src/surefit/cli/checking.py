@@ -40,14 +40,14 @@ def check_file(
         if is_foreign(target):
             unusable = [name for name, given in (("--set", overrides), ("--fix", fix), ("--show", show)) if given]
             return check_foreign(out, target, rules, style, unusable)
-        found = gather(target, overrides, patience=PATIENCE_S)
+        found = gather(target, overrides, patience=PATIENCE_S, look=True)
         report = checked(found, rules)
         if fix:
             from surefit.cli.fixing import fix_config
 
             changes = fix_config(out, found.loaded, report["findings"], dry_run)
             if changes["written"]:
-                found = gather(target, overrides, patience=PATIENCE_S)
+                found = gather(target, overrides, patience=PATIENCE_S, look=True)
                 report = checked(found, rules)
             report |= changes
         return _say_check(out, found, report, show, style)
@@ -85,8 +85,17 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
     elsewhere = [text for text in named if not is_local(text)]
     if elsewhere:
         notes.append(f"not looked at: the rows of {', '.join(elsewhere)} (not on this machine)")
-    if found.rows is not None and len(found.rows) > SAMPLED_ROWS:
-        notes.append(f"looked at {SAMPLED_ROWS} of {len(found.rows):,} rows")
+    if (
+        found.rows is None
+        and found.looked
+        and is_local(config.data.train)
+        and not found.problems
+        and not found.prepared
+    ):
+        notes.append(f"not looked at: {config.data.train}, which can only be read whole; JSON Lines can be sampled")
+    if found.rows is not None and found.rows.total > SAMPLED_ROWS:
+        looked = min(SAMPLED_ROWS, len(found.rows))
+        notes.append(f"looked at {looked} of {found.rows.estimated or f'{found.rows.total:,} rows'}")
     return [*notes, *without_facts(report["skipped"])]
 
 

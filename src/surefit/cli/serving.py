@@ -134,7 +134,7 @@ def check_text(text: str, name: str, refuse: Refuse) -> dict[str, Any]:
             if refused:
                 refused[0].also = tuple(refused[1:])
                 raise refused[0]
-            report = checked(gather(path))
+            report = checked(gather(path, look=True))
         except SureFitError as error:
             report = error_report(error)
         return {

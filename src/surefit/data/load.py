@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from surefit.core.errors import DataError
 from surefit.core.rundir import file_sha256
@@ -30,12 +30,24 @@ class Rows(Sequence[dict[str, Any]]):
         source: as the user wrote it.
         files: the files they were read from; empty for the hub.
         sha256: hash of the files' bytes (of a single file: what `sha256sum` prints), or of the hub's rows.
+        total: rows that the source has: more than there are here where only some were looked at.
+        estimated: that number in words, with its error, where it is not counted.
     """
 
-    def __init__(self, source: str, placed: Sequence[Placed], files: Sequence[Path], sha256: str) -> None:
+    def __init__(
+        self,
+        source: str,
+        placed: Sequence[Placed],
+        files: Sequence[Path],
+        sha256: str,
+        total: int | None = None,
+        estimated: str = "",
+    ) -> None:
         self.source = source
         self.files = tuple(files)
         self.sha256 = sha256
+        self.total = len(placed) if total is None else total
+        self.estimated = estimated
         self._placed = placed
 
     def __len__(self) -> int:
@@ -62,7 +74,7 @@ class Rows(Sequence[dict[str, Any]]):
     def sample(self, limit: int) -> Rows:
         """Up to `limit` rows, spread evenly, that still know where they were read."""
         chosen = [self._placed[n] for n in evenly(len(self), limit)]
-        return Rows(self.source, chosen, self.files, self.sha256)
+        return Rows(self.source, chosen, self.files, self.sha256, min(limit, self.total), self.estimated)
 
     def place(self, index: int) -> tuple[str, int | None]:
         """(file, 1-based line), or ("file row N", None) where rows have no lines of their own."""
@@ -77,6 +89,12 @@ class Rows(Sequence[dict[str, Any]]):
     def columns(self) -> list[str]:
         """Every column that any row has, in the order of their first appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
+
+
+class Hashed(Protocol):
+    """Rows that are known by their hash."""
+
+    sha256: str
 
 
 def load_rows(source: str, *, split: str = "train") -> Rows:
@@ -119,6 +137,15 @@ def _kept(parts: Sequence[Range]) -> list[Placed]:
                     help=TOO_MANY,
                 )
     return placed
+
+
+def require_other_rows(rows: Hashed, train: Hashed | None, source: str) -> None:
+    """Raises:
+    DataError: the rows to be scored on are the training rows.
+    """
+    if train is not None and rows.sha256 == train.sha256:
+        help_text = "name other rows, or a share such as 0.02 to set aside"
+        raise DataError("the same rows as data.train", path=source, field="data.eval", help=help_text)
 
 
 def files_sha256(files: Sequence[Path]) -> str:

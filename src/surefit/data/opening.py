@@ -147,7 +147,7 @@ class _Unpacked(io.RawIOBase):
     """A compressed stream whose damage names the file and the byte."""
 
     def __init__(self, inner: Any, packed: _Said) -> None:
-        self._inner, self._packed = inner, packed
+        self._inner, self.packed, self.position = inner, packed, 0
 
     def readable(self) -> bool:
         return True
@@ -161,12 +161,21 @@ class _Unpacked(io.RawIOBase):
             cut = "runcated" in str(error)
             raise DataError(
                 f"damaged: it {'ends in the middle of' if cut else 'cannot be unpacked after'} the first "
-                f"{self._packed.position:,} bytes of compressed data ({reason_of(error)})",
-                path=shown(self._packed.name),
+                f"{self.packed.position:,} bytes of compressed data ({reason_of(error)})",
+                path=shown(self.packed.name),
                 help="was it downloaded completely? test it with gzip -t or zstd -t, and fetch it again",
             ) from None
         buffer[: len(data)] = data
+        self.position += len(data)
         return len(data)
+
+
+def consumed(file: io.BufferedReader) -> int:
+    """Bytes of a file on this machine that what was read of it takes there; `file` is from `opened`."""
+    if not isinstance(file.raw, _Unpacked):
+        return file.tell()
+    ahead = len(file.peek())
+    return round(file.raw.packed.position * (1 - ahead / file.raw.position))
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def read_json(file: BufferedReader, name: str) -> Iterator[Placed]:
     """A JSON array of objects, a single object, or one object per line as many `.json` files have it."""
     _refuse_other_kinds(file, name)
     start = file.readline(ROW_BYTES + 1)
-    if _is_object(start):
+    if is_object(start):
         return read_jsonl(_Again(start, file), name)
     text = _utf8(start + _whole(file, name), name, None)
     try:
@@ -153,7 +153,7 @@ class _Again:
         return data or self._file.readline(size)
 
 
-def _is_object(line: bytes) -> bool:
+def is_object(line: bytes) -> bool:
     """Whether a line is a row of JSON Lines."""
     try:
         return line.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" and isinstance(json.loads(line), dict)

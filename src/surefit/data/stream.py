@@ -66,7 +66,7 @@ def ranges(source: str, *, split: str = "train", range_bytes: int = RANGE_BYTES)
     with file_errors(source):
         files = files_of(found, split)
         cut = [one for file in files for one in _cut(file, range_bytes)]
-        _require_same_columns(files)
+        require_same_columns(files)
     return cut
 
 
@@ -83,7 +83,7 @@ def read_range(one: Range) -> Iterator[Placed]:
             yield first
             yield from rows
         elif one.start == 0 and one.stop is None:
-            raise DataError("the file holds no rows", path=_place(one.file), help="was it written completely?")
+            raise DataError("the file holds no rows", path=place_of(one.file), help="was it written completely?")
 
 
 def stream_rows(source: str, *, split: str = "train") -> Iterator[Placed]:
@@ -107,17 +107,17 @@ def _rows(one: Range) -> Iterator[Placed]:
     elif ending in LINES:
         with opened(one.file, one.start) as file:
             size = None if one.stop is None else one.stop - one.start
-            yield from LINES[ending](file, _place(one.file), one.first, size)
+            yield from LINES[ending](file, place_of(one.file), one.first, size)
     elif ending in WHOLE:
         with opened(one.file) as file:
-            yield from WHOLE[ending](file, _place(one.file))
+            yield from WHOLE[ending](file, place_of(one.file))
     else:
         from surefit.data.hub import hub_rows
 
         yield from hub_rows(one.file)
 
 
-def _place(file: str) -> str:
+def place_of(file: str) -> str:
     """A file as messages and artefacts name it: of a sample, where the package is installed says nothing."""
     return samples.name_of(file) or shown(file)
 
@@ -170,7 +170,7 @@ def _cut_groups(file: str, range_bytes: int) -> list[Range]:
     return [*found, Range(file, start, len(groups) if found else None, first)]
 
 
-def _require_same_columns(files: list[str]) -> None:
+def require_same_columns(files: list[str]) -> None:
     """Parquet files of one source are one table: a column that one lacks, or has of another kind, is a mistake."""
     tables = [file for file in files if endings(file)[0] == ".parquet"]
     if len(tables) < 2:

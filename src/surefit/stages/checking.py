@@ -40,7 +40,9 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     if rows is not None and recipe is not None:
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
     counted = loaded.config.evaluate.in_training
-    scored, unread = scored_facts(loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted)
+    scored, unread = scored_facts(
+        loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked
+    )
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -77,8 +79,9 @@ def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
     divided = divided_rows(config, recipe, rows, found.mixed)
     return replace(
         facts,
+        rows=rows.total,
         epoch_rows=None if count is None else count + round(added),
-        divided=None if divided is None else sum(map(len, divided)),
+        divided=None if divided is None else sum(one.total for one in divided),
     )
 
 

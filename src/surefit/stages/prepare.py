@@ -39,6 +39,7 @@ class Gathered:
         mixed: those of `data.mix` that are on this machine and can be read, by source.
         adopted: what other tools' files that the config names changed in it.
         prepared: what `data.prepared` holds.
+        looked: the rows are some of them where there are many (`Rows.total`).
     """
 
     loaded: Loaded
@@ -52,6 +53,7 @@ class Gathered:
     problems: tuple[SureFitError, ...]
     adopted: Adopted
     prepared: Manifest | None = None
+    looked: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def gather(
     *,
     training: bool = True,
     patience: float | None = None,
+    look: bool = False,
 ) -> Gathered:
     """Read a config file, or the resolved config of a run directory, and look at all it names.
 
@@ -95,12 +98,12 @@ def gather(
         target: one of them, or a config that is read already, whose `overrides` are in it.
         training: the processes of which this is one train together; others say nothing about the run's devices.
         patience: seconds to wait for the hub's first answer about a model that is not on this machine.
+        look: of many rows read some, which takes less than a second.
 
     Raises:
         ConfigError: the config itself is not usable; every other problem is returned.
     """
     from surefit import recipes
-    from surefit.data.formats import load_mixed, training_rows
     from surefit.data.prepared import opened
     from surefit.data.sources import is_local
     from surefit.evaluate.settings import require_settings
@@ -142,9 +145,9 @@ def gather(
     if config.data.prepared is not None and recipe is not None:
         shards = attempt(partial(opened, config, recipe))
     unread = config.data.prepared is None
-    rows = attempt(lambda: training_rows(config.data)) if unread and is_local(config.data.train) else None
+    rows = attempt(partial(_training_rows, config, look)) if unread and is_local(config.data.train) else None
     here = [source for source in config.data.mix if unread and is_local(source)]
-    read = {source: attempt(partial(load_mixed, source, config.data)) for source in here}
+    read = {source: attempt(partial(_mixed_rows, source, config, look)) for source in here}
     mixed = {source: more for source, more in read.items() if more is not None}
     # An epoch of shards is what it is: none of it is held out any more.
     count, added = (0, shards.stats.kept) if shards else row_counts(config, rows, mixed)
@@ -158,7 +161,32 @@ def gather(
         if resolved is None:
             with contextlib.suppress(ConfigError):  # it is among the problems already
                 resolved = resolve(dividing(loaded), model, hardware, count, added, needed, started, fitting)
-    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards)
+    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look)
+
+
+def _training_rows(config: Config, look: bool) -> Rows | None:
+    from surefit.data.formats import training_rows
+    from surefit.data.glance import glance
+
+    section = config.data
+    if not look:
+        return training_rows(section)
+    rows = glance(section.train, section.split, partial(training_rows, section))
+    return rows if rows is None or section.limit is None else rows.sample(section.limit)
+
+
+def _mixed_rows(source: str, config: Config, look: bool) -> Rows | None:
+    from surefit.data.formats import load_mixed
+    from surefit.data.glance import glance
+
+    load = partial(load_mixed, source, config.data)
+    if not look or source == config.data.eval:
+        return load()
+    try:
+        return glance(source, config.data.split, load)
+    except SureFitError as error:
+        error.about(f"data.mix.{source}")
+        raise
 
 
 def _started() -> Started | None:
@@ -170,7 +198,7 @@ def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> 
     """(rows of `data.train`, rows that an epoch sees of `data.mix`); (None, 0) while not all of them are counted."""
     if rows is None or len(mixed) < len(config.data.mix):
         return None, 0
-    return len(rows), sum(passes * len(mixed[source]) for source, passes in config.data.mix.items())
+    return rows.total, sum(passes * mixed[source].total for source, passes in config.data.mix.items())
 
 
 def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None) -> float:

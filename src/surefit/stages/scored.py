@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from surefit.core.errors import DataError, SureFitError
@@ -36,6 +37,7 @@ def scored_facts(
     mixed: Mapping[str, Rows] | None = None,
     *,
     counted: bool = False,
+    look: bool = False,
 ) -> tuple[ScoredFacts | None, list[SureFitError]]:
     """What is asked, and what reading those sets, where they are on this machine, and converting a sample of them runs
     into. There are no facts without a recipe, or where a set cannot be read.
@@ -44,6 +46,7 @@ def scored_facts(
         rows: the training rows, of which the held-out ones may be a share; train: examples of some of them.
         mixed: those of `data.mix` that are on this machine, by source.
         counted: prompts are tokenised in any case (`data.scored.scored_set`).
+        look: of many rows read some (`data.glance`).
     """
     from surefit.data.scored import scored_set
     from surefit.facts.scored import ScoredFacts
@@ -52,13 +55,13 @@ def scored_facts(
     sets = []
     if isinstance(config.data.eval, float):
         divided = divided_rows(config, recipe, rows, mixed or {})
-        total = sum(map(len, divided)) if divided else 0
+        total = sum(one.total for one in divided) if divided else 0
         held_out = max(1, round(config.data.eval * total)) if total else None
         examples = train if divided is None or recipe is None or len(divided) == 1 else _some(config, recipe, divided)
         sets.append(scored_set("eval", held_out, examples, config, tokenizer, counted=counted))
     for key, source in scored_sources(config).items():
         try:
-            count, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None)
+            count, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look)
         except SureFitError as error:
             error.about(key)
             problems.append(error)
@@ -85,34 +88,42 @@ def _some(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[E
     """A sample of all sources, of each by its size; None where it cannot be converted, which others report."""
     from surefit.data.formats import to_examples
 
-    section, total = config.data, sum(map(len, sources))
-    samples = [rows.sample(max(1, round(SAMPLED_ROWS * len(rows) / total))) for rows in sources]
+    section, total = config.data, sum(one.total for one in sources)
+    samples = [rows.sample(max(1, round(SAMPLED_ROWS * rows.total / total))) for rows in sources]
     with contextlib.suppress(SureFitError):
         return [one for some in samples for one in to_examples(some, recipe, section.format, section.bad_rows)]
     return None
 
 
 def _read(
-    config: Config, recipe: TaskRecipe | None, key: str, source: str, train: Rows | None
+    config: Config, recipe: TaskRecipe | None, key: str, source: str, train: Rows | None, look: bool
 ) -> tuple[int | None, Examples | None]:
     """(rows, a sample of the examples they become); nothing of what the hub has."""
     from surefit.data.formats import load_held_out, to_examples
+    from surefit.data.glance import glance
+    from surefit.data.load import require_other_rows
     from surefit.data.sources import is_local
 
     section = config.data
     if not is_local(source):
         return None, None
-    rows = load_held_out(source, section.split, train)
+    load = partial(load_held_out, source, section.split, train)
+    rows = glance(source, section.split, load) if look else load()
+    if rows is None:
+        return None, None
+    require_other_rows(rows, train, source)
     if recipe is None:
-        return len(rows), None
+        return rows.total, None
     if key == "data.eval" and (missing := tasks_without_rows(recipe, key, [rows])):
         raise missing[0]
-    return len(rows), to_examples(rows.sample(SAMPLED_ROWS), recipe, section.format, section.bad_rows)
+    return rows.total, to_examples(rows.sample(SAMPLED_ROWS), recipe, section.format, section.bad_rows)
 
 
 def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) -> list[SureFitError]:
     """Of a run of several tasks those that no row of these sources belongs to; what a row's columns are says whose it
     is."""
+    if any(rows.total > len(rows) for rows in sources):
+        return []  # of a sample nobody can say it
     seen: set[str] = set()
     layouts: set[tuple[str, ...]] = set()
     for row in (row for rows in sources for row in rows) if recipe.parts else ():

@@ -16,6 +16,8 @@ import pytest
 from pyarrow import parquet
 
 from surefit import recipes
+from surefit.cli.auditing import audit as run_audit
+from surefit.cli.render import Output
 from surefit.core.errors import MachineError
 from surefit.data import near_duplicates, spool
 from surefit.data.audit import whole
@@ -127,3 +129,29 @@ def test_a_full_temporary_directory_is_said(files: Path, monkeypatch: pytest.Mon
         audit(rows, QUESTION)
     assert "surefit-audit-" in str(caught.value.path)
     assert "TMPDIR" in str(caught.value.help)
+
+
+@pytest.mark.parametrize("limit", [7, 1_999, 2_600, 9_999])
+def test_a_limit_takes_the_rows_that_a_run_takes(files: Path, limit: int) -> None:
+    streamed, loaded = Streamed(str(files), limit=limit), load_rows(str(files)).sample(limit)
+    assert [one.row for one in streamed.placed()] == list(loaded)
+    assert (len(streamed), streamed.sha256) == (len(loaded), loaded.sha256)
+
+
+def test_the_rows_of_a_config_are_streamed(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefit.data.glance.WHOLE_BYTES", 1_000)
+    monkeypatch.setattr("surefit.data.load._kept", lambda parts: pytest.fail("rows are loaded"))
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "recipe: sft\nmodel: {name_or_path: surefit/nano}\n"
+        f"data: {{train: {files / 'a.jsonl'}, eval: {files / 'b.jsonl'}, max_length: 512, limit: 1000}}\n"
+        f"output_dir: {tmp_path / 'run'}\n"
+    )
+    assert run_audit(Output(), str(config), workers=1) == 1, "rows of b are in a"
+    passport_of = json.loads((tmp_path / "run" / "passport.json").read_text())
+    assert (passport_of["rows"], passport_of["unit"]) == (1_000, "tokens")
+    assert passport_of["scored"]["data.eval"]["leak_exact"] > 50
+    config.write_text(config.read_text().replace("b.jsonl", "a.jsonl"))
+    assert run_audit(Output(), str(config), workers=1) == 1
+    findings = json.loads((tmp_path / "run" / "passport.json").read_text())["findings"]
+    assert any("the same rows as data.train" in one["message"] for one in findings)

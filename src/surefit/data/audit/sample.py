@@ -115,4 +115,4 @@ def sample_audit(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> AuditFa
     looking = chosen_detectors(columns, recipe)
     observations = detected(look_at_rows(looking, sample), looking, len(sample), rows.where)
     observations |= file_observations(rows.source, SMALL_FILE)
-    return AuditFacts(rows.source, len(rows), len(sample), observations)
+    return AuditFacts(rows.source, rows.total, len(sample), observations)

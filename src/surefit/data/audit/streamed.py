@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,13 @@ class Streamed:
         columns: every column that any row has, in the order of their first appearance.
     """
 
-    def __init__(self, source: str, split: str = "train") -> None:
+    def __init__(self, source: str, split: str = "train", limit: int | None = None) -> None:
         """Read all rows once.
+
+        Args:
+            source: a file, a directory, a pattern, a URL, a surefit/… sample or a hub id.
+            split: of a hub data set or a saved `DatasetDict`.
+            limit: of all rows take so many, spread evenly.
 
         Raises:
             DataError, MachineError: as `ranges` and `read_range`.
@@ -35,8 +41,23 @@ class Streamed:
         self._parts = ranges(source, split=split, range_bytes=sys.maxsize)
         remote = resolve_source(source).kind in ("hub", "url")
         self.files = () if remote else tuple(Path(one.file) for one in self._parts)
+        every = sum(1 for _ in self._every()) if limit is not None else 0
+        self._chosen = (limit, every) if limit is not None and limit < every else None
+        self._count = 0
+        self._few: list[Placed] = []
         columns: dict[str, None] = {}
-        self._few, self._count, stride = [], 0, 1
+        rows = self._counted(columns)
+        with file_errors(source):
+            if remote:
+                self.sha256 = rows_sha256(rows)
+            else:
+                deque(rows, maxlen=0)
+                self.sha256 = files_sha256(self.files)
+        self.columns = list(columns)
+
+    def _counted(self, columns: dict[str, None]) -> Iterator[Placed]:
+        """The rows, which are counted on the way; their columns, and some of them, are noted."""
+        stride = 1
         for found in self.placed():
             columns |= dict.fromkeys(found.row)
             if self._count % stride == 0:
@@ -44,15 +65,16 @@ class Streamed:
                 if len(self._few) > 2 * SAMPLE:
                     self._few, stride = self._few[::2], 2 * stride
             self._count += 1
-        self.columns = list(columns)
-        with file_errors(source):
-            self.sha256 = rows_sha256(self.placed()) if remote else files_sha256(self.files)
+            yield found
 
     def __len__(self) -> int:
         return self._count
 
     def placed(self) -> Iterator[Placed]:
         """The rows in order, with their places."""
+        return self._every() if self._chosen is None else _spread(self._every(), *self._chosen)
+
+    def _every(self) -> Iterator[Placed]:
         return itertools.chain.from_iterable(map(read_range, self._parts))
 
     def sample(self, limit: int) -> Rows:
@@ -63,3 +85,14 @@ class Streamed:
             wanted = set(evenly(self._count, limit))
             chosen = [found for number, found in enumerate(self.placed()) if number in wanted]
         return Rows(self.source, chosen, self.files, self.sha256)
+
+
+def _spread(rows: Iterator[Placed], limit: int, count: int) -> Iterator[Placed]:
+    """`limit` of `count` rows, as `evenly` chooses them."""
+    taken = 0
+    for number, found in enumerate(rows):
+        if number == taken * count // limit:
+            yield found
+            taken += 1
+            if taken == limit:
+                return

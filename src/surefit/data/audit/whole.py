@@ -103,7 +103,7 @@ def audit(
     rows: Audited,
     question: Question,
     *,
-    scored: Mapping[str, Rows] | None = None,
+    scored: Mapping[str, Audited] | None = None,
     expected: Sequence[str] | None = (),
     workers: int = 1,
     on_progress: OnProgress = silent,
@@ -145,7 +145,7 @@ def audit(
                 theirs[name].add(part)
             on_progress(total, total, name)
         leaks = {name: _leaks(whole, seen) for name, whole in theirs.items()}
-        observations = _observations(question, seen) | _leak_observations(leaks, seen.spool, scored)
+        observations = _observations(question, seen) | _leak_observations(leaks, theirs, seen.spool)
         if and_then:
             and_then(question, seen, theirs)
         return Audit(
@@ -387,20 +387,22 @@ def _leaks(scored: Whole, train: Whole) -> _Leaks:
     return _Leaks(exact, near)
 
 
-def _leak_observations(leaks: Mapping[str, _Leaks], spool: Spool, scored: Mapping[str, Rows]) -> dict[str, Observation]:
+def _leak_observations(
+    leaks: Mapping[str, _Leaks], scored: Mapping[str, Whole], spool: Spool
+) -> dict[str, Observation]:
     if not leaks:
         return {}
     exact, near = Tally(), Tally()
     places: list[str] = []
     for name, found in leaks.items():
-        others = scored[name]
+        where = scored[name].spool.where
         for index, row in sorted(found.exact.items()):
             exact.add("leak_exact", len(places), f"the prompt of {spool.where(row)}")
-            places.append(others.where(index))
+            places.append(where(index))
         for index, (row, similarity) in sorted(found.near.items()):
             near.add("leak_near", len(places), f"{similarity:.0%} the prompt of {spool.where(row)}")
-            places.append(others.where(index))
-    of = sum(len(others) for others in scored.values())
+            places.append(where(index))
+    of = sum(map(len, scored.values()))
     detail = "; ".join(
         f"{name}: {len(leaks[name].exact):,} the same and {len(leaks[name].near):,} nearly, of {len(others):,}"
         for name, others in scored.items()
@@ -411,7 +413,7 @@ def _leak_observations(leaks: Mapping[str, _Leaks], spool: Spool, scored: Mappin
     }
 
 
-def _scored_entry(rows: Rows, leaks: _Leaks) -> dict[str, Any]:
+def _scored_entry(rows: Audited, leaks: _Leaks) -> dict[str, Any]:
     return {
         "source": rows.source,
         "rows": len(rows),
