@@ -222,7 +222,7 @@ def _rows(source: str, sizes: dict[str, int], seen: dict[tuple[str, str], _Seen]
         size = sum(size for file, size in sizes.items() if endings(file) == kind)
         rows, off = found.estimate(size)
         total, error = total + rows, error + off
-    known = f"± {error / total:.1%}, by a sample" if not any(one.first for one in seen.values()) else "by the first"
-    said = f"about {round(total):,} rows ({known} of {len(placed):,})"
+    known = f"± {error / total:.1%}, by a sample of" if not any(one.first for one in seen.values()) else "by the first"
+    said = f"about {round(total):,} rows ({known} {len(placed):,})"
     digest = "part:" + rows_sha256(placed)
     return Rows(source, placed, [*map(Path, sizes)], digest, max(len(placed), round(total)), said)
