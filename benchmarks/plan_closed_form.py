@@ -1,6 +1,7 @@
 """The closed form of a step's memory against the simulation, worst first.
 
-    python benchmarks/plan_closed_form.py [--models PART,PART] [--variants NAME,NAME] [--every K] [--whole] [--json]
+    python benchmarks/plan_closed_form.py [--models PART,PART] [--variants NAME,NAME] [--every K]
+        [--kernels] [--whole] [--json]
 
 Each model of the catalogue (0.5B to 8B) is planned in each variant, by `facts.budget.peak_bytes_on_one` and by
 `plan.simulate.simulate`. Compared are the memory in tensors at the fullest moment of a training step, and whether the
@@ -90,8 +91,8 @@ def settings(name: str, changes: dict[str, Any]) -> tuple[Resolved, HardwareFact
     return Resolved(Config.model_validate(tree), {}, parts, None), hardware
 
 
-def compare(name: str, variant: str, whole: bool) -> dict[str, Any]:
-    resolved, hardware = settings(name, VARIANTS[variant])
+def compare(name: str, variant: str, kernels: bool, whole: bool) -> dict[str, Any]:
+    resolved, hardware = settings(name, VARIANTS[variant] | {"speed.kernels": kernels})
     setting = setting_of(resolved, model_facts(name), hardware)
     start = time.perf_counter()
     budget = peak_bytes_on_one(resolved, model_facts(name), capability=setting.capability)
@@ -123,6 +124,7 @@ def main() -> int:
     parser.add_argument("--models", help="comma-separated parts of names")
     parser.add_argument("--variants", help=f"comma-separated: {', '.join(VARIANTS)}")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="only each K-th of all, spread evenly")
+    parser.add_argument("--kernels", action="store_true", help="with fused kernels")
     parser.add_argument("--whole", action="store_true", help="simulate every layer: slower")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     asked = parser.parse_args()
@@ -136,7 +138,7 @@ def main() -> int:
     pairs = [(name, variant) for name in models for variant in variants][:: asked.every]
     rows = []
     for name, variant in pairs:
-        rows.append(compare(name, variant, asked.whole))
+        rows.append(compare(name, variant, asked.kernels, asked.whole))
         print(f"{len(rows)} of {len(pairs)}: {name} {variant} {rows[-1]['error']:+.3%}", file=sys.stderr, flush=True)
     rows.sort(key=lambda row: -abs(row["error"]))
     for row in rows:

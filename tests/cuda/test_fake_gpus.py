@@ -10,6 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +23,18 @@ from torch_conditions import Params, select_sdp_backend
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations import sdpa_attention
 
+from surefit.config.load import load_text
 from surefit.config.schema import AdapterSection
 from surefit.model import compat, sdpa
 from surefit.model.attention import use_varlen
 from surefit.model.compat import reads_masks_of_fake_tensors
+from surefit.model.prepare import prepare_for_training
 from surefit.model.varlen import counting_attention
 from surefit.plan.setting import Setting
+from surefit.plan.setting import setting_of as planned_setting
 from surefit.plan.simulate import record, simulate
+from surefit.plan.verdict import calculated
+from surefit.stages.prepare import prepare
 
 LAYERS, HEADS, KEYS, LENGTH = 2, 4, 2, 48
 CONFIG = LlamaConfig(
@@ -58,10 +64,12 @@ class Seen(TorchDispatchMode):
     def __init__(self, padded: bool) -> None:
         super().__init__()
         self.kernels: Counter[tuple[str, int]] = Counter()
+        self.operators: set[str] = set()
         self.padded = padded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._overloadpacket.__name__
+        self.operators.add(str(func))
         if name == "_local_scalar_dense":
             return not self.padded
         if name == "_varlen_attn":
@@ -250,6 +258,47 @@ def test_the_plan_runs_the_same_kernels(capability: Any, dtype: torch.dtype) -> 
     assert planned(setting_of(capability, dtype)) == {expected}
     assert planned(setting_of(capability, dtype, padded=True)) == {"math" if expected == "math" else "efficient"}
     assert planned(setting_of(capability, dtype, packed=True)) == {"varlen" if expected == "flash" else expected}
+
+
+H100_CONFIG = """model: {name_or_path: surefit/nano, dtype: bfloat16}
+adapter: {kind: full}
+data: {train: surefit/function-calling-train, packing: false, max_length: 2048}
+hardware: {gpu: h100}
+output_dir: unused
+"""
+
+
+@pytest.mark.parametrize("missing", [None, "triton"])
+def test_auto_has_decided_about_fused_kernels_for_the_plan_and_for_training(
+    missing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operators that training calls on a GPU are those that the plan runs, and both estimates count them."""
+    for module in ("surefit.config.resolve", "surefit.model.kernels"):
+        monkeypatch.setattr(f"{module}.missing_for_kernels", lambda: missing)
+    auto, on, off = (
+        prepare(load_text(H100_CONFIG, Path("run.yaml"), [f"speed.kernels={kernels}"]))
+        for kernels in ("auto", True, False)
+    )
+    assert auto.resolved.config.speed.kernels is (missing is None)
+    same, other = (on, off) if missing is None else (off, on)
+    closed = [calculated(run.resolved, run.model, run.hardware) for run in (auto, same, other)]
+    assert closed[0] == closed[1]
+    assert closed[0] != closed[2]
+
+    in_plan: Counter[str] = Counter()
+
+    def watch(phase: str, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        in_plan[str(func)] += phase == "first step"
+
+    record(planned_setting(auto.resolved, auto.model, auto.hardware), watch)
+    with gpu((9, 0), True, monkeypatch) as seen:
+        model = model_of(torch.bfloat16)
+        with torch.device("cpu"):  # where new tensors are made in training
+            model, _ = prepare_for_training(model, auto.resolved.config, auto.hardware)
+        model(**padded(), use_cache=False)
+    fused = {f"surefit.{name}.default" for name in ("rms_norm", "rope", "swiglu")}
+    trained = {name for name in seen.operators if name in fused}
+    assert trained == {name for name in in_plan if name in fused} == (fused if missing is None else set())
 
 
 def activations(length: int, capability: Any, dtype: torch.dtype) -> int:

@@ -60,18 +60,19 @@ def both(
     quantization: str = "none",
     optimizer: str = "adamw",
     capability: tuple[int, int] = (8, 0),
+    kernels: bool = False,
 ) -> tuple[int, int]:
     """(closed form, simulated) bytes of the fullest moment of a step."""
     adapter = {"kind": kind, "r": r, "target_modules": target_modules, "dropout": dropout}
     resolved = resolved_run(
         adapter, rows, length, dtype, checkpointing, micro_batches,
         model={"quantization": quantization}, data={"packing": packed}, train={"optimizer": optimizer},
-        speed={"chunked_loss": chunked, "fused_lora": fused_lora, "tiled_mlp": tiled_mlp},
+        speed={"chunked_loss": chunked, "fused_lora": fused_lora, "tiled_mlp": tiled_mlp, "kernels": kernels},
     )  # fmt: skip
     setting = Setting(
         shape[0], dtype, resolved.config.adapter, rows, length, padded, micro_batches=micro_batches,
         checkpointing=checkpointing, packed=packed, chunked=chunked, fused_lora=fused_lora, tiled_mlp=tiled_mlp,
-        quantization=quantization, optimizer=optimizer, capability=capability,
+        quantization=quantization, optimizer=optimizer, capability=capability, kernels=kernels,
     )  # fmt: skip
     budget = peak_bytes_on_one(resolved, shape[1], padded=padded, capability=capability)
     assert budget is not None
@@ -217,6 +218,56 @@ def test_the_kernel_that_holds_all_logits(name: str, run: dict[str, Any]) -> Non
 def test_a_small_vocabulary_leaves_the_peak_to_the_layers(run: dict[str, Any]) -> None:
     closed, simulated = both(shape_of("llama3-8b", num_hidden_layers=3, vocab_size=512), **run)
     assert closed == pytest.approx(simulated, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("qwen3-4b", {"length": 4096}),
+        ("llama3-1b", {"length": 4096, "fused_lora": True, "r": 64}),
+        pytest.param("llama3-1b", {"length": 4096, "fused_lora": True, "r": 256}, marks=SLOW),
+        pytest.param("llama3-1b", {"length": 4096, "fused_lora": True, "dropout": 0.1}, marks=SLOW),
+        pytest.param(
+            "llama3-1b", {"length": 4096, "fused_lora": True, "target_modules": ["q_proj", "v_proj"]}, marks=SLOW
+        ),
+        ("qwen3-0.6b", {"length": 8192, "fused_lora": True, "checkpointing": True}),
+        pytest.param(
+            "llama3-1b",
+            {"length": 16384, "fused_lora": True, "checkpointing": "selective", "tiled_mlp": True},
+            marks=SLOW,
+        ),
+        ("llama3-1b", {"length": 8192, "kind": "full"}),
+        pytest.param(
+            "llama3-1b", {"length": 8192, "kind": "full", "dtype": "float32", "checkpointing": True}, marks=SLOW
+        ),
+        pytest.param("qwen3-0.6b", {"rows": 4, "padded": True, "packed": False}, marks=SLOW),
+    ],
+)
+def test_with_fused_kernels(name: str, run: dict[str, Any]) -> None:
+    """A small vocabulary leaves the peak to the layers, where the kernels are."""
+    run = {"packed": True} | run
+    shape = shape_of(name, num_hidden_layers=3, vocab_size=512)
+    closed, simulated = both(shape, kernels=True, **run)
+    assert closed == pytest.approx(simulated, rel=0.005)
+    without, _ = both(shape, **run)
+    assert closed < 0.97 * without
+
+
+def test_mlps_without_silu_have_no_kernel() -> None:
+    shape = shape_of("llama3-1b", num_hidden_layers=3, vocab_size=512, hidden_act="gelu")
+    closed, simulated = both(shape, length=4096, packed=True, fused_lora=True, kernels=True)
+    assert closed == pytest.approx(simulated, rel=0.005)
+    assert (
+        closed
+        > 1.05
+        * both(
+            shape_of("llama3-1b", num_hidden_layers=3, vocab_size=512),
+            length=4096,
+            packed=True,
+            fused_lora=True,
+            kernels=True,
+        )[0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ def _least(config: Config, model: ModelLike, hardware: HardwareLike, needed: Nee
     """What a step takes with everything that depends on memory decided for this way of sharing it."""
     if needed is None:
         return None
+    if config.speed.kernels == "auto":
+        config = with_changes(config, {"speed.kernels": _decide_kernels(config, hardware)[0]})
     chosen = {
         dotted: value
         for dotted, (value, _) in _decide_by_memory(config, model, hardware, needed).items()

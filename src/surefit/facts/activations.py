@@ -38,6 +38,8 @@ How it differs:
   alone, by the memory-efficient kernel, and the results are joined: b q more.
 - An MLP in tiles keeps its input, and what is in it exists for one tile at a time.
 - A quantised matrix is dequantised for each product with it.
+- Fused kernels (`model/kernels.py`) keep a norm's input in its own type, b for 4, and of the first norm nothing beside
+  the layer's own input; of an MLP with silu not silu(gate), 3 × b f.
 """
 
 from __future__ import annotations
@@ -70,6 +72,10 @@ AMPERE, ADA = (8, 0), (8, 9)
 MASK_MULTIPLE = 8
 """The memory-efficient kernel wants each row of a mask to begin at a multiple of so many numbers."""
 ATTENTION_INPUTS, MLP_INPUTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+SILU = (None, "silu", "swish")
+"""What config.json calls the function in MLPs that have a kernel; unnamed, it is silu in every architecture here."""
+MOST_RANK = 128
+"""The rank up to which LoRA's part is computed inside that kernel; above, the product itself takes the time."""
 FLOAT8 = 1
 """Bytes of a number that a product takes in float8, beside the scaled one in the model's type it is rounded from."""
 LLAMA_LIKE = {
@@ -99,6 +105,7 @@ class MicroBatch:
         chunked, fused, tiled: `speed.chunked_loss`, `speed.fused_lora` and `speed.tiled_mlp`.
         quantization: of the frozen weights.
         capability: of the GPU.
+        kernels: norms, rope and gated MLPs run in fused kernels, `speed.kernels`.
         reach: keys that attention reads for each of these tokens; above 1 where other processes have some of them.
     """
 
@@ -117,6 +124,7 @@ class MicroBatch:
     tiled: bool = False
     quantization: str = "none"
     capability: tuple[int, int] | None = (8, 0)
+    kernels: bool = False
     reach: float = 1.0
 
     @property
@@ -165,6 +173,17 @@ class MicroBatch:
     def mlp_width(self) -> int:
         assert self.model.intermediate_size is not None, "covered architectures have one"
         return self.model.intermediate_size
+
+    @property
+    def one_kernel(self) -> bool:
+        """Whether silu(gate) · up is one kernel."""
+        return self.kernels and self.model.activation in SILU
+
+    @property
+    def gated(self) -> bool:
+        """Whether that kernel adds LoRA's part too, so that the backward pass of both layers is one function's."""
+        adapted = all(name in (self.factors or ()) for name in MLP_INPUTS)
+        return self.one_kernel and self.fused and adapted and not self.dropout and self.r <= MOST_RANK
 
     @property
     def mask_length(self) -> int:
@@ -234,10 +253,10 @@ def layer_backward_bytes(batch: MicroBatch) -> int:
     hidden, number = batch.model.hidden_size, batch.number
     held = _bytes(batch, [*_before_product(batch), number * hidden])
     # The norm before tiles, whose output is gone by then.
-    norm = _bytes(batch, [(NORM_TEMPORARIES * FLOAT32 - number) * hidden]) if batch.tiled else 0
+    norm = _bytes(batch, [(_norm_backward(batch) - number) * hidden]) if batch.tiled else 0
     held = max(held + max(_mlp_backward(batch), norm), _attention_backward(batch))
-    shared = batch.checkpointing and number == FLOAT32
-    return held - (_bytes(batch, [FLOAT32 * hidden]) if shared else 0)
+    shared = batch.checkpointing and (batch.kernels or number == FLOAT32)
+    return held - (_bytes(batch, [number * hidden]) if shared else 0)
 
 
 def _attention_backward(batch: MicroBatch) -> int:
@@ -261,16 +280,19 @@ def _attention_backward(batch: MicroBatch) -> int:
 
 
 def _mlp_backward(batch: MicroBatch) -> int:
-    """What the backward pass of an MLP has at its fullest besides what a layer keeps; of a tile, all of it. The mask of
-    the product's dropout is needed for the last of the three gradients."""
+    """What the backward pass of an MLP has at its fullest besides what a layer keeps. The mask of the product's dropout
+    is needed for the last of the three gradients. In tiles: all of the last one beside what the others made, or the
+    gradients of all, and these joined."""
     width, number = batch.mlp_width, batch.number
     tokens = min(TILE, batch.tokens) if batch.tiled else batch.tokens
-    kept = 3 * number * width if batch.tiled else 0
-    joined = 2 * number * batch.model.hidden_size * batch.tokens if batch.tiled else 0
+    kept = _mlp_tensors(batch) * number * width if batch.tiled else 0
     weights = dequantized_bytes(batch, batch.model.hidden_size, width)
     gradients = max(3 * number * width, 2 * number * width + -(-weights // tokens))
+    if batch.gated:  # gate, up and the product's gradient stay until their function is through
+        gradients = 3 * number * width + number * batch.model.hidden_size + -(-weights // tokens)
     mask = width if batch.dropout and "down_proj" in (batch.factors or ()) else 0
-    return tokens * (kept + gradients + mask) + joined
+    made, hidden = tokens * (kept + gradients + mask), number * batch.model.hidden_size
+    return max(made + hidden * (batch.tokens - tokens), 2 * hidden * batch.tokens) if batch.tiled else made
 
 
 def forward_bytes(batch: MicroBatch) -> int:
@@ -339,8 +361,13 @@ def _chunked_bytes(batch: MicroBatch) -> int:
 def norm_backward_bytes(batch: MicroBatch) -> int:
     """The fullest moment of the final norm's backward pass; the output head's input and the norm's output are gone."""
     hidden = batch.model.hidden_size
-    done = (1 if batch.chunked else 2) * batch.number * hidden if batch.full else 0
-    return kept_bytes(batch) + (NORM_TEMPORARIES * FLOAT32 * hidden - done) * batch.tokens
+    gone = (not batch.chunked) + (not batch.kernels) if batch.full else 0
+    return kept_bytes(batch) + (_norm_backward(batch) - gone * batch.number) * hidden * batch.tokens
+
+
+def _norm_backward(batch: MicroBatch) -> int:
+    """What the backward pass of a norm has at its fullest, per number of its input; a kernel's the two gradients."""
+    return 2 * batch.number if batch.kernels else NORM_TEMPORARIES * FLOAT32
 
 
 def eval_bytes(batch: MicroBatch, loss: bool = True) -> int:
@@ -393,7 +420,7 @@ def _bytes(batch: MicroBatch, widths: list[int]) -> int:
 def _before_product(batch: MicroBatch) -> list[int]:
     """What a layer keeps before its MLP multiplies: the bytes per token of each tensor, as everything below."""
     hidden = batch.model.hidden_size
-    mlp = [*_inputs(batch, hidden, *MLP_INPUTS), *3 * [batch.number * batch.mlp_width]]
+    mlp = [*_inputs(batch, hidden, *MLP_INPUTS), *_mlp_tensors(batch) * [batch.number * batch.mlp_width]]
     factors = set(batch.factors or ())
     if batch.tiled:
         mlp, factors = [batch.number * hidden], factors - {*MLP_INPUTS, "down_proj"}
@@ -407,12 +434,20 @@ def _before_product(batch: MicroBatch) -> list[int]:
     ]
 
 
+def _mlp_tensors(batch: MicroBatch) -> int:
+    """Of the MLP's width, before the product: gate, silu(gate) and up; a kernel keeps no silu(gate)."""
+    return 2 if batch.one_kernel else 3
+
+
 def _product(batch: MicroBatch) -> list[int]:
     return [] if batch.tiled else _inputs(batch, batch.mlp_width, "down_proj")
 
 
 def _norm(batch: MicroBatch, width: int, heads: int = 1) -> list[int]:
-    """Its input and 1/rms in float32; the normalised input for the gradient of the weight."""
+    """Its input and 1/rms in float32; the normalised input for the gradient of the weight. A kernel's: its input as it
+    is, and 1/rms."""
+    if batch.kernels:
+        return [batch.number * width, FLOAT32 * heads]
     return [FLOAT32 * width, FLOAT32 * heads, *([batch.number * width] if batch.full else [])]
 
 

@@ -255,6 +255,7 @@ def micro_batch(
         tiled=config.speed.tiled_mlp is True,
         quantization=config.model.quantization,
         capability=capability,
+        kernels=config.speed.kernels is True and capability is not None,
     )
 
 

@@ -79,6 +79,7 @@ class ModelFacts:
         padded_attention: transformers' attention code for padded batches: sdpa, or eager where that cannot do what the
             model needs (a softcap, sinks).
         new_tokens: how many the config adds to the vocabulary, which has them already here (facts/vocabulary.py).
+        activation: the function in the MLPs, as `hidden_act` of config.json names it; None where it does not.
     """
 
     name: str
@@ -116,6 +117,7 @@ class ModelFacts:
     gguf: Path | None = None
     written_by: str | None = None
     new_tokens: int = 0
+    activation: str | None = None
 
 
 def model_facts(name_or_path: str, revision: str | None = None, patience: float | None = None) -> ModelFacts:
@@ -285,6 +287,7 @@ def build_facts(
         packing_obstacle=packing_obstacle(config),
         written_by=written if isinstance(written := config.get("transformers_version"), str) else None,
         padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
+        activation=named if isinstance(named := text_section(config).get("hidden_act"), str) else None,
     )
 
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-MOST_RANK = 128
-"""The rank up to which LoRA's part is computed inside the SwiGLU kernel; above, the product itself takes the time."""
+from surefit.facts.activations import MOST_RANK as MOST_RANK
 
 
 def _fused(x: torch.Tensor) -> bool:

@@ -207,10 +207,8 @@ def disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None
 
 
 def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts, memory: Memory) -> str | None:
-    """A sentence where closed form and simulation differ by more than they should. The closed form is a GPU's, and of a
-    step without fused kernels, which keeps more."""
-    comparable = hardware.kind == "cuda" and resolved.config.speed.kernels is not True
-    closed = planner.closed_form(resolved, hardware) if comparable else None
+    """A sentence where closed form and simulation differ by more than they should. The closed form is a GPU's."""
+    closed = planner.closed_form(resolved, hardware) if hardware.kind == "cuda" else None
     training = max(phase.allocated for phase in memory.phases if phase.name != "merge")
     return disagreement(closed.bytes, training) if closed else None
 

@@ -106,6 +106,20 @@ def test_kernels_are_taken_where_they_can_be(
     assert (reason or "in fewer passes") in resolved.provenance["speed.kernels"].detail
 
 
+@pytest.mark.parametrize(("missing", "mode"), [(None, "ddp"), ("triton", "fsdp")])
+def test_a_way_to_share_is_judged_with_the_kernels_it_will_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str | None, mode: str
+) -> None:
+    monkeypatch.setattr("surefit.config.resolve.missing_for_kernels", lambda: missing)
+
+    def needed(config: Config, micro_batches: int) -> int:
+        assert config.speed.kernels != "auto"
+        return (90 - 20 * (config.speed.kernels is True) - 20 * (config.parallel.mode == "fsdp")) * GIB
+
+    resolved = resolve(loaded(tmp_path, "hardware.count=2"), Model(), Hardware(), 3000, 0, needed)
+    assert (resolved.config.parallel.mode, resolved.config.speed.kernels) == (mode, missing is None)
+
+
 def test_whole_logits_limit_the_micro_batch(tmp_path: Path) -> None:
     """Twelve bytes × 128,256 × 2,048 tokens: two examples within a tenth of 80 GiB."""
     resolved = resolve(loaded(tmp_path, "speed.chunked_loss=false"), Model(), Hardware(), 3000)
