@@ -67,7 +67,7 @@ def test_the_closed_form_of_a_short_row_allows_for_pieces_too(
     settings = (
         "adapter.r=8", f"train.per_device_train_batch_size={rows}", f"train.global_batch_size={rows}",
         f"train.gradient_checkpointing={checkpointing}", f"data.max_length={length}", f"data.packing={packing}",
-        f"speed.fused_lora={fused}", "speed.tiled_mlp=false",
+        f"speed.fused_lora={fused}", "speed.tiled_mlp=false", "speed.kernels=false",
     )  # fmt: skip
     at, facts = place(*settings, model=model, gpu="a100-80")
     needed = calculated(at.resolved, facts, at.hardware)

@@ -28,13 +28,14 @@ Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
 MARGIN: dict[How, float] = {"simulation": 0.03, "closed form": 0.06}
 """How far an estimate may be off, as a share of it. The closed form may differ from the simulation by another 3 %."""
 LONG = 16_384
-PIECES, ROUGH_PIECES, TILED_PIECES, KEPT_PIECES = 0.55, 0.70, 0.35, 0.15
+PIECES, ROUGH_PIECES, TILED_PIECES, KEPT_PIECES, FUSED_PIECES = 0.55, 0.70, 0.35, 0.16, 0.18
 """What the closed form adds to its upper end: this share of all that is not always held. The first where layers are
 recomputed or a micro batch has more than `LONG` tokens: what a layer keeps is cut out of the large blocks that its MLP
 has just freed, and the next MLP finds no whole one. The second where, beside that, weights are made of float8 ones or
 the gradients of all weights are summed over micro batches, the third for long micro batches with MLPs in tiles, the
-last where nothing is recomputed. How much is left over depends on the order and the sizes, which only a simulation
-has: up to 53, 65, 32 and 14 % in benchmarks/plan_closed_form.py's 224 runs and 93 others (docs/plan-method.md)."""
+last two where nothing is recomputed, without fused kernels and with them. How much is left over depends on the order
+and the sizes, which only a simulation has: up to 53, 65, 32, 15.1 and 17.1 % in benchmarks/plan_closed_form.py's runs
+and 93 others (docs/plan-method.md)."""
 LEAST_PIECES = 0.10
 """The least of it where layers are recomputed, of everything: 9 % where nearly all is always held."""
 WHOLE_LOGITS = 0.40
@@ -133,7 +134,7 @@ def _pieces(budget: Budget, resolved: Resolved, tokens: int) -> float:
     elif summed or (recomputed and config.model.quantization == "fp8"):
         share = ROUGH_PIECES
     else:
-        share = PIECES if recomputed or long else KEPT_PIECES
+        share = PIECES if recomputed or long else FUSED_PIECES if config.speed.kernels is True else KEPT_PIECES
     held = sum(term.bytes for term in budget.terms if term.moment == "always")
     whole = 0.0 if config.speed.chunked_loss else WHOLE_LOGITS
     return max(whole, LEAST_PIECES if recomputed else 0.0, share * (1 - held / budget.allocated))
