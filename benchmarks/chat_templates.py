@@ -15,9 +15,10 @@ of the earlier turns with a generation prompt; the stretch is what rendering one
 from __future__ import annotations
 
 import argparse
+import copy
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby, product
@@ -30,8 +31,9 @@ from transformers import PreTrainedTokenizerFast
 from surefit.core.errors import DataError
 from surefit.core.rundir import write_atomic
 from surefit.data.thinking import thinking_as
-from surefit.data.tokenize import TEMPLATE_DATE, encode_turns, tokenize_prompt
-from surefit.facts.thinking import how_read
+from surefit.data.tokenize import TEMPLATE_DATE, conversation_segments, encode_turns, tokenize_prompt
+from surefit.facts.thinking import answer_of, how_read
+from surefit.generate.processors import decode_answer
 from surefit.task import Example, Message
 
 TOOLS = ({
@@ -43,6 +45,8 @@ TOOLS = ({
 },)  # fmt: skip
 CALL_ID = "surefit01"
 REASONING = ("none", "field", "tags")
+MARKS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]|\[\|\w+\|\]|\[e~\[")
+"""What templates write that tokenizers have as one token."""
 
 
 @lru_cache(maxsize=1)
@@ -95,9 +99,12 @@ def conversations(template: str) -> Iterator[tuple[tuple[Any, ...], Example, Exa
 
 def rendered(tokenizer: PreTrainedTokenizerFast, example: Example, turns: int, asks: bool) -> str:
     """By transformers alone."""
+    turned = list(example.messages[:turns])
+    if tokenizer.chat_template and how_read(tokenizer.chat_template).parts:
+        turned = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turned]
     return str(
         tokenizer.apply_chat_template(
-            list(example.messages[:turns]), tools=list(example.tools) if example.tools else None,
+            turned, tools=list(example.tools) if example.tools else None,
             add_generation_prompt=asks, tokenize=False, date_string=TEMPLATE_DATE,
         )
     )  # fmt: skip
@@ -142,6 +149,29 @@ def _compared(
         yield f"turn {turn} is {written!r}, which nothing accounts for"
 
 
+def said(written: str, plain: Sequence[str] = ()) -> str:
+    """What the engine makes of an answer of these tokens; every mark is a special token but for those in `plain`."""
+    tokenizer = copy.deepcopy(byte_tokenizer())
+    marks = [mark for mark in dict.fromkeys(MARKS.findall(written)) if mark not in plain]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    return decode_answer(tokenizer, tokenizer(written, add_special_tokens=False).input_ids)
+
+
+def scored(template: str, tokenizer: PreTrainedTokenizerFast) -> bool | None:
+    """Whether of an answer as the template has it written, with reasoning where it takes some, the answer alone is
+    scored; None where it takes no answer."""
+    fields = how_read(template).fields
+    for reasoning in ("field" if fields else "tags", "none"):
+        own = conversation(1, *fields[:1] or ("",), system=False, tools=False, reasoning=reasoning)
+        try:
+            segments = conversation_segments(own, tokenizer)[0]
+        except DataError:
+            continue
+        written = next(text for text, learnt in segments if learnt)
+        return all(answer_of(said(written, plain)).strip() == "answer 0" for plain in ((), ("<think>", "</think>")))
+    return None
+
+
 def _accounted(last: Message, own: Message, given: str, whole: str, written: str) -> bool:
     """Of a text with the answer that does not start with its prompt: whether it ends with what is learnt, right behind
     the last turn and what asks for an answer; and with the row's thought in between where the prompt has opened one."""
@@ -166,6 +196,7 @@ class Judged:
         equal: conversations whose every turn is what it has to be; of `made`.
         refused: conversations, and `why` with how often.
         wrong: what is not equal.
+        scored: as `scored` says of the template.
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
@@ -174,6 +205,7 @@ class Judged:
     refused: int = 0
     why: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    scored: bool | None = None
 
 
 COLUMNS = {
@@ -201,6 +233,7 @@ def judge(template: str) -> Judged:
             judged.equal += not wrong
             judged.wrong += [f"{shape}: {what}" for what in wrong]
         judged.kinds |= {name: kind for name, wanted in COLUMNS.items() if wanted == shape}
+    judged.scored = scored(template, tokenizer)
     dropped = thinking_as(conversation(3, "reasoning_content", system=False, tools=False, reasoning="tags"), "drop")
     try:
         judged.kinds["drop"] = {1: "one"}.get(n := len(encode_turns(tokenizer, [dropped])[0]), str(n))
@@ -228,17 +261,19 @@ def table(sources: dict[str, Path]) -> tuple[list[str], Counter[str]]:
     lines = []
     for source, folder in sources.items():
         names = [*COLUMNS, "drop"]
-        lines += ["", f"### {source}", "", f"| template | reasoning from | {' | '.join(names)} | bytes equal |"]
-        lines.append("|---" * (len(names) + 3) + "|")
+        head = ["template", "reasoning from", *names, "bytes equal", "answer scored"]
+        lines += ["", f"### {source}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for name, text in templates(folder).items():
             judged = judge(text)
             sums += Counter(
                 templates=1, made=judged.made, equal=judged.equal, refused=judged.refused,
                 split=any(kind.isdigit() for kind in judged.kinds.values()), unusable=not judged.made,
+                scored=judged.scored is True, thought=judged.scored is not None,
             )  # fmt: skip
             cells = [judged.kinds.get(column, "–") for column in names]
             share = f"{judged.equal} of {judged.made}" if judged.made else "none made"
-            lines.append(f"| {name} | {read_as(text)} | {' | '.join(cells)} | {share} |")
+            cells += [share, {True: "yes", False: "no", None: "–"}[judged.scored]]
+            lines.append(f"| {name} | {read_as(text)} | {' | '.join(cells)} |")
             for what in judged.wrong[:3]:
                 print(f"{source}: {name}: {what}")
     return lines, sums
@@ -254,7 +289,7 @@ def main() -> None:
     print(
         f"{sums['templates']} templates, {sums['split']} of them divide some conversation; {sums['equal']:,} of "
         f"{sums['made']:,} conversations byte for byte, {sums['refused']:,} refused; "
-        f"{sums['unusable']} templates take none"
+        f"{sums['unusable']} templates take none; the answer alone is scored in {sums['scored']} of {sums['thought']}"
     )
     if arguments.page:
         head = arguments.page.read_text(encoding="utf-8").partition(BEGIN)[0] + BEGIN

@@ -119,6 +119,8 @@ class TaskRecipe:
         baselines: name → an answer without a model, scored beside the models: leading sentences, a retriever's order.
         to_gold: row → `Example` with `reference` only, for rows with a gold answer but no prompt (`surefit score`).
         stop: texts that end an answer; they are cut off.
+        thoughts: `parse` and the scorers are given answers with the reasoning before them; as a rule they see the final
+            answer alone (`facts.thinking.answer_of`).
         parts: name → task, where this recipe is several in one run (`recipes.mixed`): its metrics are theirs, each
             behind the task's name and a dot, and its primary metric is the mean of their primary metrics.
     """
@@ -142,6 +144,7 @@ class TaskRecipe:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     score_many: Callable[[Sequence[tuple[Example, Prediction]]], Sequence[Scores]] | None = None
     metrics: tuple[str, ...] = ()
+    thoughts: bool = False
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
 
     def of(self, example: Example) -> TaskRecipe:

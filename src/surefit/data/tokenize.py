@@ -41,6 +41,24 @@ def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> lis
     return encode_turns(tokenizer, [prompt])[0][-1][0]
 
 
+def tokenize_label_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """As `tokenize_prompt`, up to where a label stands in the answer that is trained on: behind the empty thought, or
+    the channel, that the chat template has the model write first.
+
+    Raises:
+        DataError: as `tokenize_prompt`; and where no answer without reasoning follows what the template asks with.
+    """
+    label = "surefit"
+    answered = Example((*example.prompt, {"role": "assistant", "content": label}), example.tools)
+    segments = conversation_segments(answered, tokenizer)[-1] if example.prompt else []
+    place = max((n for n, (_, learnt) in enumerate(segments) if learnt), default=0)
+    head = segments[place][0].partition(label)[0] if segments else ""
+    if not head.strip():
+        return tokenize_prompt(example, tokenizer)
+    segments = [*segments[:place], (head, True)]
+    return _joined(segments, _piecewise(tokenizer, [segments]))[0]
+
+
 def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[list[Segment]]:
     """The rendered conversation, cut before and after each turn that the model has to write (`data.turns`).
 
@@ -104,7 +122,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
 
 def _visible(messages: Sequence[Message], reads: Reads) -> list[Message]:
     visible = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
-    return [as_read(message, reads) for message in visible] if reads.fields else visible
+    return [as_read(message, reads) for message in visible]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[Encoded]:

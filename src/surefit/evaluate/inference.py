@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefit.core.errors import DataError, errors_at
 from surefit.core.progress import OnProgress, silent
-from surefit.data.tokenize import tokenize_prompt
+from surefit.data.tokenize import tokenize_label_prompt, tokenize_prompt
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.rows import Answer, Picked
@@ -56,10 +56,11 @@ class LocalModel:
         self.model, self.tokenizer, self.recipe, self.cut = model, tokenizer, recipe, cut
 
     def prompts(self, rows: Picked) -> list[list[int]]:
+        tokenize = tokenize_prompt if self.recipe.choices is None else tokenize_label_prompt
         found = []
         for example, where in zip(rows.examples, rows.where, strict=True):
             with errors_at(where):
-                found.append(tokenize_prompt(self.cut(example), self.tokenizer))
+                found.append(tokenize(self.cut(example), self.tokenizer))
         return found
 
     def shown(self, prompt: list[int]) -> str:

@@ -22,6 +22,7 @@ from surefit.core.rundir import append_jsonl, read_jsonl
 from surefit.core.sampling import evenly
 from surefit.core.units import plural
 from surefit.evaluate.stats import Interval, bootstrap_mean, paired_bootstrap
+from surefit.facts.thinking import answer_of
 from surefit.task import Message
 
 Ask = Callable[[Sequence[list[Message]], OnProgress], list[str]]
@@ -160,7 +161,7 @@ def pairs_of(
 
 def _text(line: Mapping[str, Any]) -> str:
     text = line["text"]
-    return str(text[0] if isinstance(text, list) else text)
+    return answer_of(str(text[0] if isinstance(text, list) else text))
 
 
 def _gold_says(pair: tuple[float, float] | None) -> Vote | None:

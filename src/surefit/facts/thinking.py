@@ -17,19 +17,36 @@ gpt-oss's."""
 OPENING, CLOSING = "<think>", "</think>"
 _TAGGED = re.compile(r"\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 _EMPTY = re.compile(r"\s*(<think>)?\s*</think>")
+_FORMS = {
+    OPENING: r"</think>\s*",
+    "<|channel|>analysis<|message|>": r"(?:<\|end\|>)?(?:<\|start\|>assistant)?"
+    r"<\|channel\|>final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>",
+    "to=self<|message|>": r"(?:<\|eom\|>)?(?:<\|start\|>assistant)?\s*to=user<\|message\|>",
+    "<|channel>thought": r"<channel\|>\s*",
+    "<|START_THINKING|>": r"<\|END_THINKING\|>\s*(?:<\|START_(?:RESPONSE|TEXT)\|>)?",
+    "[THINK]": r"\[/THINK\]\s*",
+    "<seed:think>": r"</seed:think>\s*",
+    "<mm:think>": r"</mm:think>\s*",
+    "<|think|>": r"(?:<\|end\|>)?<\|begin\|>assistant<\|content\|>",
+}
+"""How a thought begins, and where the answer behind it does: Qwen's and DeepSeek's, gpt-oss's channels, Muse's
+recipients, Google's, Cohere's, Mistral's, ByteDance's, MiniMax's, Upstage's. The start is often in the prompt."""
+_DIVIDED = [re.compile(rf"\s*(?:{re.escape(start)})?(.*?){end}", re.DOTALL) for start, end in _FORMS.items()]
+_DIVIDED.append(re.compile(r"\s*analysis(.*?)assistantfinal", re.DOTALL))  # gpt-oss's, its special tokens removed
+_ENDS = re.compile(r"(?:<\|(?:return|end|END_RESPONSE|END_TEXT|END_OF_TURN_TOKEN)\|>)+\s*\Z")
 _MARK = "surefit"
-_QUESTION = {"role": "user", "content": "?"}
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What a chat template makes of the reasoning in the last answer.
+    """What a chat template makes of the last answer, and of the reasoning in it.
 
     Attributes:
         fields: the names, of `FIELDS`, under which it finds it and writes it.
         tags: it writes reasoning that stands in the content as `<think>…</think>`, as that or in its own way.
         moves: it takes those tags for reasoning, so that the two ways are written alike.
         opens: its generation prompt ends with an opened `<think>`: the model always thinks.
+        parts: it writes contents that are lists of parts, and no text (Idefics 3, LLaVA-NeXT).
         empties: of an answer without reasoning it writes an empty thought, which the model has to write.
     """
 
@@ -38,6 +55,7 @@ class Reads:
     moves: bool = False
     opens: bool = False
     empties: bool = False
+    parts: bool = False
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
@@ -48,6 +66,32 @@ def split_thoughts(text: str) -> tuple[str, str]:
     """
     found = _TAGGED.match(text)
     return (found[1], text[found.end() :]) if found else ("", text)
+
+
+def divided(text: str) -> tuple[str, str] | None:
+    """(reasoning, answer) of what a model wrote, in any form that models think in; None without a closed thought.
+
+    >>> divided("<|channel|>analysis<|message|>2 and 2<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>")
+    ('2 and 2', '4')
+    """
+    found = next((match for form in _DIVIDED if (match := form.match(text))), None)
+    return (found[1], _ENDS.sub("", text[found.end() :])) if found else None
+
+
+def answer_of(text: str) -> str:
+    """What a model says once it has thought: nothing where its thought never ends, the whole text where it has none.
+
+    >>> answer_of("<think>2 and 2</think>4"), answer_of("<think>2 and"), answer_of("4")
+    ('4', '', '4')
+    """
+    if found := divided(text):
+        return found[1]
+    return "" if begins_with_thought(text) else text
+
+
+def begins_with_thought(text: str) -> bool:
+    """Whether it starts with a thought, ended or not."""
+    return text.lstrip().startswith(tuple(_FORMS))
 
 
 def has_field(message: Mapping[str, Any]) -> bool:
@@ -72,8 +116,19 @@ def without_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_read(message: dict[str, Any], reads: Reads) -> dict[str, Any]:
-    """The message with its reasoning where the template looks for it; one that the template never writes stays where it
-    is (TPL009)."""
+    """The message as the template reads it: its reasoning where that is looked for (what the template never writes
+    stays where it is, TPL009), its text in a list where it reads nothing else."""
+    message = _with_thoughts_moved(message, reads)
+    text = message.get("content")
+    return {**message, "content": in_parts(text)} if reads.parts and isinstance(text, str) else message
+
+
+def in_parts(text: str) -> list[dict[str, str]]:
+    """A content as models with images have it."""
+    return [{"type": "text", "text": text}]
+
+
+def _with_thoughts_moved(message: dict[str, Any], reads: Reads) -> dict[str, Any]:
     if message["role"] != "assistant" or not reads.fields or any(message.get(name) for name in reads.fields):
         return message
     own = next((message[name] for name in FIELDS if message.get(name)), None)
@@ -92,25 +147,32 @@ def how_read(template: str) -> Reads:
     Args:
         template: its text, the switches of the run among it (`chat_template.with_defaults`).
     """
-    tagged = _written(template, content=f"{OPENING}\n{_MARK}\n{CLOSING}\n\n!")
-    by_field = {name: _written(template, content="!", **{name: _MARK}) for name in FIELDS}
+    parts = _MARK not in _written(template, False, _MARK) and _MARK in _written(template, True, _MARK)
+    tagged = _written(template, parts, f"{OPENING}\n{_MARK}\n{CLOSING}\n\n!")
+    by_field = {name: _written(template, parts, "!", **{name: _MARK}) for name in FIELDS}
     fields = tuple(name for name, text in by_field.items() if _MARK in text)
     try:
-        asked = render(template, [_QUESTION], add_generation_prompt=True, special=SPECIAL)
+        asked = render(template, [_turn("user", "?", parts)], add_generation_prompt=True, special=SPECIAL)
     except TemplateRefused:
         asked = ""
-    plain = _written(template, content="!")
+    plain = _written(template, parts, "!")
     return Reads(
         fields,
         tags=_MARK in tagged,
         moves=bool(fields) and tagged == by_field[fields[0]],
         opens=asked.rstrip().endswith(OPENING),
         empties=bool(asked) and plain.startswith(asked) and bool(_EMPTY.match(plain[len(asked) :])),
+        parts=parts,
     )
 
 
-def _written(template: str, **answer: str) -> str:
+def _turn(role: str, text: str, parts: bool) -> dict[str, Any]:
+    return {"role": role, "content": in_parts(text) if parts else text}
+
+
+def _written(template: str, parts: bool, answer: str, **fields: str) -> str:
+    turns = [_turn("user", "?", parts), {**_turn("assistant", answer, parts), **fields}]
     try:
-        return render(template, [_QUESTION, {"role": "assistant", **answer}], special=SPECIAL)
+        return render(template, turns, special=SPECIAL)
     except TemplateRefused:
         return ""

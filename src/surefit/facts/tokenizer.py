@@ -15,6 +15,7 @@ from surefit.facts.door import read_json_object, require_sound_special, require_
 from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
 from surefit.facts.model import ModelFacts, chat_template_in
 from surefit.facts.template import TemplateExceeds, TemplateRefused, render
+from surefit.facts.thinking import as_read, how_read
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TOOLS = re.compile(r"\btools\b")
@@ -244,7 +245,7 @@ def _turn_end(path: Path, template: str | None, special: Mapping[str, str]) -> s
         return None
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = render(template, turns, special=special)
+        text = render(template, [as_read(turn, how_read(template)) for turn in turns], special=special)
     except TemplateExceeds as error:
         raise ModelError(
             f"the chat template cannot be used: {error}",

@@ -24,8 +24,9 @@ from transformers import (
 
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.progress import OnProgress, silent
+from surefit.facts.thinking import Reads, as_read, how_read
 from surefit.generate.constrained import Compiler, Constrain
-from surefit.generate.processors import Draw, RefuseNaN, StopTexts, decode
+from surefit.generate.processors import Draw, RefuseNaN, StopTexts, decode_answer
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.task import Grammar
 
@@ -71,7 +72,7 @@ class Generation:
     """One answer.
 
     Attributes:
-        text: decoded, special tokens removed.
+        text: decoded, special tokens removed; a thought that they enclose stands in `<think>…</think>`.
         truncated: the token limit, or the end of the model's context, came before the model ended its answer.
         tokens: generated tokens, the one that ends the answer included.
     """
@@ -149,11 +150,14 @@ def _end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     answer = "surefit"
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+    reads = how_read(tokenizer.chat_template) if isinstance(tokenizer.chat_template, str) else Reads()
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        text = str(tokenizer.apply_chat_template([as_read(turn, reads) for turn in turns], tokenize=False))
     except (TemplateError, TypeError, ValueError):  # some refuse a conversation without a system turn
         return None
-    tail = tokenizer(str(text).rpartition(answer)[2], add_special_tokens=False).input_ids
+    if answer not in text:
+        return None
+    tail = tokenizer(text.rpartition(answer)[2], add_special_tokens=False).input_ids
     return next((i for i in tail if i in tokenizer.added_tokens_decoder), None)
 
 
@@ -247,7 +251,7 @@ class _Decoder:
         cut = stop.cut(new[:end]) if stop else None
         if cut:
             return Generation(cut[0], truncated=False, tokens=cut[1])
-        text = decode(self.tokenizer, new[:end])
+        text = decode_answer(self.tokenizer, new[:end])
         return Generation(text, truncated=end is None, tokens=len(new) if end is None else end + 1)
 
 

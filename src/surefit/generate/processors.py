@@ -11,6 +11,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
 
 from surefit.core.errors import ModelError
+from surefit.facts.thinking import CLOSING, OPENING, begins_with_thought, divided
 
 
 class RefuseNaN(LogitsProcessor):
@@ -92,4 +93,24 @@ class StopTexts(StoppingCriteria):
 def decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
     """Text without special tokens, its spaces as the model wrote them: Llama 3's tokenizer config asks for "clean up",
     which would remove some."""
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return _text(tokenizer, tokens, False)
+
+
+def decode_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    """As `decode`, of a whole answer; a thought that special tokens divide from it stands in `<think>…</think>`.
+
+    Without them gpt-oss's channels would read "analysis…assistantfinal…", and Gemma's thought as the answer's start.
+    """
+    text, whole = decode(tokenizer, tokens), _text(tokenizer, tokens, True)
+    found, known = divided(whole), divided(text)
+    if found is None:
+        return f"{OPENING}{text}" if begins_with_thought(whole) and not begins_with_thought(text) else text
+    if known and known[0] == found[0] and CLOSING in text:
+        return text
+    start = bisect_left(range(len(tokens)), True, key=lambda n: divided(_text(tokenizer, tokens[:n], True)) is not None)
+    thought, answer = found[0], decode(tokenizer, tokens[start:])
+    return f"{OPENING}{thought}{CLOSING}{answer}" if thought.strip() else answer
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], special: bool) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False))

@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from surefit.core.errors import ConfigError, did_you_mean
+from surefit.recipes.answering import final_answers
 from surefit.recipes.guard import guarded
 from surefit.task import TaskRecipe
 
@@ -62,7 +63,7 @@ def get(name: str) -> TaskRecipe:
 @cache
 def _own(name: str) -> TaskRecipe:
     module, _, attribute = _RECIPES[name].partition(":")
-    return guarded(getattr(import_module(module), attribute), ours=True)
+    return final_answers(guarded(getattr(import_module(module), attribute), ours=True))
 
 
 def _outside() -> dict[str, EntryPoint]:
@@ -85,4 +86,4 @@ def _load(point: EntryPoint) -> TaskRecipe:
             field="recipe",
             help=f"let its entry point {point.value} name an object made with surefit.task.TaskRecipe(…)",
         )
-    return guarded(recipe, ours=False)
+    return final_answers(guarded(recipe, ours=False))

@@ -16,6 +16,7 @@ from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import shortened
+from surefit.facts.thinking import split_thoughts
 from surefit.metrics.extractiveness import coverage_and_density, novelty
 from surefit.metrics.many import map_many
 from surefit.metrics.rouge import KINDS, Rouge, rouge, seconds
@@ -41,7 +42,7 @@ class Gold:
     """What a summary is judged by.
 
     Attributes:
-        summary: the reference.
+        summary: the reference, without reasoning before it.
         document: what was summarised, whole; None where the row does not hold it.
         letters: ROUGE with all letters is reported too.
     """
@@ -69,9 +70,9 @@ def to_example(row: Row) -> Example:
     if not _has_summary(row):
         _refuse_misspelt_summary(row)
         return Example(messages=tuple(messages), document=document)
-    gold = _gold(row, document)
-    messages.append({"role": "assistant", "content": gold.summary})
-    return Example(tuple(messages), completion=gold.summary, reference=gold, document=document)
+    completion = _text(row, _column("summary", row))
+    messages.append({"role": "assistant", "content": completion})
+    return Example(tuple(messages), completion=completion, reference=_gold(row, document), document=document)
 
 
 def to_gold(row: Row) -> Example:
@@ -81,7 +82,8 @@ def to_gold(row: Row) -> Example:
 
 
 def _gold(row: Row, document: str | None) -> Gold:
-    summary = _text(row, _column("summary", row))
+    written = _text(row, _column("summary", row))
+    summary = split_thoughts(written)[1] or written
     return Gold(summary, document, _letters_matter(row, summary))
 
 

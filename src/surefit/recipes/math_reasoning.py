@@ -14,6 +14,7 @@ from typing import Literal
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import shortened
+from surefit.facts.thinking import split_thoughts
 from surefit.metrics.exact_match import INVALID, final_answer, last_boxed, last_number, same_answer
 from surefit.metrics.math_equivalence import is_equivalent, same_value
 from surefit.metrics.strict_json import json_kind
@@ -113,7 +114,7 @@ def _example(
     solution = row[answer]
     if not isinstance(solution, str) or not solution.strip():
         raise DataError(_problem(answer, row), field=answer, help=help)
-    reference = gold(solution)
+    reference = gold(split_thoughts(solution)[1] or solution)
     completion = cleaned(solution.strip())
     messages.append({"role": "assistant", "content": completion})
     return Example(messages=tuple(messages), completion=completion, reference=reference)

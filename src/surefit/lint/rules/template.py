@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from surefit.config.schema import Config
 from surefit.core.errors import did_you_mean
 from surefit.core.units import plural, shortened
+from surefit.facts.chat_template import with_defaults
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.facts.template import TemplateRefused, render, variables_of
+from surefit.facts.thinking import as_read, how_read
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.model import makes_conversations
@@ -313,7 +315,9 @@ def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerF
     special = {role: text for role, text in named.items() if text is not None}
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     try:
-        render(tokenizer.chat_template, turns, special=special, switches=config.model.chat_template_kwargs)
+        reads = how_read(with_defaults(tokenizer.chat_template, config.model.chat_template_kwargs))
+        seen = [as_read(turn, reads) for turn in turns]
+        render(tokenizer.chat_template, seen, special=special, switches=config.model.chat_template_kwargs)
     except TemplateRefused as error:
         yield Finding(
             field="model.chat_template" if config.model.chat_template else "model.name_or_path",

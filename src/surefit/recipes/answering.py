@@ -1,0 +1,39 @@
+"""What is scored of a model that thinks: its final answer. For every recipe, where `recipes.get` hands it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surefit.facts.thinking import answer_of
+from surefit.task import Example, Prediction, Scores, TaskRecipe
+
+
+def final_answers(recipe: TaskRecipe) -> TaskRecipe:
+    """The same recipe, which sees the answer behind a model's reasoning; as it is where it asks for the reasoning too.
+
+    A thought that never ends has no answer behind it: the recipe is given an empty text.
+    """
+    if recipe.thoughts:
+        return recipe
+    samples, many = recipe.score_samples, recipe.score_many
+
+    def score_samples(example: Example, predictions: Sequence[Prediction]) -> Scores:
+        assert samples is not None
+        return samples(example, [_answered(one) for one in predictions])
+
+    def score_many(rows: Sequence[tuple[Example, Prediction]]) -> Sequence[Scores]:
+        assert many is not None
+        return many([(example, _answered(one)) for example, one in rows])
+
+    return replace(
+        recipe,
+        parse=lambda text: recipe.parse(answer_of(text)),
+        score=lambda example, prediction: recipe.score(example, _answered(prediction)),
+        score_samples=score_samples if samples else None,
+        score_many=score_many if many else None,
+    )
+
+
+def _answered(prediction: Prediction) -> Prediction:
+    return replace(prediction, text=answer_of(prediction.text))
