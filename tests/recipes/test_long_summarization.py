@@ -1,5 +1,6 @@
 """Summaries: rows, scores by hand, baselines, and rows that are refused."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_a_language_says_whether_letters_matter():
     assert "rouge1_letters" in scores("x", ROW | {"language": "vi"})
     assert "rouge1_letters" not in scores("x", VIETNAMESE | {"language": "en-GB"})
     assert LETTERS.primary_metric in scores("x", ROW, LETTERS)
-    assert recipes.get("long_summarization_letters").score.__wrapped__ is LETTERS.score
+    assert inspect.unwrap(recipes.get("long_summarization_letters").score) is LETTERS.score
 
 
 def test_many_rows_score_as_one_by_one():

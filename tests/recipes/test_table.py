@@ -36,7 +36,9 @@ def test_nothing_is_imported_before_it_is_asked_for():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [
-        ["surefit.recipes.guard"], ["surefit.recipes.function_calling", "surefit.recipes.guard"], []
+        ["surefit.recipes.answering", "surefit.recipes.guard"],
+        ["surefit.recipes.answering", "surefit.recipes.function_calling", "surefit.recipes.guard"],
+        [],
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import wraps
 
 from surefit.facts.thinking import answer_of
 from surefit.task import Example, Prediction, Scores, TaskRecipe
@@ -16,7 +17,11 @@ def final_answers(recipe: TaskRecipe) -> TaskRecipe:
     """
     if recipe.thoughts:
         return recipe
-    samples, many = recipe.score_samples, recipe.score_many
+    scorer, samples, many = recipe.score, recipe.score_samples, recipe.score_many
+
+    @wraps(scorer)
+    def score(example: Example, prediction: Prediction) -> Scores:
+        return scorer(example, _answered(prediction))
 
     def score_samples(example: Example, predictions: Sequence[Prediction]) -> Scores:
         assert samples is not None
@@ -29,7 +34,7 @@ def final_answers(recipe: TaskRecipe) -> TaskRecipe:
     return replace(
         recipe,
         parse=lambda text: recipe.parse(answer_of(text)),
-        score=lambda example, prediction: recipe.score(example, _answered(prediction)),
+        score=score,
         score_samples=score_samples if samples else None,
         score_many=score_many if many else None,
     )
