@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,11 @@ def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> Token
 
 
 def known_tokens(facts: TokenizerFacts, tokens: Sequence[str]) -> list[str]:
-    """Those that the tokenizer has already; none where its vocabulary is not on this machine."""
-    if not tokens or facts.file is None:
-        return []
+    """Those that the tokenizer has already, as far as its vocabulary is on this machine."""
     known = set(facts.added)
-    known |= set(_vocabulary(facts.file)[0] if facts.file.suffix == ".json" else read_gguf(facts.file).tokens)
+    if tokens and facts.file is not None:
+        with suppress(ModelError):  # what is wrong with the file was said when the facts were gathered
+            known |= set(_vocabulary(facts.file)[0] if facts.file.suffix == ".json" else read_gguf(facts.file).tokens)
     return [token for token in tokens if token in known]
 
 

@@ -34,7 +34,7 @@ def row_shapes(model: ModelFacts) -> Iterator[tuple[int, int]]:
     >>> from surefit.facts.model import model_facts
     >>> nano = with_new_tokens(model_facts("surefit/nano"), ["<call>", "</call>"], None)
     >>> list(row_shapes(nano))
-    [(2, 128)]
+    [(2, 160)]
     """
     if model.new_tokens:
         yield from ((model.new_tokens, model.hidden_size),) * (1 if model.tied_embeddings else 2)
