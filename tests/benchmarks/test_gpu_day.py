@@ -118,6 +118,7 @@ def test_what_is_killed_twice_is_not_run_a_third_time(tmp_path: Path) -> None:
     assert [line["reason"] for line in found["stages"]] == ["it was killed each time", ""]
 
 
+@pytest.mark.slow
 def test_the_minutes_are_kept_and_the_stage_goes_on_another_time(tmp_path: Path) -> None:
     stages = [stage("first", ""), stage("long", SLEEPS, limit=6), stage("last", "")]
     start = time.monotonic()
@@ -231,6 +232,7 @@ def test_every_file_with_a_gpu_test_is_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(gpu_stages.FILE_SECONDS) <= set(files)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_a_stage_says_so(tmp_path: Path) -> None:
     import torch
 

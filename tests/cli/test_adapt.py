@@ -76,6 +76,7 @@ def room_for_16(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(place, "train_step", limited_step)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("room_for_16")
 def test_adapt_goes_on_until_it_fits(surefit: Surefit, tmp_path: Path) -> None:
     config = config_of(tmp_path, words=1)

@@ -168,6 +168,7 @@ def test_a_chat_template_without_end_stops_check_and_training(surefit: Surefit, 
     assert not Path("runs/one/adapter").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_ctrl_c_saves_and_resume_finishes_as_if_nothing_had_happened(
     surefit: Surefit, config: Path, tmp_path: Path

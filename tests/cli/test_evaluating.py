@@ -103,6 +103,7 @@ def test_the_checkpoints_as_a_table_and_in_words(tmp_path: Path, capsys: pytest.
     assert "passed over: step-5: gone" in said.err
 
 
+@pytest.mark.slow
 def test_the_base_alone_is_scored_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

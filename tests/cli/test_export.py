@@ -49,6 +49,7 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_from_a_run_to_the_hub_and_to_a_server(surefit: Any, config: Path, url: str) -> None:
     run = RunDir(Path("runs/one"))
     assert surefit("train", config).code == 0

@@ -13,6 +13,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "benchmarks/fuzz_inputs.py"
 
 
+@pytest.mark.slow
 def test_mutated_inputs_end_with_a_message() -> None:
     command = [sys.executable, str(SCRIPT), "--n", "20", "--seed", "7", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -34,6 +35,7 @@ def readers(*arguments: str) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.slow
 def test_every_light_reader_says_what_is_wrong_with_a_file() -> None:
     """Those that need neither torch nor a trained run."""
     summary = readers("--light", "--n", "150", "--seed", "3")

@@ -76,6 +76,7 @@ def adapter(folder: Path, base: str) -> str:
     return path.name
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses_is_said_of_the_adapters_file(hub: str, tmp_path: Path) -> None:
     names = [*ANSWERS, "/gone/base"]
     folders = [adapter(tmp_path, name) for name in names]
@@ -97,6 +98,7 @@ def test_what_the_hub_refuses_is_said_of_the_adapters_file(hub: str, tmp_path: P
     assert "someone/renamed: --base: is not on the hub" in chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offline", [True, False])
 def test_without_a_network(tmp_path: Path, offline: bool) -> None:
     folder = adapter(tmp_path, "someone/base")

@@ -30,6 +30,7 @@ def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, co
         assert part in text, part
 
 
+@pytest.mark.slow
 def test_a_plan_for_several_processes_is_that_of_the_fullest_and_says_what_they_exchange(
     surefit: Surefit, config: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_plot_is_valid_svg(surefit: Surefit, config: Path) -> None:
     assert "--plot memory.svg" in refused.text
 
 
+@pytest.mark.slow
 def test_fused_kernels_keep_less_and_are_no_disagreement(config: Path, surefit: Surefit) -> None:
     common = ("--gpu", "h100", "--json", "--set", "data.max_length=8192", "--set", "speed.kernels=")
     without, fused = (surefit("plan", config, *common[:-1], f"{common[-1]}{on}").json for on in ("false", "true"))
@@ -84,6 +86,7 @@ def test_compare_says_what_each_costs(surefit: Surefit, config: Path) -> None:
     assert h200["cost"] == pytest.approx(h200["seconds"] / 1000)
 
 
+@pytest.mark.slow
 def test_optimize_prints_the_lines_to_write(surefit: Surefit, config: Path) -> None:
     answer = surefit("plan", config, "--gpu", "h100", "--optimize", "--set", "train.global_batch_size=2")
     assert answer.code == 0, answer.text

@@ -20,6 +20,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_killed_with_kill_9_it_goes_on(surefit: Surefit, config: Path, tmp_path: Path) -> None:
     small = (*SMALL[:-1], "evaluate.max_new_tokens=16")
     path = tmp_path / "answers.jsonl"

@@ -21,6 +21,7 @@ def losses(run: str) -> list[float]:
     return [line[key] for line in lines for key in ("loss", "eval_loss") if key in line]
 
 
+@pytest.mark.slow
 def test_training_from_shards_is_training_from_rows(surefit: Surefit, config: Path) -> None:
     assert surefit("prepare", config).code == EXIT_USAGE  # data.prepared is not set
     answer = surefit("prepare", config, *SHARDS, "--json")
@@ -37,6 +38,7 @@ def test_training_from_shards_is_training_from_rows(surefit: Surefit, config: Pa
     assert scored.code == EXIT_OK, scored.text
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sees_the_same_shards(surefit: Surefit, config: Path) -> None:
     surefit("prepare", config, *SHARDS)
     assert surefit("train", config, *SHARDS, "--set", "output_dir=runs/whole").code == EXIT_OK
@@ -141,6 +143,7 @@ print(len(rows), seconds, grown)
 """
 
 
+@pytest.mark.slow
 def test_a_billion_rows_start_at_once_and_take_no_memory(surefit: Surefit, config: Path) -> None:
     """10,000 shards of 100,000 rows, all of them links to one: more than a billion rows by the manifest."""
     import numpy as np

@@ -290,6 +290,7 @@ def test_all_scripts_are_printed_where_nothing_is_to_be_written(surefit: Surefit
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_an_array_job_makes_the_shards(surefit: Surefit, config: Path, tmp_path: Path) -> None:
     """The script's own command lines, run as SLURM would run its tasks, leave data that can be trained on."""
     assert surefit("slurm", config, "--prepare").code == 2  # data.prepared is not set

@@ -16,6 +16,7 @@ def section(card: str) -> str:
     return str(re.split(r"^## ", TEXT, flags=re.MULTILINE)[2 + SCRIPT["CARDS"].index(card)])
 
 
+@pytest.mark.slow
 def test_a_row_is_up_to_date() -> None:
     """One that has all kinds of cells: it fits, it does not, beyond the context."""
     model = "Qwen/Qwen3-14B"

@@ -151,6 +151,7 @@ def test_packed_and_accumulated_runs_resume_bit_for_bit(base: Path, tmp_path: Pa
     assert_same(tmp_path / "straight", tmp_path / "stopped")
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_moment_loses_nothing_but_time() -> None:
     """A short run of the benchmark, which says what it compares; the long one has 100 kills."""
     command = [sys.executable, str(BENCHMARKS / "kill_resume.py"), "--kills", "6", "--json"]

@@ -73,6 +73,7 @@ def test_setup_that_uses_the_program():
     assert {"Node", "is_tree_balanced"} <= set(example.reference.names)
 
 
+@pytest.mark.slow
 def test_the_samples_published_with_humaneval():
     """Six answers that continue one prompt: the last three are right, indented by four spaces, by two and by a tab."""
     (task,) = _rows("humaneval/example_problem.jsonl")

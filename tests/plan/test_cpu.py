@@ -65,6 +65,7 @@ def test_of_a_quantised_base_the_file_stays_mapped(place) -> None:
     assert mapped_bytes(plain.resolved, stored) == 0
 
 
+@pytest.mark.slow
 def test_products_in_16_bits_take_memory_of_their_own(place) -> None:
     """oneDNN's copy of the widest weights, here the output head's, and its kernels."""
     llama = {"model": "meta-llama/Llama-3.2-1B", "gpu": "cpu"}

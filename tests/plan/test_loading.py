@@ -18,6 +18,7 @@ output_dir: runs/x
 """
 
 
+@pytest.mark.slow
 def test_what_no_simulation_uses_is_left_out_until_it_is_called() -> None:
     """In a process of its own: what bitsandbytes compiles on import is compiled when it is called."""
     pytest.importorskip("bitsandbytes")

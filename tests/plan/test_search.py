@@ -171,6 +171,7 @@ def test_bisection_and_correction_agree(answer: int, guess: int) -> None:
     assert len(asked) <= 16
 
 
+@pytest.mark.slow
 def test_a_real_simulation_confirms_the_answer(place) -> None:
     """The built-in model on a card of 1.5 GiB, lengths up to its context."""
     here, model = place(model="surefit/nano", memory=int(1.5 * GIB))

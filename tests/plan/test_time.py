@@ -450,6 +450,7 @@ def test_calibrate_wants_a_file(tmp_path: Path) -> None:
     assert "folder" in done.output
 
 
+@pytest.mark.slow
 def test_a_step_of_the_built_in_model_takes_about_what_this_cpu_is_measured_for() -> None:
     """Shared cores vary: only the order of magnitude is asked for."""
     import surefit.nano

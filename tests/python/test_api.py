@@ -71,6 +71,7 @@ def test_a_run_typed_in_python_leaves_what_the_command_line_leaves(tmp_path: Pat
     ]
 
 
+@pytest.mark.slow
 def test_a_callback_sees_every_step_and_ends_the_run_with_its_result(tmp_path: Path) -> None:
     seen = []
 

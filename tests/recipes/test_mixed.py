@@ -193,6 +193,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_of_two_tasks(folder: Path) -> None:
     answer = call("run", "run.yaml", "--json", "--set", "data.max_length=320")
     assert answer.code in (0, 1), answer.text

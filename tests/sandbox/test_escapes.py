@@ -89,6 +89,7 @@ def python_for_nobody() -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests above have run as a normal user")
 def test_held_as_a_normal_user_too(planted: Path) -> None:
     python = python_for_nobody()

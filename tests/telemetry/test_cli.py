@@ -18,6 +18,7 @@ def asked(*settings: str) -> tuple[str, ...]:
     return tuple(part for setting in settings for part in ("--set", f"telemetry.{setting}"))
 
 
+@pytest.mark.slow
 def test_training_writes_event_files_and_takes_its_target_away(surefit: object, config: Path) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("prometheus_client")

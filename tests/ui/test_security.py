@@ -294,6 +294,7 @@ def test_the_report_is_shut_in(server: Any) -> None:
     assert "allow-same-origin" not in policy
 
 
+@pytest.mark.slow
 def test_two_hundred_clients_at_once(server: Any) -> None:
     targets = ["/runs", "/api/watch?path=runs/first", "/static/ui.css", "/config", "/run?path=runs/second"]
     with ThreadPoolExecutor(200) as pool:

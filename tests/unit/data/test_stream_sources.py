@@ -79,6 +79,7 @@ def test_a_plain_file_named_gz_and_an_empty_one(write):
     assert "compressed inside" in refused(write("d.parquet.gz", gzip.compress(b"PAR1"))).message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", [lambda data: data, gzip.compress], ids=["plain", "gz"])
 def test_a_row_of_100_megabytes_is_refused_by_its_line_without_being_read(write, pack):
     name = "a.jsonl" if pack(b"") == b"" else "a.jsonl.gz"

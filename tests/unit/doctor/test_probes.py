@@ -26,6 +26,7 @@ def named(found: Iterator[Probe] | list[Probe], name: str) -> Probe:
     return next(probe for probe in found if probe.name == name)
 
 
+@pytest.mark.slow
 def test_every_probe_has_a_fact_and_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     found = probe_all()

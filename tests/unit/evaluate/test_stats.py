@@ -73,6 +73,7 @@ def test_differences_that_rest_on_few_rows_are_covered_too(monkeypatch):
     assert 0.935 <= sum(i.low <= truth <= i.high for i in found) / 600 <= 0.985
 
 
+@pytest.mark.slow
 def test_the_interval_of_graded_scores_covers_95_percent_of_the_time():
     rng = np.random.default_rng(3)
     trials, truth = 600, 0.6

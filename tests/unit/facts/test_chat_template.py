@@ -105,6 +105,7 @@ def test_a_question_s_text_is_the_beginning_of_the_text_with_its_answer(name: st
         assert written == f"{asked}{said}{end}"
 
 
+@pytest.mark.slow
 def test_a_named_template_needs_its_tokens(base: Path, tmp_path: Path) -> None:
     values = {
         "recipe": "function_calling",

@@ -171,6 +171,7 @@ def test_the_token_is_never_in_a_message(tmp_path: Path) -> None:
     assert token not in json.dumps(answer)
 
 
+@pytest.mark.slow
 def test_a_check_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path) -> None:
     """Connections are taken and nothing is ever said: the check says so once, and is done in seconds."""
     silent = socket.socket()

@@ -269,6 +269,7 @@ writer.close()
 """What llama.cpp's converter does of a Llama, without its tokenizer, through llama.cpp's own library."""
 
 
+@pytest.mark.slow
 def test_gguf_is_read_again_and_measured(ready, conversion, held_out, tmp_path):
     pytest.importorskip("gguf", reason="llama.cpp's library gguf is not installed")
     (tmp_path / "convert_hf_to_gguf.py").write_text(WRITER)
@@ -298,6 +299,7 @@ def llama_model_quantize(source, out, settings):
 """In the place of the library: copies the file, and refuses another type than Q4_K_M."""
 
 
+@pytest.mark.slow
 def test_what_the_quantiser_made_is_the_only_file(ready, conversion, held_out, tmp_path, monkeypatch):
     """llama.cpp's own library makes it where it is installed: tests/numerics/test_real_model.py."""
     pytest.importorskip("gguf", reason="llama.cpp's library gguf is not installed")

@@ -110,6 +110,7 @@ def test_a_mix_is_seen_as_often_as_in_memory(config, tmp_path: Path, passes: flo
     assert rows.stats == expected.stats
 
 
+@pytest.mark.slow
 def test_workers_and_groups_write_the_same_bytes(config, tmp_path: Path) -> None:
     for name in ("one", "two", "grouped"):
         sharding.planned(config(name), _made(tmp_path / name))
@@ -139,6 +140,7 @@ prepare_shards(load_config(Path(sys.argv[1]), ()).config, Watcher(), Wishes())
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(config, tmp_path: Path) -> None:
     whole, again = config("whole"), config("again")
     prepare_shards(whole, Watcher(), Wishes())
@@ -322,6 +324,7 @@ def test_files_of_every_format_become_shards(config, tmp_path: Path) -> None:
     assert held_out[0] == held_out[1]
 
 
+@pytest.mark.slow
 def test_a_worker_says_what_is_wrong_and_a_killed_one_is_told(
     config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
