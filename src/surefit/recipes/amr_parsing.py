@@ -321,7 +321,7 @@ BASELINES = {
 
 RECIPE = TaskRecipe(
     name="amr_parsing",
-    version=1,
+    version=2,
     citation=(
         "AMR: Banarescu et al. 2013; Smatch: Cai & Knight 2013, triples as smatch 1.0.4 reads them; phenomena: "
         "Damonte, Cohen & Satta, arXiv:1608.06111; Vietnamese data format: VLSP 2025 semantic parsing"

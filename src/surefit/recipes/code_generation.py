@@ -271,7 +271,7 @@ def _score_samples(example: Example, predictions: Sequence[Prediction]) -> Score
 
 RECIPE = TaskRecipe(
     name="code_generation",
-    version=1,
+    version=2,
     citation=(
         "HumanEval and pass@k: arXiv:2107.03374, openai/human-eval commit 6d43fb9; MBPP: arXiv:2108.07732; run by "
         "surefit's own sandbox"

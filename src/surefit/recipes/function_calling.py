@@ -146,7 +146,7 @@ def _grammar(example: Example) -> Grammar:
 
 RECIPE = TaskRecipe(
     name="function_calling",
-    version=1,
+    version=2,
     citation=(
         "data format: xLAM function-calling 60k, arXiv:2406.18518; scores: Berkeley Function-Calling Leaderboard V4, "
         "ShishirPatil/gorilla commit 6ea57973c7a6097fd7c5915698c54c17c5b1b6c8"

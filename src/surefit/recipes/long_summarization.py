@@ -244,7 +244,7 @@ METRICS = (
 
 RECIPE = TaskRecipe(
     name="long_summarization",
-    version=1,
+    version=2,
     citation=(
         "ROUGE: Lin 2004, as rouge-score 0.1.2 computes it (google-research/rouge); coverage and density: Grusky, "
         "Naaman & Artzi 2018, arXiv:1804.11283; new n-grams: See, Liu & Manning 2017, arXiv:1704.04368"

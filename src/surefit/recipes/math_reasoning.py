@@ -177,7 +177,7 @@ def _ends_with_a_number(example: Example) -> Grammar:
 
 RECIPE = TaskRecipe(
     name="math_reasoning",
-    version=1,
+    version=2,
     citation=(
         "data and extraction: GSM8K, arXiv:2110.14168, openai/grade-school-math commit 3101c7d; equivalence: "
         "hendrycks/math commit 985bdc1 and openai/prm800k commit 7ecc794"
