@@ -1,6 +1,6 @@
 """Bytes and launches per token of a LoRA training step, by operator, and where the processor waits for the GPU.
 
-    python benchmarks/traffic.py [--model 1b|8b] [--sm 75|80|89|90] [--kernels] [--json]
+    python benchmarks/traffic.py [--model 1b|8b] [--sm 75|80|89|90] [--kernels] [--fp8] [--json]
 
 Counted on tensors of a GPU that have no data, as `surefit plan` simulates it: no GPU is needed, and **nothing is
 measured**. The step is that of the throughput workloads (`throughput.py`): Llama 3.2 1B or Llama 3.1 8B, LoRA of rank
@@ -221,10 +221,12 @@ def main() -> int:
     parser.add_argument("--model", choices=list(MODELS), default="1b")
     parser.add_argument("--sm", choices=("75", "80", "89", "90"), default="90", help="compute capability of the GPU")
     parser.add_argument("--kernels", action="store_true", help="with fused kernels, and what each of them saves")
+    parser.add_argument("--fp8", action="store_true", help="over frozen weights in float8; the goals are bfloat16's")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     asked = parser.parse_args()
     capability = int(asked.sm[0]), int(asked.sm[1])
-    setting = setting_of(asked.model, capability, kernels=asked.kernels)
+    quantization = "fp8" if asked.fp8 else "none"
+    setting = setting_of(asked.model, capability, kernels=asked.kernels, quantization=quantization)
     found = traffic(setting)
     print("\n".join(lines_of(found, asked.model)))
     if asked.kernels:
@@ -234,7 +236,8 @@ def main() -> int:
             print(f"{kernel:57}{launches:9,}{megabytes:10.3f}")
     if asked.json:
         before, goal = GOALS[asked.model]
-        stated = {"model": MODELS[asked.model], "sm": asked.sm, "counted": True, "measured": False, "goal": goal}
+        stated = {"model": MODELS[asked.model], "sm": asked.sm, "quantization": quantization, "goal": goal}
+        stated |= {"counted": True, "measured": False}
         print(json.dumps({**stated, "before": before, **found}))
     return 0
 

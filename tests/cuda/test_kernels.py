@@ -37,12 +37,34 @@ def test_in_the_interpreter_they_compute_what_pytorch_does() -> None:
     assert_small(json.loads(done.stdout))
 
 
+def test_in_the_interpreter_float8_is_the_same_bit_for_bit() -> None:
+    done = subprocess.run(
+        [sys.executable, str(HELPERS / "float8_interpreted.py")],
+        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert len(found) == 21
+    assert not any(found.values()), found
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_float8_is_the_same_bit_for_bit() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no float8 arithmetic")
+    import float8_interpreted
+
+    found = dict(float8_interpreted.cases("cuda"))
+    assert len(found) == 21
+    assert not any(found.values()), found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
 def test_no_register_is_spilled(capability: int) -> None:
     import triton_ahead as ahead
 
-    for kernel in ahead.kernels("bf16"):
+    for kernel in ahead.kernels("bf16", capability):
         found = ahead.compiled(kernel, capability, "bf16")
         assert found.spilled == 0, kernel.name
         assert found.shared <= ahead.SHARED_LIMIT[capability] * 1024, kernel.name
@@ -53,7 +75,7 @@ def test_no_register_is_spilled(capability: int) -> None:
 def test_turing_would_spill_which_is_one_reason_to_leave_it_out() -> None:
     import triton_ahead as ahead
 
-    found = {kernel.name: ahead.compiled(kernel, 75, "fp16") for kernel in ahead.kernels("fp16")}
+    found = {kernel.name: ahead.compiled(kernel, 75, "fp16") for kernel in ahead.kernels("fp16", 75)}
     assert max(each.spilled for each in found.values()) > 0
 
 

@@ -93,6 +93,30 @@ def test_a_layer_moves_and_launches_no_more_than_it_did(benchmark: Any, capabili
     assert 0 < moved <= most_moved
 
 
+@pytest.mark.parametrize(
+    ("kernels", "operator", "each"),
+    [(False, "linalg_vector_norm", 2), (True, "float8_rows", 3)],
+    ids=["plain", "fused"],
+)
+def test_projections_that_share_their_input_quantise_it_once(
+    benchmark: Any, kernels: bool, operator: str, each: int
+) -> None:
+    """A layer has four inputs: of q, k and v; of o; of gate and up; of down. `each`: bytes per number. Weights are made
+    of float8 ones for the gradient alone, 3 bytes per number in one pass."""
+    setting, sums = replace(setting_of((9, 0)), quantization="fp8", kernels=kernels), []
+    for layers in (2, 3):
+        counted, _ = benchmark.operations(setting.with_layers(layers))
+        found = {row.operator: row for row in benchmark.rows_of(counted, setting.tokens)}
+        made = found["float8_weights"].megabytes_per_token if kernels else 0.0
+        sums.append((found[operator].launches, found[operator].megabytes_per_token * 1e6, made * 1e6 * setting.tokens))
+    launches, moved, made = (more - few for few, more in zip(*sums, strict=True))
+    hidden, queries, keys, width = 256, 256, 64, 768
+    assert launches == 4
+    assert moved == pytest.approx(each * (2 * hidden + queries + width), rel=0.02)
+    if kernels:
+        assert made == pytest.approx(3 * hidden * (2 * queries + 2 * keys + 3 * width), rel=0.01)
+
+
 def test_the_loss_moves_no_more_per_logit_than_it_did(benchmark: Any) -> None:
     """Of an entry of the vocabulary and a token: 18 bytes besides the matrix products, 6 to float32, 8 for the
     log-probability and 4 for the softmax in place."""

@@ -20,7 +20,7 @@ from liger_kernel.ops import rms_norm, rope
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from surefit.model import triton_swiglu
+from surefit.model import triton_float8, triton_swiglu
 
 CAPABILITIES = (75, 80, 89, 90, 100)
 SHARED_LIMIT = {75: 64, 80: 163, 89: 99, 90: 227, 100: 227}
@@ -28,6 +28,11 @@ SHARED_LIMIT = {75: 64, 80: 163, 89: 99, 90: 227, 100: 227}
 WIDTHS = {"1b": (2048, 8192, 32, 8, 64), "8b": (4096, 14336, 32, 8, 128)}
 """Hidden size, MLP, query heads, key heads and the width of a head."""
 STRIDES_AND_COUNTS = "i32"
+FLOAT8 = {
+    "rows_kernel": {"q": "*fp8e4nv", "scale": "*fp32", "x": "*bf16"},
+    "weights_kernel": {"w": "*bf16", "q": "*u8", "scale": "*fp32"},
+}
+"""The pointers of kernels whose numbers are not all of one type."""
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -47,8 +52,8 @@ class Compiled(NamedTuple):
     shared: int
 
 
-def kernels(dtype: str) -> Iterator[Kernel]:
-    """Every kernel as a step starts it, by the shapes of `WIDTHS`."""
+def kernels(dtype: str, capability: int) -> Iterator[Kernel]:
+    """Every kernel as a step starts it there, by the shapes of `WIDTHS`."""
     element = {"fp16": triton.language.float16, "bf16": triton.language.bfloat16}[dtype]
     for model, (hidden, _, heads, key_heads, width) in WIDTHS.items():
         block, warps = rms_norm.calculate_settings(hidden)
@@ -62,6 +67,13 @@ def kernels(dtype: str) -> Iterator[Kernel]:
         }  # fmt: skip
         for back_name, backward in (("", False), (" backward", True)):
             yield Kernel(f"rope{back_name}, {model}", rope._triton_rope, turn | {"BACKWARD_PASS": backward}, 4)
+    yield Kernel("weights from float8", triton_float8.weights_kernel, {"BLOCK": triton_float8.BLOCK},
+                 triton_float8.WARPS)  # fmt: skip
+    if capability >= 89:
+        for model, (_, mlp, *_) in WIDTHS.items():
+            row = triton.next_power_of_2(mlp)
+            name = f"rows to float8, {model}"
+            yield Kernel(name, triton_float8.rows_kernel, {"BLOCK": row}, triton_float8.warps_of(row))
     for rank in (0, 16, 128):
         block = {
             "ROWS": triton_swiglu.ROWS, "COLUMNS": triton_swiglu.COLUMNS,
@@ -77,7 +89,10 @@ def kernels(dtype: str) -> Iterator[Kernel]:
 def compiled(kernel: Kernel, capability: int, dtype: str) -> Compiled:
     """What the machine code of one kernel takes, built as a launch with these arguments builds it."""
     names = kernel.function.arg_names
-    signature = {name: "constexpr" if name in kernel.constants else _type(name, dtype) for name in names}
+    types = FLOAT8.get(kernel.function.fn.__name__, {})
+    signature = {
+        name: "constexpr" if name in kernel.constants else types.get(name) or _type(name, dtype) for name in names
+    }
     # A launch says of pointers and of sizes that are multiples of 16 that they are.
     divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if _aligned(signature[name])}
     source = ASTSource(kernel.function, signature, constexprs=kernel.constants, attrs=divisible)
@@ -110,11 +125,13 @@ def dtype_of(capability: int) -> str:
 
 def main() -> None:
     print(f"Triton {triton.__version__}: registers per thread / bytes spilled / bytes of shared memory")
-    for kernel in kernels("bf16"):
+    for kernel in kernels("bf16", CAPABILITIES[-1]):
         row = []
         for capability in CAPABILITIES:
             dtype = dtype_of(capability)
-            same = next(each for each in kernels(dtype) if each.name == kernel.name)
+            same = next((each for each in kernels(dtype, capability) if each.name == kernel.name), None)
+            if same is None:
+                continue
             found = compiled(same, capability, dtype)
             row.append(f"sm_{capability} {found.registers}/{found.spilled}/{found.shared}")
         print(f"{kernel.name}: {', '.join(row)}", flush=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from surefit.model.kernel_ops import MOST_RANK, swiglu, swiglu_backward
 from surefit.model.lora_products import joined, outputs, products, through_b
-from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit
+from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit, products_of
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Names of siblings that read the same tensor. A guess: each call checks that it is so."""
@@ -82,7 +81,7 @@ class _Products(torch.autograd.Function):
         ctx.save_for_backward(x, mask, low, *factors)
         ctx.bases, ctx.scalings, ctx.drop = bases, scalings, drop
         ctx.set_materialize_grads(False)
-        return tuple(outputs([partial(base, x) for base in bases], low, a, b, scalings))
+        return tuple(outputs(products_of(bases, x), low, a, b, scalings))
 
     @staticmethod
     @once_differentiable
@@ -131,7 +130,7 @@ class _Gated(torch.autograd.Function):
     ) -> torch.Tensor:
         """x: (rows, inputs). factors: A and B of the gate, A and B of up. Returns (rows, outputs)."""
         low = x @ joined(factors[::2]).T
-        gate, up = (base(x) for base in bases)
+        gate, up = (product() for product in products_of(bases, x))
         ctx.save_for_backward(x, low, gate, up, *factors)
         ctx.bases, ctx.scalings, ctx.drop = bases, scalings, 0.0
         return swiglu(gate, up, low, factors[1::2], scalings)  # type: ignore[no-any-return]

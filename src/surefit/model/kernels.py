@@ -24,6 +24,7 @@ from surefit.config.resolve import missing_for_kernels
 from surefit.core.errors import MachineError
 from surefit.model import fused_lora
 from surefit.model.kernel_ops import rms_norm, rope, swiglu
+from surefit.model.quantize import Float8Linear
 from surefit.model.sdpa import on_gpu
 
 MOST_UNEQUAL = 0.02
@@ -80,6 +81,8 @@ def use_kernels(model: torch.nn.Module) -> Fused:
     counts = dict.fromkeys(Fused._fields, 0)
     with _disable_current_modes():  # of a plan: what is tried here is no part of a run
         for module in model.modules():
+            if isinstance(module, Float8Linear):
+                module.one_pass = True
             if "forward" in vars(module):
                 continue
             kind: Any = type(module)

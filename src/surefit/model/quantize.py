@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +19,13 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError
+from surefit.model import float8_ops
 from surefit.model.compat import keep_four_bit_layout
+from surefit.model.float8_ops import FP8, FP8_MAX, TINY
 
 FIELD = "model.quantization"
 BLOCK, BLOCKS = 64, 256
 """Weights per NF4 scale, and scales per scale of the scales: what bitsandbytes does unless told otherwise."""
-FP8 = torch.float8_e4m3fn
-FP8_MAX = torch.finfo(FP8).max  # 448
 
 
 def quantization_config(section: ModelSection, dtype: torch.dtype) -> BitsAndBytesConfig | None:
@@ -155,9 +156,11 @@ class Float8Linear(torch.nn.Linear):
         weight: (outputs, inputs) float8_e4m3fn.
         scale: (outputs, 1) float32.
         compute_dtype: what `dequantized` gives: the type the weights had.
+        one_pass: whether float8 is made and read by our kernels (`kernels.use_kernels`), with the same numbers.
     """
 
     scale: torch.Tensor
+    one_pass = False
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, compute_dtype: torch.dtype
@@ -180,8 +183,16 @@ class Float8Linear(torch.nn.Linear):
 
     def dequantized(self) -> torch.Tensor:
         """The weights, in `compute_dtype`, each rounded once."""
-        # Float8 is exact in every type that is computed in; multiplied by a float32, the product is taken in float32.
-        return self.weight.to(self.compute_dtype).mul_(self.scale)
+        made = float8_ops.fused_weights if self.one_pass else float8_ops.weights
+        return made(self.weight, self.scale, self.compute_dtype)
+
+    def rows_of(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`float8_ops.rows` of x (rows, inputs)."""
+        return (float8_ops.fused_rows if self.one_pass else float8_ops.rows)(x)
+
+    def product_of(self, rows: torch.Tensor, row_scale: torch.Tensor) -> torch.Tensor:
+        """x Wᵀ + b in float8, (rows, outputs) in `compute_dtype`, of x as `rows_of` gives it."""
+        return torch._scaled_mm(rows, self.weight.T, row_scale, self.scale.T, self.bias, out_dtype=self.compute_dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = _Float8Product.apply(x, self)  # type: ignore[no-untyped-call]
@@ -207,7 +218,7 @@ class _Float8Product(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, layer: Float8Linear) -> torch.Tensor:
         ctx.layer = layer
         if _multiplies_float8(x, layer):
-            rows = scaled_product(x.reshape(-1, x.shape[-1]), layer.weight, layer.scale, layer.bias)
+            rows = layer.product_of(*layer.rows_of(x.reshape(-1, x.shape[-1])))
             return rows.view(*x.shape[:-1], layer.out_features)
         return torch.nn.functional.linear(x, layer.dequantized().to(x.dtype), layer.bias)
 
@@ -220,20 +231,19 @@ class _Float8Product(torch.autograd.Function):
 def to_float8(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(Q, scale) with tensor ≈ scale · Q: (rows, columns) float8_e4m3fn, and (rows, 1) float32."""
     values = tensor.float()
-    scale = (values.abs().amax(dim=1, keepdim=True) / FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+    scale = (values.abs().amax(dim=1, keepdim=True) / FP8_MAX).clamp_(min=TINY)
     # Division rounds, so a row's largest value can come out above 448, where the conversion gives NaN.
     return (values / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
-def scaled_product(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """x Wᵀ + b in float8: x (rows, inputs) is quantised by row, `weight` and `scale` are a `Float8Linear`'s."""
-    row_scale = torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True, dtype=torch.float32) / FP8_MAX
-    row_scale.clamp_(min=torch.finfo(torch.float32).tiny)
-    # Into x's own type, which rounds once more but spares a float32 copy of x.
-    scaled = torch.div(x, row_scale, out=torch.empty_like(x)).clamp_(-FP8_MAX, FP8_MAX)
-    return torch._scaled_mm(scaled.to(FP8), weight.T, row_scale, scale.T, bias, out_dtype=x.dtype)
+def products_of(layers: Sequence[torch.nn.Linear], x: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
+    """What gives the output (rows, outputs) of each frozen layer for the same x (rows, inputs), outside autograd.
+
+    Those that multiply in float8 share the rows, quantised once.
+    """
+    in_float8 = [layer for layer in layers if isinstance(layer, Float8Linear) and _multiplies_float8(x, layer)]
+    rows = in_float8[0].rows_of(x) if in_float8 else ()
+    return [partial(layer.product_of, *rows) if layer in in_float8 else partial(layer, x) for layer in layers]
 
 
 def _multiplies_float8(x: torch.Tensor, layer: Float8Linear) -> bool:

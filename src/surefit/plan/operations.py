@@ -48,8 +48,11 @@ GRADIENTS = {"grads", "g"}
 """What an optimizer's operator says that it changes, and does not."""
 NAMESPACES = {"aten", "torch_attn", "bitsandbytes", "surefit"}
 """Whose operators launch kernels: PyTorch's, those of its attention for packed examples, bitsandbytes', and ours."""
-LAUNCHES = {"rms_norm": 1, "rms_norm_backward": 2, "rope": 3, "swiglu": 1, "swiglu_backward": 1}
-"""Of our operators (model/kernel_ops.py)."""
+LAUNCHES = {
+    "rms_norm": 1, "rms_norm_backward": 2, "rope": 3, "swiglu": 1, "swiglu_backward": 1, "float8_rows": 1,
+    "float8_weights": 1,
+}  # fmt: skip
+"""Of our operators (model/kernel_ops.py, model/float8_ops.py)."""
 MORE_PASSES = {"rms_norm_backward": {"x": 1}, "rope": {"q": 2, "k": 2}}
 """What they do besides reading their arguments and writing their results, in passes over an argument: Liger fills the
 gradient of x with zeros first, and queries and keys are copied before it rotates them in place."""

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import MachineError
-from surefit.model import load
+from surefit.model import float8_ops, load, quantize
 from surefit.model.adapter import add_adapter
 from surefit.model.load import load_model
 from surefit.model.quantize import (
@@ -21,9 +21,9 @@ from surefit.model.quantize import (
     frozen_matrix,
     hidden_tensors,
     is_four_bit,
+    products_of,
     quantization_config,
     quantize_meta,
-    scaled_product,
     to_float8,
 )
 from surefit.model.saved import load_adapted
@@ -195,17 +195,37 @@ def test_a_float8_layer_keeps_its_types() -> None:
     assert torch.equal(other(x), layer(x))
 
 
-def test_the_product_that_a_gpu_takes_in_float8() -> None:
+def test_no_row_comes_out_of_float8_s_range() -> None:
+    """Of every finite bfloat16 as the largest number of its row, though the division rounds: nothing is clamped."""
+    largest = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16)
+    rows, scale = float8_ops.rows(torch.stack([largest, -largest, largest / 3], dim=1))
+    quotients = largest.float() / scale[:, 0]
+    assert bool((quotients > 448).any())
+    assert float(quotients.bfloat16().max()) == 448
+    assert float(rows.float().abs().max()) == 448
+
+
+def test_a_gpu_s_product_of_rows_quantised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit what each layer gives by itself."""
     torch.manual_seed(0)
-    linear, x = torch.nn.Linear(64, 48), torch.randn(32, 64) * torch.logspace(-2, 2, 32)[:, None]
-    layer = Float8Linear.of(linear)
-    try:
-        got = scaled_product(x.bfloat16(), layer.weight, layer.scale, None)
-    except RuntimeError as error:
-        pytest.skip(f"this torch has no such product on a CPU: {str(error)[:80]}")
-    exact = x @ linear.weight.T
-    assert got.dtype == torch.bfloat16
-    assert float(((got.float() - exact).norm(dim=1) / exact.norm(dim=1)).detach().max()) < 0.06
+    linears = [torch.nn.Linear(64, outputs) for outputs in (48, 32, 40)]
+    x = torch.randn(32, 64) * torch.logspace(-2, 2, 32)[:, None]
+    layers, low = [Float8Linear.of(linear.bfloat16()) for linear in linears], x.bfloat16()
+    whole = [layer.product_of(*float8_ops.rows(low)) for layer in layers[:2]]
+    whole.append(layers[2](low))  # whose 40 outputs are no multiple of 16
+    monkeypatch.setattr(quantize, "_multiplies_float8", lambda x, layer: layer.out_features % 16 == 0)
+    calls = []
+    rows = float8_ops.rows
+    monkeypatch.setattr(float8_ops, "rows", lambda x: calls.append(x) or rows(x))
+    shared = [product() for product in products_of(layers, low)]
+    assert len(calls) == 1
+    alone = [layer(low) for layer in layers]
+    assert all(map(torch.equal, shared, whole))
+    assert all(map(torch.equal, shared, alone))
+    for linear, found in zip(linears, shared, strict=True):
+        exact = torch.nn.functional.linear(low.float(), linear.weight.float(), linear.bias.float())
+        assert found.dtype == torch.bfloat16
+        assert float(((found.float() - exact).norm(dim=1) / exact.norm(dim=1)).detach().max()) < 0.06
 
 
 @pytest.mark.gpu

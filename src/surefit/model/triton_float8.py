@@ -1,0 +1,65 @@
+"""Float8 in one pass: rows to it, and weights from it. Triton's source, and what starts it.
+
+Only imported where Triton is installed; `float8_ops` has the operators, and the same arithmetic in PyTorch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK, WARPS = 1024, 4
+"""Weights that a block of threads makes, and its warps."""
+MOST_NUMBERS_PER_THREAD = 32
+TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
+
+
+@triton.jit
+def rows_kernel(q, scale, x, width, BLOCK: tl.constexpr):
+    """One row per program, held in registers between its two uses."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < width
+    values = tl.load(x + row * width + columns, mask, 0.0).to(tl.float32)
+    largest = tl.maximum(tl.div_rn(tl.max(tl.abs(values), axis=0), 448.0), TINY)
+    tl.store(scale + row, largest)
+    tl.store(q + row * width + columns, tl.div_rn(values, largest).to(tl.bfloat16).to(q.dtype.element_ty), mask)
+
+
+@triton.jit
+def weights_kernel(w, q, scale, width, BLOCK: tl.constexpr):
+    """q as bytes: Ampere has no float8. Its bits 7 places further left are a float16 that is 256 times smaller, one too
+    small to be normal included."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < width
+    bits = tl.load(q + row * width + columns, mask, 0).to(tl.int16)
+    half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+    value = half.to(tl.float32) * 256.0 * tl.load(scale + row)
+    tl.store(w + row * width + columns, value.to(w.dtype.element_ty), mask)
+
+
+def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`float8_ops.fused_rows`."""
+    x = x.contiguous()
+    count, width = x.shape
+    q, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty(count, 1, dtype=torch.float32)
+    block = triton.next_power_of_2(width)
+    rows_kernel[(count,)](q, scale, x, width, BLOCK=block, num_warps=warps_of(block))
+    return q, scale
+
+
+def weights(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`float8_ops.fused_weights`."""
+    w = torch.empty_like(q, dtype=dtype)
+    count, width = q.shape
+    weights_kernel[(count, triton.cdiv(width, BLOCK))](
+        w, q.view(torch.uint8), scale, width, BLOCK=BLOCK, num_warps=WARPS
+    )
+    return w
+
+
+def warps_of(block: int) -> int:
+    """Of a program that holds a row of so many numbers."""
+    return min(32, max(4, block // (32 * MOST_NUMBERS_PER_THREAD)))
