@@ -165,7 +165,7 @@ def test_a_run_is_watched_as_it_goes_on(
         expect(page.locator("#state")).to_have_text("merge started")
         page.goto(f"{server.origin}/run?path=runs/first&report")
         frame = page.frame_locator("iframe.report")
-        assert frame.get_by_role("heading", name="The verdict").is_visible()
+        expect(frame.get_by_role("heading", name="The verdict")).to_be_visible()
         assert noise == []
         page.close()
 
@@ -181,7 +181,7 @@ def test_examples_are_filtered_and_runs_compared(browser: Browser, server: Any) 
     for name in ("runs/first", "runs/second"):
         page.get_by_label(f"Compare {name}").check()
     page.get_by_role("button", name="Compare those that are ticked").click()
-    assert page.get_by_role("heading", name="Side by side").is_visible()
+    expect(page.get_by_role("heading", name="Side by side")).to_be_visible()
     assert page.locator("figure.plot line.ci").count() >= 4
     assert noise == []
     page.close()
