@@ -28,7 +28,7 @@ from surefit.data import tokenize
 from surefit.data.audit import chunk, whole
 from surefit.data.audit.chunk import Looker, Question
 from surefit.data.load import load_rows
-from surefit.model.load import load_tokenizer
+from surefit.model.tokenizer import load_tokenizer
 
 WORDS = [
     word for name in ("amber barley canal dune ember fern", "glade harbour inlet jetty kelp") for word in name.split()

@@ -124,7 +124,7 @@ def answer(path: Path, model: str) -> None:
     from surefit.data.tokenize import tokenize_prompt
     from surefit.generate.engine import Decoding, generate
     from surefit.model.layers import load_to_answer
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
     from surefit.stages.evaluating import held_out_sets
     from surefit.stages.prepare import prepare
 

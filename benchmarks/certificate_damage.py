@@ -34,10 +34,11 @@ from surefit.evaluate.stats import paired_bootstrap
 from surefit.generate.engine import Decoding, generate
 from surefit.merge import certify
 from surefit.merge.merge import MergeJob, certify_merged
-from surefit.model.load import load_model, load_tokenizer
+from surefit.model.load import load_model
 from surefit.model.quantize import rounded_through
 from surefit.model.saved import load_adapted
 from surefit.model.streamed import nudged
+from surefit.model.tokenizer import load_tokenizer
 from surefit.stages.prepare import prepare
 
 Tensors = dict[str, torch.Tensor]

@@ -265,7 +265,7 @@ _TOKENIZERS: dict[str, Any] = {}
 def _peer_batch(batch: dict[str, list[Any]], model: str) -> dict[str, list[Any]]:
     """Template, tokens and labels of conversations, as a careful user writes it."""
     from surefit.config.schema import ModelSection
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
 
     if model not in _TOKENIZERS:
         _TOKENIZERS[model] = load_tokenizer(ModelSection(name_or_path=model))

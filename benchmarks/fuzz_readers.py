@@ -176,7 +176,8 @@ def read_model(folder: Path) -> object:
     """As training does: tokenizer and weights."""
     from surefit.config.schema import ModelSection
     from surefit.facts.hardware import hardware_facts
-    from surefit.model.load import load_model, load_tokenizer
+    from surefit.model.load import load_model
+    from surefit.model.tokenizer import load_tokenizer
 
     section = ModelSection(name_or_path=str(folder / "model"), dtype="float32")
     tokenizer = load_tokenizer(section)

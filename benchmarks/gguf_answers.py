@@ -37,7 +37,8 @@ class Run:
         from surefit.data.formats import read_splits
         from surefit.data.tokenize import tokenize_prompt
         from surefit.generate.engine import Decoding, generate
-        from surefit.model.load import load_model, load_tokenizer
+        from surefit.model.load import load_model
+        from surefit.model.tokenizer import load_tokenizer
         from surefit.stages.prepare import prepare
 
         run = prepare(target)

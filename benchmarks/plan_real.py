@@ -211,7 +211,7 @@ def main() -> int:
     if asked.list:
         print("\n".join(case.name for case in chosen))
         return 0
-    from surefit.model.load import model_path
+    from surefit.model.tokenizer import model_path
 
     model = model_path(asked.model)
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def compare(folder: Path, model: str, steps: int) -> dict[str, Any]:
-    from surefit.model.load import model_path
+    from surefit.model.tokenizer import model_path
 
     workload = Workload(
         model_path(model), LENGTH, BATCH, 1, 16, "float32", "none", WARMUP, steps - WARMUP, None, 1e-3, "cosine"
@@ -116,7 +116,7 @@ def write_rows(folder: Path, workload: Workload) -> dict[str, Any]:
 
     from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
     from surefit.stages.prepare import prepare
 
     source = SHARED if SHARED.is_file() else SAMPLES

@@ -242,7 +242,7 @@ def test_quick_on_the_built_in_model(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_quick_on_the_real_model(data: Path, tmp_path: Path) -> None:
-    from surefit.model.load import model_path
+    from surefit.model.tokenizer import model_path
 
     try:
         model_path(real.MODEL)

@@ -23,9 +23,10 @@ from surefit.core.rundir import RunDir, read_json
 from surefit.evaluate.variants import CheckpointModel
 from surefit.merge.merge import merge
 from surefit.model.fused_lora import fuse_lora
-from surefit.model.load import load_model, load_tokenizer, new_tokens
+from surefit.model.load import load_model
 from surefit.model.prepare import prepare_for_training
 from surefit.model.saved import load_adapted
+from surefit.model.tokenizer import load_tokenizer, new_tokens
 from surefit.model.vocabulary import grow
 from surefit.train.loss import loss_sum
 

@@ -42,7 +42,7 @@ def test_a_real_run_of_the_built_in_model_takes_what_was_planned(plan_real: Modu
 @pytest.mark.skipif(sys.platform != "linux", reason="the plan is of glibc's malloc")
 @pytest.mark.parametrize("name", ["lora-256x2-packed-selective", "full-256-whole-logits"])
 def test_a_run_of_a_real_model_takes_what_was_planned(plan_real: ModuleType, name: str, tmp_path: Path) -> None:
-    from surefit.model.load import model_path
+    from surefit.model.tokenizer import model_path
 
     try:
         model = model_path(plan_real.MODEL)

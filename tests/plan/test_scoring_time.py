@@ -19,7 +19,8 @@ from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
 from surefit.facts.scored import ScoredFacts, ScoredSet
 from surefit.generate.engine import Decoding, generate
-from surefit.model.load import load_model, load_tokenizer
+from surefit.model.load import load_model
+from surefit.model.tokenizer import load_tokenizer
 from surefit.plan.operations import Tally
 from surefit.plan.profile import Profile, Rates, profile_folder
 from surefit.plan.scoring_time import Span, scoring_time

@@ -11,7 +11,7 @@ from surefit.cli.app import app
 from surefit.config.schema import DataSection, ModelSection
 from surefit.data.dataset import build_dataset
 from surefit.data.formats import read_splits
-from surefit.model.load import load_tokenizer
+from surefit.model.tokenizer import load_tokenizer
 from surefit.recipes import get
 
 RUN = """

@@ -98,7 +98,8 @@ def train_tiny(tmp_path_factory, tiny_base):
     from peft import PeftModel
 
     from surefit.model.adapter import add_adapter, lora_modules
-    from surefit.model.load import load_model, load_tokenizer
+    from surefit.model.load import load_model
+    from surefit.model.tokenizer import load_tokenizer
     from surefit.train.export import export, result_of
 
     def train(sequences, kind="lora", dtype="float32", steps=25):

@@ -269,7 +269,7 @@ def config_question(config: Config) -> Question:
     """What a config's data are asked."""
     from surefit import recipes
     from surefit.data.audit.chunk import Question
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
 
     return Question(
         source=config.data.train,

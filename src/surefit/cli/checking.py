@@ -103,7 +103,7 @@ def _show_examples(out: Output, found: Gathered, count: int) -> None:
     from surefit.data.formats import to_examples
     from surefit.data.show import segments
     from surefit.data.thinking import with_thinking
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
 
     if found.rows is None or found.recipe is None:
         raise ConfigError("there are no local rows to show", field="data.train", help="name a file of rows")

@@ -131,7 +131,8 @@ def _local(name: str) -> Ask:
     from surefit.data.tokenize import tokenize_prompt
     from surefit.facts.hardware import hardware_facts
     from surefit.generate.engine import Decoding, generate
-    from surefit.model.load import load_model, load_tokenizer
+    from surefit.model.load import load_model
+    from surefit.model.tokenizer import load_tokenizer
     from surefit.task import Example
 
     hardware = hardware_facts()

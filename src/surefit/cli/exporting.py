@@ -169,7 +169,7 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
     from surefit.evaluate.rows import judge, pick, predictions
     from surefit.evaluate.summary import estimates
     from surefit.merge.quantised import reload
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
 
     config = run.resolved.config
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)

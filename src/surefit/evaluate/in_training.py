@@ -16,8 +16,8 @@ from surefit.evaluate.generation_settings import ways
 from surefit.evaluate.inference import LocalModel
 from surefit.evaluate.rows import judge, pick, predictions
 from surefit.evaluate.settings import require_settings
-from surefit.model.load import with_switches
 from surefit.model.prepare import reads_padding
+from surefit.model.tokenizer import with_switches
 from surefit.task import TaskRecipe
 
 

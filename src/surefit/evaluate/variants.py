@@ -22,8 +22,8 @@ from surefit.evaluate.answers import step_of
 from surefit.model.adapter import add_adapter
 from surefit.model.identity import adapter_identity, base_directory, base_identity
 from surefit.model.layers import load_to_answer
-from surefit.model.load import load_tokenizer, new_tokens
 from surefit.model.saved import load_adapted, load_run_tokenizer, load_saved
+from surefit.model.tokenizer import load_tokenizer, new_tokens
 
 VARIANTS = {"lora": ("base", "adapter", "merged"), "full": ("base", "model")}
 """By `adapter.kind`, in the order of training; the last is what ships."""

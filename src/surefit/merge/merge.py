@@ -46,9 +46,10 @@ from surefit.model.identity import (
     read_record,
     weights_sha256,
 )
-from surefit.model.load import load_model, load_tokenizer, new_tokens
+from surefit.model.load import load_model
 from surefit.model.saved import load_adapted, load_saved
 from surefit.model.streamed import FromFiles, Weights, nudged
+from surefit.model.tokenizer import load_tokenizer, new_tokens
 from surefit.model.vocabulary import token_rows
 
 PROMPTS = 32

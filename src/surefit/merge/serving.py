@@ -12,7 +12,7 @@ from typing import Any
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, read_json
 from surefit.merge.export import MANIFEST
-from surefit.model.load import model_path
+from surefit.model.tokenizer import model_path
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's --max-lora-rank may be."""

@@ -35,8 +35,8 @@ from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import CONVERTER, MANIFEST, READER, GgufSource, is_sound, place_of, require_reader
 from surefit.facts.gguf_tokenizer import build_tokenizer
 from surefit.model.compat import watched_gguf_tensors
+from surefit.model.tokenizer import FIELD
 
-FIELD = "model.name_or_path"
 FLOAT32 = 4
 TOLD_SECONDS = 5.0
 _one_thread = threading.Lock()

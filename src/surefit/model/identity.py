@@ -22,7 +22,7 @@ from surefit.core.reading import read_json_file
 from surefit.core.rundir import file_sha256, write_json
 from surefit.facts.gguf_source import origin_of
 from surefit.facts.model import cached_snapshot
-from surefit.model.load import model_path
+from surefit.model.tokenizer import model_path
 
 RECORD = "surefit.json"
 IDENTIFYING = ("*.safetensors", "tokenizer.json", "tokenizer.model")

@@ -20,8 +20,8 @@ from surefit.core.reading import library_errors
 from surefit.core.units import bytes_text
 from surefit.facts.generation import FOR_WEIGHTS
 from surefit.model.classes import auto_class
-from surefit.model.gguf import FIELD
-from surefit.model.load import load_model, model_path
+from surefit.model.load import load_model
+from surefit.model.tokenizer import FIELD, model_path
 
 
 def load_to_answer(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:

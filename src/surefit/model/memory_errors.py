@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import sys
 
 TEXTS = (
     "can't allocate memory", "not enough memory", "std::bad_alloc", "Cannot allocate memory",
@@ -17,6 +17,7 @@ it keeps for itself finds no room (torch.AcceleratorError); cuBLAS and cuDNN, fo
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the memory of the GPU or the machine is used up."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    torch = sys.modules.get("torch")  # its errors come from processes that have imported it
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError | OSError) and any(text in str(error) for text in TEXTS)

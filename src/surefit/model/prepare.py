@@ -25,9 +25,9 @@ from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.compile import compile_layers
 from surefit.model.fused_lora import fuse_lora, left_to_peft
 from surefit.model.kernels import require_kernels, use_kernels
-from surefit.model.load import new_tokens
 from surefit.model.neftune import Neftune
 from surefit.model.tiling import tile_mlps
+from surefit.model.tokenizer import new_tokens
 
 
 def prepare_for_training(

@@ -14,7 +14,7 @@ from surefit.core.reading import read_bytes
 from surefit.core.rundir import RunDir
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.layers import load_to_answer
-from surefit.model.load import load_tokenizer
+from surefit.model.tokenizer import load_tokenizer
 
 TEMPLATE = "chat_template.jinja"
 

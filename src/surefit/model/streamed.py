@@ -28,9 +28,9 @@ from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.classes import auto_class
 from surefit.model.compat import renamed_in_files
 from surefit.model.compile import decoder_layers
-from surefit.model.load import new_tokens
 from surefit.model.sdpa import start_cuda
-from surefit.model.vocabulary import NewTokens, ends
+from surefit.model.tokenizer import NewTokens, new_tokens
+from surefit.model.vocabulary import ends
 
 NUDGED_AT_ONCE = 2**22
 """Numbers: 40 MiB of copies."""

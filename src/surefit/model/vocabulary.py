@@ -8,74 +8,17 @@ A new token starts where its text was: its rows are the mean of those of the pie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from peft.tuners.trainable_tokens import TrainableTokensLayer
-from tokenizers import AddedToken
 from torch.autograd.function import once_differentiable
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from surefit.core.errors import ConfigError
-
-FIELD = "model.add_tokens"
-
-
-@dataclass(frozen=True)
-class NewTokens:
-    """Tokens that a tokenizer has been given.
-
-    Attributes:
-        first: the id of the first; the others follow.
-        pieces: for each, the ids of what its text was cut into before.
-    """
-
-    first: int
-    pieces: tuple[tuple[int, ...], ...]
-
-    @property
-    def ids(self) -> list[int]:
-        return list(range(self.first, self.first + len(self.pieces)))
-
-    def size(self, rows: int) -> int:
-        """The rows of a matrix that had `rows`: some models have more of them than tokens."""
-        return max(rows, self.first + len(self.pieces))
-
-    def into(self, old: torch.Tensor) -> torch.Tensor:
-        """The matrix (vocabulary, width) with the new tokens' rows in it; a copy. Means are taken in float32. What lies
-        between the old rows and the new ones belongs to no text: it gets the mean of all."""
-        rows = torch.empty(self.size(len(old)), *old.shape[1:], dtype=old.dtype, device=old.device)
-        rows[: len(old)] = old
-        if self.first > len(old):
-            rows[len(old) : self.first] = old.float().mean(0).to(old.dtype)
-        for number, pieces in zip(self.ids, self.pieces, strict=True):
-            rows[number] = (old[list(pieces)] if pieces else old).float().mean(0).to(old.dtype)
-        return rows
-
-
-def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> NewTokens | None:
-    """Teach a tokenizer, in place, those of the tokens that it does not know; None where it knows all.
-
-    They are ordinary tokens: matched in the text exactly as they are written, and not left out of answers.
-
-    Raises:
-        ConfigError: it puts them somewhere else than behind all others, one after the other.
-    """
-    known: dict[str, int] = tokenizer.get_vocab()
-    new = [token for token in tokens if token not in known]
-    if not new:
-        return None
-    pieces = tokenizer(new, add_special_tokens=False).input_ids
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
-    ids: list[int] = tokenizer.convert_tokens_to_ids(new)  # type: ignore[assignment]
-    if ids != list(range(ids[0], ids[0] + len(new))) or ids[0] <= max(known.values()):
-        raise ConfigError(
-            "this tokenizer does not put new tokens behind all others", field=FIELD, help="take another base model"
-        )
-    return NewTokens(ids[0], tuple(map(tuple, pieces)))
+from surefit.model.tokenizer import ADDED, NewTokens
 
 
 def grow(model: PreTrainedModel, new: NewTokens) -> None:
@@ -102,7 +45,7 @@ def token_rows(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[int
     if getattr(head, "bias", None) is not None:
         raise ConfigError(
             f"the output head of a {model.config.model_type} adds a bias, which rows of PEFT's leave out",
-            field=FIELD,
+            field=ADDED,
             help="set adapter.kind: full, which trains whole matrices, or take the tokens away",
         )
     return {name: list(ids) for name, module in model.named_modules() if any(module is end for end in ends(model))}

@@ -222,7 +222,7 @@ def _prompts(file: Path) -> list[str]:
 def _sequences(watcher: Watcher, job: MergeJob, prompts: Path | None) -> list[list[int]]:
     """Token ids to compare the models on: the user's prompts, or sentences that come with SureFit."""
     from surefit.core.rundir import read_jsonl
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
     from surefit.samples import resolve
 
     tokenizer = load_tokenizer(job.base)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from surefit.data.sharded import MANIFEST, Manifest, held_out_file
 from surefit.data.shards import Making, ShardTask, complete, damaged, shard_path, source_sha256, write_shard
 from surefit.data.sources import files_of, resolve_source
 from surefit.data.stream import Range, ranges, stream_rows
+from surefit.facts.gguf_source import gguf_source
 from surefit.launch.cluster import on_ray
 from surefit.stages.watcher import Watcher
 
@@ -309,7 +311,7 @@ def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
         return
     from concurrent.futures import as_completed
 
-    with pool(workers, _start_worker) as executor:
+    with pool(workers, _start_worker, (_needs_torch(jobs[0].config),)) as executor:
         waiting = [executor.submit(make_shard, job) for job in jobs]
         try:
             for future in as_completed(waiting):
@@ -321,9 +323,17 @@ def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
             executor.shutdown(cancel_futures=True)
 
 
-def _start_worker() -> None:
+def _needs_torch(config: Config) -> bool:
+    """Whether a worker may have to import torch: for a model's own code, or to find what a GGUF file became."""
+    return config.model.trust_remote_code or gguf_source(config.model.name_or_path) is not None
+
+
+def _start_worker(with_torch: bool) -> None:
     env.quiet_libraries()
     env.one_tokenizer_thread()
+    if not with_torch:
+        # transformers imports torch wherever it is installed; an entry of None says that it is not.
+        sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def make_shard(job: Job) -> dict[str, Any]:
@@ -350,7 +360,7 @@ def loaded_tokenizer(section: str) -> tuple[PreTrainedTokenizerBase, str]:
     """The tokenizer of a config's `model`, given as JSON, and its digest."""
     from surefit.config.schema import ModelSection
     from surefit.data.cache import tokenizer_digest
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(ModelSection.model_validate_json(section))
     return tokenizer, tokenizer_digest(tokenizer)

@@ -73,7 +73,7 @@ def train(
         require_no_errors(report)
         if dry_run:
             return _train(watcher, run, wishes, planned, world)
-        from surefit.model.load import load_tokenizer
+        from surefit.model.tokenizer import load_tokenizer
 
         # Before anything is written or, with overwrite, deleted: the run there may be a living one.
         with run.run.locked("train", watcher.note):
@@ -143,7 +143,7 @@ def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingD
     """
     from surefit.data.cache import TokenDataset
     from surefit.data.sharded import ShardedTokens
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
     from surefit.train.inputs import TrainingData
 
     if world is None:
@@ -162,7 +162,7 @@ def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingD
 def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
     from surefit.data.dataset import build_dataset
     from surefit.data.formats import read_splits
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
     from surefit.train.inputs import TrainingData
 
     config = run.resolved.config

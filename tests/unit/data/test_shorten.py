@@ -9,7 +9,7 @@ from surefit.data.formats import Examples
 from surefit.data.sampled import documents_missing
 from surefit.data.shorten import MARK, UNUSED, kept, prompt_cutter, prompt_limit, shorten
 from surefit.data.tokenize import encode, lengths
-from surefit.model.load import load_tokenizer
+from surefit.model.tokenizer import load_tokenizer
 from surefit.recipes import get
 from surefit.task import Example
 

@@ -19,7 +19,8 @@ from surefit.evaluate.runner import score_variants
 from surefit.evaluate.settings import require_settings
 from surefit.generate import server
 from surefit.generate.engine import Generation
-from surefit.model.load import load_model, load_tokenizer
+from surefit.model.load import load_model
+from surefit.model.tokenizer import load_tokenizer
 from surefit.task import Grammar, Prediction
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,7 +18,8 @@ from surefit.evaluate import inference, runner, variants
 from surefit.evaluate.rows import pick
 from surefit.evaluate.runner import score_variants
 from surefit.merge.merge import merge
-from surefit.model.load import load_model, load_tokenizer
+from surefit.model.load import load_model
+from surefit.model.tokenizer import load_tokenizer
 from surefit.task import Example, TaskRecipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

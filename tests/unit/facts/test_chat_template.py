@@ -18,7 +18,8 @@ from surefit.facts.model import model_facts
 from surefit.facts.template import render
 from surefit.facts.tokenizer import tokenizer_facts
 from surefit.generate.engine import stop_token_ids
-from surefit.model.load import load_model, load_tokenizer
+from surefit.model.load import load_model
+from surefit.model.tokenizer import load_tokenizer
 
 CHAT = [
     {"role": "system", "content": "Be short."},

@@ -28,7 +28,7 @@ from surefit.facts.tokenizer import facts_of_tokenizer, gguf_tokenizer_facts
 from surefit.merge.origin import gguf_of, hub_id, license_of, name_of
 from surefit.model import gguf as converter
 from surefit.model.identity import base_identity, base_record, named
-from surefit.model.load import load_tokenizer, model_path
+from surefit.model.tokenizer import load_tokenizer, model_path
 
 pytest.importorskip("gguf", reason="llama.cpp's library gguf is not installed")
 
@@ -266,7 +266,7 @@ def test_a_package_with_another_file_in_it(tmp_path, monkeypatch, cache):
 KILLED = """
 import os, signal, sys
 from surefit.model import gguf
-from surefit.model.load import model_path
+from surefit.model.tokenizer import model_path
 place, number = sys.argv[2].split(":")
 if place == "tensor":
     gguf._Told.__call__ = lambda self, done: done == int(number) and os.kill(os.getpid(), signal.SIGKILL)

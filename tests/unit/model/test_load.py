@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError, ModelError
-from surefit.model.load import load_model, load_tokenizer
+from surefit.model.load import load_model
+from surefit.model.tokenizer import load_tokenizer
 from surefit.nano import PATH as NANO
 
 WEIGHTS = "model.safetensors"

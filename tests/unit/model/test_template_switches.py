@@ -12,7 +12,7 @@ from surefit.core.errors import ConfigError
 from surefit.data.tokenize import conversation_segments, tokenize_prompt
 from surefit.facts.chat_template import with_defaults
 from surefit.facts.template import TemplateRefused, render, variables_of
-from surefit.model.load import load_tokenizer, with_switches
+from surefit.model.tokenizer import load_tokenizer, with_switches
 from surefit.task import Example
 from surefit.train.identity import require_same
 

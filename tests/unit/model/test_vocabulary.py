@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surefit.config.schema import ModelSection
-from surefit.model.vocabulary import NewTokens, add_to_tokenizer
+from surefit.model.tokenizer import NewTokens, add_to_tokenizer
 
 
 def test_a_row_is_the_mean_of_the_pieces_of_the_text(tiny_tokenizer) -> None:

@@ -70,7 +70,7 @@ def test_every_set_is_looked_at(here: Path) -> None:
 
 def test_the_tokens_are_those_that_the_model_is_asked(here: Path) -> None:
     from surefit.data.tokenize import tokenize_prompt
-    from surefit.model.load import load_tokenizer
+    from surefit.model.tokenizer import load_tokenizer
     from surefit.task import Example
 
     asked = facts(written(here), counted=True).held_out

@@ -18,15 +18,17 @@ from small_disk import room
 
 from surefit import recipes
 from surefit.config.load import load_config
+from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.lock import locked
+from surefit.core.processes import pool
 from surefit.data import sharded
 from surefit.data.dataset import build_dataset
 from surefit.data.formats import read_splits
 from surefit.data.prepared import opened
 from surefit.data.sharded import ShardedTokens, read_manifest
 from surefit.data.stream import ranges
-from surefit.model.load import load_tokenizer
+from surefit.model.tokenizer import load_tokenizer
 from surefit.stages import sharding
 from surefit.stages.sharding import Wishes, prepare_shards
 from surefit.stages.watcher import Lines, Watcher
@@ -133,6 +135,7 @@ def _made(directory: Path) -> Path:
 KILLED = """
 import sys
 from surefit.config.load import load_config
+from surefit.config.schema import ModelSection
 from surefit.stages.sharding import Wishes, prepare_shards
 from surefit.stages.watcher import Watcher
 from pathlib import Path
@@ -183,6 +186,7 @@ def test_two_at_once_are_refused(config, tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from surefit.core.lock import locked
+from surefit.core.processes import pool
 with locked(Path({str(tmp_path / "shards" / ".lock-0-of-2")!r}), "prepare"):
     print("held", flush=True)
     input()
@@ -343,3 +347,30 @@ def test_a_worker_says_what_is_wrong_and_a_killed_one_is_told(
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def answers_without_torch(section: str) -> tuple[str, bool]:
+    """(digest of the tokenizer, whether torch was imported), in a worker."""
+    return sharding.loaded_tokenizer(section)[1], sys.modules.get("torch") is not None
+
+
+def test_a_worker_does_without_torch(config):
+    section = config().model.model_dump_json()
+    with pool(1, sharding._start_worker, (False,)) as executor:
+        digest, imported = executor.submit(answers_without_torch, section).result()
+    assert not imported
+    assert digest == sharding.loaded_tokenizer(section)[1]
+    with pool(1, sharding._start_worker, (True,)) as executor:  # the counter-example
+        assert executor.submit(answers_without_torch, section).result() == (digest, True)
+
+
+@pytest.mark.parametrize(
+    ("model", "needed"),
+    [({"name_or_path": "surefit/nano"}, False), ({"name_or_path": "a/b", "trust_remote_code": True}, True),
+     ({"name_or_path": "some.gguf"}, True)],
+)  # fmt: skip
+def test_which_models_a_worker_needs_torch_for(config, tmp_path, monkeypatch, model, needed):
+    monkeypatch.chdir(tmp_path)
+    Path("some.gguf").touch()
+    changed = config().model_copy(update={"model": ModelSection(**model)})
+    assert sharding._needs_torch(changed) is needed

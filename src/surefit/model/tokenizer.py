@@ -1,0 +1,262 @@
+"""Tokenizers, loaded whole or refused with the reason, without torch: a worker that only tokenises starts in a third of
+the time and a sixth of the memory.
+
+A GGUF file is the exception: the model directory that it is converted into is written by torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import errors as hub
+from safetensors import SafetensorError, safe_open
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from surefit import nano
+from surefit.config.schema import ModelSection
+from surefit.core.errors import ConfigError, ModelError, SureFitError
+from surefit.core.reading import reason_of
+from surefit.facts.chat_template import require_tokens, template_text, with_defaults
+from surefit.facts.gguf_source import gguf_source
+from surefit.facts.model import NANO
+from surefit.facts.tokenizer import require_sound_tokenizer
+from surefit.model.memory_errors import is_out_of_memory
+
+if TYPE_CHECKING:
+    import torch
+
+FIELD = "model.name_or_path"
+ADDED = "model.add_tokens"
+
+
+def model_path(name_or_path: str) -> str:
+    """What `from_pretrained` is given: a directory as it is, `surefit/nano` as the packaged directory, of a GGUF file
+    the directory that it is converted into, or a hub id.
+
+    Raises:
+        ModelError: a path that is not there or no model.
+        MachineError: a GGUF file needs a package, or room in the cache.
+    """
+    if name_or_path == NANO:
+        return str(nano.PATH)
+    source = gguf_source(name_or_path)
+    if source is not None:
+        from surefit.model.gguf import converted_directory
+
+        return str(converted_directory(source))
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return str(path)
+    looks_like_path = name_or_path.startswith((".", "~", "/")) or name_or_path.count("/") != 1
+    if path.exists():
+        raise ModelError(
+            "this is a file",
+            path=name_or_path,
+            field=FIELD,
+            help="name the directory that has config.json in it, or a GGUF file",
+        )
+    if looks_like_path and "/" in name_or_path:
+        raise ModelError(
+            "no such directory", path=name_or_path, field=FIELD, help="name a directory, a hub id or surefit/nano"
+        )
+    return name_or_path
+
+
+def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, with the tokens that the config adds.
+
+    Raises:
+        ModelError: there is none, it is damaged, or the hub does not give it.
+    """
+    tokenizer = _own_tokenizer(section)
+    add_to_tokenizer(tokenizer, section.add_tokens)
+    if section.chat_template is not None:
+        require_tokens(section.chat_template, tokenizer.get_vocab(), tokenizer.eos_token)
+        tokenizer.chat_template = template_text(section.chat_template)
+    return with_switches(tokenizer, section.chat_template_kwargs)
+
+
+def new_tokens(section: ModelSection) -> NewTokens | None:
+    """The tokens of the config that the model's own tokenizer does not know; None where there are none."""
+    return add_to_tokenizer(_own_tokenizer(section), section.add_tokens) if section.add_tokens else None
+
+
+def _own_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
+    place = model_path(section.name_or_path)
+    if Path(place).is_dir():
+        require_sound_tokenizer(Path(place))
+    with reading(section, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            place, revision=section.revision, trust_remote_code=section.trust_remote_code
+        )
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def with_switches(
+    tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, bool | int | str]
+) -> PreTrainedTokenizerBase:
+    """The tokenizer, its chat template's switches set to other values than the template's own."""
+    template: Any = tokenizer.chat_template
+    if not switches or not template:
+        return tokenizer
+    own = copy.copy(tokenizer)
+    named = isinstance(template, dict)  # several templates by name
+    changed = {name: with_defaults(text, switches) for name, text in (template if named else {"": template}).items()}
+    own.chat_template = changed if named else changed[""]
+    return own
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """Tokens that a tokenizer has been given.
+
+    Attributes:
+        first: the id of the first; the others follow.
+        pieces: for each, the ids of what its text was cut into before.
+    """
+
+    first: int
+    pieces: tuple[tuple[int, ...], ...]
+
+    @property
+    def ids(self) -> list[int]:
+        return list(range(self.first, self.first + len(self.pieces)))
+
+    def size(self, rows: int) -> int:
+        """The rows of a matrix that had `rows`: some models have more of them than tokens."""
+        return max(rows, self.first + len(self.pieces))
+
+    def into(self, old: torch.Tensor) -> torch.Tensor:
+        """The matrix (vocabulary, width) with the new tokens' rows in it; a copy. Means are taken in float32. What lies
+        between the old rows and the new ones belongs to no text: it gets the mean of all."""
+        rows = old.new_empty((self.size(len(old)), *old.shape[1:]))
+        rows[: len(old)] = old
+        if self.first > len(old):
+            rows[len(old) : self.first] = old.float().mean(0).to(old.dtype)
+        for number, pieces in zip(self.ids, self.pieces, strict=True):
+            rows[number] = (old[list(pieces)] if pieces else old).float().mean(0).to(old.dtype)
+        return rows
+
+
+def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> NewTokens | None:
+    """Teach a tokenizer, in place, those of the tokens that it does not know; None where it knows all.
+
+    They are ordinary tokens: matched in the text exactly as they are written, and not left out of answers.
+
+    Raises:
+        ConfigError: it puts them somewhere else than behind all others, one after the other.
+    """
+    known: dict[str, int] = tokenizer.get_vocab()
+    new = [token for token in tokens if token not in known]
+    if not new:
+        return None
+    pieces = tokenizer(new, add_special_tokens=False).input_ids
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
+    ids: list[int] = tokenizer.convert_tokens_to_ids(new)  # type: ignore[assignment]
+    if ids != list(range(ids[0], ids[0] + len(new))) or ids[0] <= max(known.values()):
+        raise ConfigError(
+            "this tokenizer does not put new tokens behind all others", field=ADDED, help="take another base model"
+        )
+    return NewTokens(ids[0], tuple(map(tuple, pieces)))
+
+
+@contextlib.contextmanager
+def reading(section: ModelSection, what: str) -> Iterator[None]:
+    """Turn the libraries' errors about files and the hub into ours."""
+    try:
+        yield
+    except Exception as error:  # each file makes the libraries raise something else (core/reading.py)
+        if isinstance(error, SureFitError) or is_out_of_memory(error):
+            raise
+        problem, advice = _explain(error, section, what)
+        place = model_path(section.name_or_path)
+        path = _damaged_file(place) if isinstance(error, SafetensorError) else section.name_or_path
+        raise ModelError(problem, path=path, field=FIELD, help=advice) from error
+
+
+def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, str]:
+    """(problem, help) for an error; transformers wraps the hub's errors in its own, so look through the causes."""
+    causes = _causes(error)
+    for kind, problem, advice in _HUB_ERRORS:
+        if any(isinstance(cause, kind) for cause in causes):
+            if kind is hub.HTTPError and (status := _refused(causes)):  # type: ignore[attr-defined]
+                problem, advice = (
+                    f"is refused by the hub ({status}): it is private, or the token is not accepted",
+                    _TOKEN,
+                )
+            return problem.format(revision=section.revision), advice.format(name=section.name_or_path)
+    if isinstance(error, SafetensorError):
+        return f"the weights are damaged: {error}", "fetch the model again: the file was cut short or is something else"
+    text = " ".join(reason_of(error).split())
+    if "trust_remote_code" in str(error):
+        return "comes with Python code of its own", "read that code, then set model.trust_remote_code: true"
+    return (
+        f"the {what} cannot be loaded: {text[:400]}",
+        "it takes a causal language model's config.json, tokenizer and .safetensors files",
+    )
+
+
+_TOKEN = (
+    "set HF_TOKEN in the environment or in .env to a token that may read it; a licence is accepted at "
+    "https://huggingface.co/{name}"
+)
+
+
+def _refused(causes: Sequence[BaseException]) -> int | None:
+    """401 or 403, where that is what the hub said."""
+    statuses = [getattr(getattr(cause, "response", None), "status_code", None) for cause in causes]
+    return next((status for status in statuses if status in (401, 403)), None)
+
+
+_HUB_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
+    (
+        hub.GatedRepoError,
+        "is gated: its owner asks you to accept a licence first",
+        "accept it at https://huggingface.co/{name}, then set HF_TOKEN in the environment or in .env",
+    ),
+    (hub.RevisionNotFoundError, "has no revision {revision!r} on the hub", "correct model.revision"),
+    (
+        hub.RepositoryNotFoundError,
+        "is not on the hub, or is private",
+        "check the spelling and whether it was renamed; for a private model set HF_TOKEN in the environment or in .env",
+    ),
+    (
+        (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled),
+        "is not in the local cache, and the hub cannot be reached or HF_HUB_OFFLINE is set",
+        "go online once, or name a local directory; surefit/nano is always there",
+    ),
+    (
+        hub.HFValidationError,
+        "is neither a directory here nor a valid hub id",
+        "name a directory, a hub id such as Qwen/Qwen2.5-0.5B-Instruct, or surefit/nano",
+    ),
+    (
+        hub.HTTPError,  # type: ignore[attr-defined]  # httpx's or httpx2's, see facts/hub.py
+        "cannot be fetched: the hub does not answer as it should",
+        "check the network and try again, or name a local directory",
+    ),
+)
+
+
+def _damaged_file(place: str) -> str:
+    for file in sorted(Path(place).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                tensors.keys()
+        except SafetensorError:
+            return str(file)
+    return place
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None:
+        found.append(cause)
+    return found
