@@ -1,6 +1,6 @@
 """Tokens in shards: rows/s of a core, memory, start, and `kill -9`, against `datasets.map`.
 
-    python benchmarks/data_scale.py [--gb 1 --gb 10 | --rows-mb 100] [--kills 20] [--cache DIR] [--json]
+    python benchmarks/data_scale.py [--gb 1 --gb 10 | --rows-mb 100] [--kills 20] [--no-peer] [--cache DIR] [--json]
 
 Chat rows of seeded words, one to four exchanges of log-normal lengths, are written once for each size, in eight files.
 Every measurement has a process of its own. The peer renders the same template, tokenises the same segments and masks
@@ -334,25 +334,25 @@ def virtual(work: Path) -> Path:
 # Together
 
 
-def measure(size: int, cache: Path, kills: int, kill_size: int) -> dict[str, Any]:
+def measure(size: int, cache: Path, kills: int, kill_size: int, with_peer: bool) -> dict[str, Any]:
     rows, work = write_rows(cache / f"rows-{size}", size), cache / f"work-{size}-{os.getpid()}"
     few = write_rows(cache / f"rows-{min(size, kill_size)}", min(size, kill_size))
     work.mkdir()
     try:
         one, two = prepared(work, rows, 1), prepared(work, rows, 2)
         shutil.rmtree(work / "shards-2")
-        peer, step = mapped(work, rows), first_step(work, rows)
+        peer = mapped(work, rows) if with_peer else None
+        step = first_step(work, rows)
         many = json.loads(run(own("many", str(virtual(work))), work)["out"])
         kill = killed(work, few, kills)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    ratios = {
-        "two_workers_to_one": two["rows_s"] / one["rows_s"],
-        "to_datasets_map": two["rows_s"] / peer["rows_s"],
-        "to_datasets_map_per_cpu_second": two["rows_cpu_s"] / peer["rows_cpu_s"],
-    }
+    ratios = {"two_workers_to_one": two["rows_s"] / one["rows_s"]}
     assert one["sha256"] == two["sha256"], "the bytes depend on the number of workers"
-    assert peer["same_rows"], "the peer's tokens are not those of the shards"
+    if peer is not None:
+        assert peer["same_rows"], "the peer's tokens are not those of the shards"
+        ratios["to_datasets_map"] = two["rows_s"] / peer["rows_s"]
+        ratios["to_datasets_map_per_cpu_second"] = two["rows_cpu_s"] / peer["rows_cpu_s"]
     return {
         "bytes": sum(path.stat().st_size for path in rows.iterdir()),
         "load": os.getloadavg()[0], "one_worker": one, "two_workers": two,
@@ -364,7 +364,8 @@ def lines(found: list[dict[str, Any]]) -> Iterator[str]:
     for one in found:
         yield f"{one['bytes'] / 1e9:.2f} GB of rows, load {one['load']:.1f}"
         for name in ("one_worker", "two_workers", "datasets_map"):
-            of = one[name]
+            if (of := one[name]) is None:
+                continue
             paces = f"{of['rows_s']:,.0f} rows/s, {of['rows_cpu_s']:,.0f} rows per processor second"
             yield f"  {name:14} {of['seconds']:8.1f} s  {paces}, peak {of['peak_mib']:,} MiB"
         yield "  ratios: " + ", ".join(f"{name} {value:.2f}" for name, value in one["ratios"].items())
@@ -387,6 +388,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--kill-mb", type=float, default=32)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "surefit-data-scale")
+    parser.add_argument("--no-peer", action="store_true", help="leave out datasets.map, which needs the room twice")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -397,7 +399,9 @@ def main() -> None:
     sizes = [int(gb * 1e9) for gb in options.gb or ()] + [int(mb * 1e6) for mb in options.rows_mb or ()]
     kill_size = int(options.kill_mb * 1e6)
     cache = options.cache.resolve()
-    found = [measure(size, cache, options.kills, kill_size) for size in sorted(sizes or [10**9, 10**10])]
+    found = [
+        measure(size, cache, options.kills, kill_size, not options.no_peer) for size in sorted(sizes or [10**9, 10**10])
+    ]
     print(json.dumps(found, indent=2) if options.json else "\n".join(lines(found)))
 
 
