@@ -60,6 +60,11 @@ def get(name: str) -> TaskRecipe:
     )
 
 
+def is_own(name: str) -> bool:
+    """Whether it names recipes of SureFit's alone, and none of another package."""
+    return all(part.strip() in _RECIPES for part in name.split("+"))
+
+
 @cache
 def _own(name: str) -> TaskRecipe:
     module, _, attribute = _RECIPES[name].partition(":")

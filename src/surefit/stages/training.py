@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,9 @@ from surefit.stages.watcher import Watcher
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from surefit.data.cache import TokenDataset
+    from surefit.data.formats import Examples
+    from surefit.data.remembered import Start
     from surefit.data.sharded import ShardedTokens
     from surefit.parallel.mesh import World
     from surefit.train.inputs import TrainingData
@@ -167,7 +170,6 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
 
     config = run.resolved.config
     tokenizer = load_tokenizer(config.model)
-    examples, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     shards = _prepared(run, tokenizer)
     with watcher.progress("tokenising") as on_progress:
         build = partial(
@@ -177,13 +179,37 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
             too_long=config.data.too_long,
             on_progress=on_progress,
         )
-        rows = build(examples) if shards is None else shards
+        if shards is None:
+            start = _start(run, tokenizer, build)
+            rows, skipped, conversations, held_out = start.rows, start.skipped, start.conversations, start.held_out
+        else:
+            _, held_out = read_splits(config.data, run.recipe, config.train.seed)
+            rows, skipped, conversations = shards, shards.manifest.skipped, shards.manifest.conversations
         eval_rows = build(held_out)
-    _say_what_was_left_out(watcher, rows, examples.skipped if shards is None else shards.manifest.skipped)
-    conversations = all(example.text is None for example in examples)
-    if shards is not None:
-        conversations = shards.manifest.conversations
+    _say_what_was_left_out(watcher, rows, skipped)
     return TrainingData(tokenizer, rows, eval_rows, conversations, held_out)
+
+
+def _start(run: Prepared, tokenizer: PreTrainedTokenizerBase, build: Callable[[Examples], TokenDataset]) -> Start:
+    """The rows as tokens; those of an earlier start where nothing has changed since."""
+    from surefit import recipes
+    from surefit.data.formats import read_splits, training_rows
+    from surefit.data.remembered import Start, recalled, remember, start_key
+
+    config = run.resolved.config
+    section, seed = config.data, config.train.seed
+    source = run.rows if run.rows is not None else training_rows(section)
+    key = None
+    if recipes.is_own(config.recipe) and not section.mix:
+        key = start_key(source, section, run.recipe, seed, tokenizer)
+        if (known := recalled(key, source, section, run.recipe)) is not None:
+            return known
+    examples, held_out = read_splits(section, run.recipe, seed, source, run.mixed)
+    conversations = all(example.text is None for example in examples)
+    start = Start(build(examples), held_out, examples.skipped, conversations)
+    if key is not None:
+        remember(key, source, section, start)
+    return start
 
 
 def _prepared(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> ShardedTokens | None:
