@@ -179,6 +179,7 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
             too_long=config.data.too_long,
             on_progress=on_progress,
         )
+        rows: TokenDataset | ShardedTokens
         if shards is None:
             start = _start(run, tokenizer, build)
             rows, skipped, conversations, held_out = start.rows, start.skipped, start.conversations, start.held_out
