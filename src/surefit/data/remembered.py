@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache as once
@@ -108,8 +109,11 @@ def _path(key: str, cache: Path | None) -> Path:
 
 @once
 def _code_sha256() -> str:
-    """The hash of SureFit's modules: a row becomes another example where one of them was edited."""
-    root, digest = Path(surefit.__file__).parent, hashlib.sha256()
+    """The hash of SureFit's modules and of the names of all packages, which have their versions in them: where one of
+    them is another, a row may become another example."""
+    root, digest = Path(surefit.__file__).parent, hashlib.sha256(sys.version.encode())
+    for name in sorted({found.name for place in sys.path for found in Path(place).glob("*.dist-info")}):
+        digest.update(f"{name}\n".encode())
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return digest.hexdigest()
