@@ -27,6 +27,7 @@ from surefit.facts.gguf import SUFFIX, is_gguf
 CONVERTER = 1
 """Raised when the same file would be converted to something else."""
 MANIFEST = "gguf.json"
+FIELD = "model.name_or_path"
 READER = "gguf"
 """The package with which transformers reads such files."""
 

@@ -32,10 +32,9 @@ from surefit.core.rundir import directory_atomic, disk_errors, file_sha256, swee
 from surefit.core.units import bytes_text, duration_text
 from surefit.facts.gguf import GgufHeader, read_gguf
 from surefit.facts.gguf_model import config_of
-from surefit.facts.gguf_source import CONVERTER, MANIFEST, READER, GgufSource, is_sound, place_of, require_reader
+from surefit.facts.gguf_source import CONVERTER, FIELD, MANIFEST, READER, GgufSource, is_sound, place_of, require_reader
 from surefit.facts.gguf_tokenizer import build_tokenizer
 from surefit.model.compat import watched_gguf_tensors
-from surefit.model.tokenizer import FIELD
 
 FLOAT32 = 4
 TOLD_SECONDS = 5.0

@@ -19,9 +19,10 @@ from surefit.core.errors import MachineError, ModelError
 from surefit.core.reading import library_errors
 from surefit.core.units import bytes_text
 from surefit.facts.generation import FOR_WEIGHTS
+from surefit.facts.gguf_source import FIELD
 from surefit.model.classes import auto_class
 from surefit.model.load import load_model
-from surefit.model.tokenizer import FIELD, model_path
+from surefit.model.tokenizer import model_path
 
 
 def load_to_answer(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:

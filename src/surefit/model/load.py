@@ -19,6 +19,7 @@ from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError
+from surefit.facts.gguf_source import FIELD
 from surefit.facts.hardware import cpu_count
 from surefit.facts.model import PICKLES, read_config
 from surefit.facts.threads import cpu_threads
@@ -27,7 +28,7 @@ from surefit.model.compat import without_allocator_warmup
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
 from surefit.model.sdpa import start_cuda
-from surefit.model.tokenizer import FIELD, model_path, new_tokens, reading
+from surefit.model.tokenizer import model_path, new_tokens, reading
 from surefit.model.vocabulary import grow
 
 

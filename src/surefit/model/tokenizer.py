@@ -23,7 +23,7 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, ModelError, SureFitError
 from surefit.core.reading import reason_of
 from surefit.facts.chat_template import require_tokens, template_text, with_defaults
-from surefit.facts.gguf_source import gguf_source
+from surefit.facts.gguf_source import FIELD, gguf_source
 from surefit.facts.model import NANO
 from surefit.facts.tokenizer import require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
@@ -31,7 +31,6 @@ from surefit.model.memory_errors import is_out_of_memory
 if TYPE_CHECKING:
     import torch
 
-FIELD = "model.name_or_path"
 ADDED = "model.add_tokens"
 
 
