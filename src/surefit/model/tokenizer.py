@@ -1,5 +1,5 @@
-"""Tokenizers, loaded whole or refused with the reason, without torch: a worker that only tokenises starts in a third of
-the time and a sixth of the memory.
+"""Tokenizers, loaded whole or refused with the reason, without torch: a worker that only tokenises starts sooner and
+takes less memory.
 
 A GGUF file is the exception: the model directory that it is converted into is written by torch.
 """
