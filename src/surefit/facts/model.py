@@ -27,6 +27,7 @@ from surefit.facts.experts import NO_STACKS, stacks
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
+from surefit.facts.low_bits import dequantized_headers, low_bits, plain, why_not
 from surefit.facts.safetensors import Tensor, read_weights
 
 NANO = "surefit/nano"
@@ -72,8 +73,10 @@ class ModelFacts:
         chat_template: the template's text; None where there is none or (see `has_chat_template`) it was not read.
         has_chat_template: None where it is not known.
         gated: access has to be granted by the owner; None where it is not known.
-        custom_code: config.json points to Python code that comes with the model.
+        custom_code: config.json points to Python code that comes with the model; code_files: in which files.
         quantization: the method the stored weights are quantised with, or None; stored_nf4: bitsandbytes' NF4.
+        dequantized_from: of files in FP8 or MXFP4, how they are stored; all else is said of what they are made into.
+        unreadable: why such files cannot be dequantised (facts/low_bits.py), or None.
         packing_obstacle: why examples of this model cannot be packed (facts/attention.py), or None.
         written_by: the transformers release that wrote config.json, where it says so.
         padded_attention: transformers' attention code for padded batches: sdpa, or eager where that cannot do what the
@@ -110,6 +113,7 @@ class ModelFacts:
     pickle_only: bool = False
     gated: bool | None = None
     custom_code: bool = False
+    code_files: tuple[str, ...] = ()
     quantization: str | None = None
     stored_nf4: bool = False
     packing_obstacle: str | None = None
@@ -118,6 +122,8 @@ class ModelFacts:
     written_by: str | None = None
     new_tokens: int = 0
     activation: str | None = None
+    dequantized_from: str | None = None
+    unreadable: str | None = None
 
 
 def model_facts(name_or_path: str, revision: str | None = None, patience: float | None = None) -> ModelFacts:
@@ -211,7 +217,11 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
     """The facts about a model in a folder."""
     config = read_config(directory)
     tensors = read_weights(directory)
-    return build_facts(
+    stored = low_bits(config) if tensors is not None and source == "local" else None
+    problem = why_not(config, tensors) if stored and tensors else None
+    if stored and tensors and not problem:
+        config, tensors = plain(config), dequantized_headers(stored, tensors)
+    facts = build_facts(
         name,
         config,
         tensors,
@@ -221,6 +231,7 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
         chat_template=chat_template_in(directory),
         pickle_only=tensors is None and any(next(directory.glob(pattern), None) for pattern in PICKLES),
     )
+    return replace(facts, dequantized_from=stored.method if stored and not problem else None, unreadable=problem)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -229,11 +240,21 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         if (directory / "adapter_config.json").is_file():
             raise ModelError(
-                "a LoRA adapter, not a base model", path=directory, help="name the base model the adapter belongs to"
+                "a LoRA adapter, not a base model",
+                path=directory,
+                help="name the base it was trained on, with adapter.start_from to train these factors on; to put new "
+                "ones on top, merge it first and name the merged model",
             )
         files = sorted(str(file) for file in directory.glob("*.gguf"))
         advice = f"name the GGUF file itself: {files[0]}" if files else _FOLDER
         raise ModelError("no config.json in it", path=directory, help=advice)
+    if (directory / "adapter_config.json").is_file():
+        raise ModelError(
+            "an adapter lies beside the model: transformers would load both, without a word",
+            path=directory / "adapter_config.json",
+            help="move adapter_config.json and adapter_model.safetensors to a directory of their own; "
+            "adapter.start_from trains them on",
+        )
     config = read_json_object(path)
     require_sound_config(config, path)
     return config
@@ -282,6 +303,7 @@ def build_facts(
         pickle_only=pickle_only,
         gated=gated,
         custom_code=bool(config.get("auto_map")),
+        code_files=_code_files(config),
         quantization=quantization,
         stored_nf4=quantization == "bitsandbytes" and config["quantization_config"].get("bnb_4bit_quant_type") == "nf4",
         packing_obstacle=packing_obstacle(config),
@@ -289,6 +311,16 @@ def build_facts(
         padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
         activation=named if isinstance(named := text_section(config).get("hidden_act"), str) else None,
     )
+
+
+def _code_files(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files that `auto_map` points to: "modeling_x.XModel", or "owner/name--modeling_x.XModel" of another
+    repository; a tokenizer's entry is a list."""
+    entries = [entry for value in (config.get("auto_map") or {}).values()
+               for entry in (value if isinstance(value, list) else [value]) if isinstance(entry, str)]  # fmt: skip
+    places = {entry.rpartition("--")[::2] for entry in entries}
+    found = {f"{place.rpartition('.')[0]}.py" + (f" of {owner}" if owner else "") for owner, place in places}
+    return tuple(sorted(found))
 
 
 def _stacks(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:

@@ -139,11 +139,20 @@ def _indexed_files(directory: Path) -> list[Path]:
 
 
 def read_weights(directory: Path) -> dict[str, Tensor] | None:
-    """The tensors of all of a model's weight files, by name; None where the folder holds no safetensors weights."""
+    """The tensors of all of a model's weight files, by name; None where the folder holds no safetensors weights.
+
+    Raises:
+        ModelError: a file is missing or damaged, or holds other tensors than the index says.
+    """
     files = weight_files(directory)
     if not files:
         return None
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors.update(read_header(file))
-    return tensors
+    headers = {file.name: read_header(file) for file in files}
+    for name, place in indexed(directory).items():
+        if name not in headers[place]:
+            raise ModelError(
+                f"{shortened(name, 100)} is not in {place}, where the index says it is",
+                path=directory / INDEX,
+                help="files were exchanged or cut short: fetch or write the model again",
+            )
+    return {name: tensor for header in headers.values() for name, tensor in header.items()}

@@ -24,7 +24,8 @@ from surefit.core.errors import ConfigError, ModelError, SureFitError
 from surefit.core.reading import reason_of
 from surefit.facts.chat_template import require_tokens, template_text, with_defaults
 from surefit.facts.gguf_source import FIELD, gguf_source
-from surefit.facts.model import NANO
+from surefit.facts.low_bits import low_bits
+from surefit.facts.model import NANO, read_config
 from surefit.facts.tokenizer import require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
 
@@ -36,11 +37,26 @@ ADDED = "model.add_tokens"
 
 def model_path(name_or_path: str) -> str:
     """What `from_pretrained` is given: a directory as it is, `surefit/nano` as the packaged directory, of a GGUF file
-    the directory that it is converted into, or a hub id.
+    the directory that it is converted into, of a model in FP8 or MXFP4 its dequantised copy, or a hub id.
 
     Raises:
-        ModelError: a path that is not there or no model.
+        ModelError: a path that is not there or no model, or one that cannot be dequantised.
         MachineError: a GGUF file needs a package, or room in the cache.
+    """
+    place = tokenizer_path(name_or_path)
+    directory = Path(place)
+    if not (directory / "config.json").is_file() or low_bits(read_config(directory)) is None:
+        return place
+    from surefit.model.low_bits import plain_directory
+
+    return str(plain_directory(directory))
+
+
+def tokenizer_path(name_or_path: str) -> str:
+    """As `model_path`, with a model in FP8 or MXFP4 where it is: a tokenizer needs no weights.
+
+    Raises:
+        ModelError, MachineError: as `model_path`.
     """
     if name_or_path == NANO:
         return str(nano.PATH)
@@ -87,7 +103,7 @@ def new_tokens(section: ModelSection) -> NewTokens | None:
 
 
 def _own_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
-    place = model_path(section.name_or_path)
+    place = tokenizer_path(section.name_or_path)
     if Path(place).is_dir():
         require_sound_tokenizer(Path(place))
     with reading(section, "tokenizer"):

@@ -326,6 +326,8 @@ def _unknown(
         yield LEFT_OUT
     if model.source == "gguf" and model.path is None and model.weight_bytes:
         yield f"the conversion of the GGUF file, once, into SureFit's cache: {bytes_text(model.weight_bytes)}"
+    if model.dequantized_from and model.weight_bytes:
+        yield f"the dequantised copy of the base, once, in SureFit's cache: {bytes_text(model.weight_bytes)}"
     if model.source in ("catalogue", "hub") and model.weight_bytes:
         yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
     if hardware.gpu_count > (count := processes(config)):

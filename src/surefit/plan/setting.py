@@ -19,6 +19,7 @@ from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
+from surefit.facts.low_bits import plain
 from surefit.facts.model import ModelFacts, catalogue, read_config
 from surefit.facts.sharding import Sharing, sharing_of
 from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
@@ -225,7 +226,7 @@ def _with_floats(value: Any) -> Any:
 
 def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
     if model.path is not None:
-        return read_config(model.path)
+        return plain(read_config(model.path))
     if model.gguf is not None:
         return config_of(read_gguf(model.gguf))
     known = catalogue()

@@ -14,7 +14,7 @@ FAMILIES = {
     "INT": "internal",
     "LAB": "labels",
     "MEM": "memory",
-    "MOD": "model",
+    "MOD": "model start",
     "MRG": "merge",
     "PAR": "parallel",
     "PCK": "packing",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import AdapterSection, Config
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.all_linear import FUSED_IN_FILES, closed_to_lora
@@ -191,13 +191,14 @@ def _is_vocabulary_matrix(name: str) -> bool:
 
 
 @rule("ADP005", "start-adapter-unfit", severity="error")
-def start_adapter_unfit(config: Config) -> Iterator[Finding]:
+def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Finding]:
     """The adapter to go on from is not there, or is not of the shape that the config asks for.
 
     ## What it does
     Reads the adapter_config.json in `adapter.start_from`, and compares its rank, alpha, rsLoRA and DoRA with
     `adapter.r`, `adapter.alpha`, `adapter.use_rslora` and `adapter.use_dora`, and whether it has factors beside experts
-    (`target_parameters`) with `adapter.experts`.
+    (`target_parameters`) with `adapter.experts`. Where the model is known, it also compares the layers that
+    `target_modules` means in both.
 
     ## Why it is bad
     With another rank the factors do not fit. Another alpha would multiply what the adapter has learnt by another number
@@ -217,7 +218,7 @@ def start_adapter_unfit(config: Config) -> Iterator[Finding]:
     section = config.adapter
     if section.start_from is None or section.kind == "full":
         return
-    found = _adapter_config(Path(section.start_from).expanduser())
+    found = adapter_config(Path(section.start_from).expanduser())
     if isinstance(found, str):
         yield Finding(
             field="adapter.start_from",
@@ -241,6 +242,24 @@ def start_adapter_unfit(config: Config) -> Iterator[Finding]:
                 message=f"{section.start_from} was trained with {key} {had}, and adapter.{key} is {now}",
                 help=f"write {key}: {had}",
             )
+    yield from _other_layers(context.model, section, found.get("target_modules"))
+
+
+def _other_layers(model: ModelFacts | None, section: AdapterSection, trained_with: Any) -> Iterator[Finding]:
+    """The layers that the adapter has factors for and the config does not mean, or the other way round."""
+    names = trained_with if isinstance(trained_with, list) else None
+    if model is None or not model.linear_modules or not names or not all(isinstance(name, str) for name in names):
+        return  # an expression of PEFT's is compared when the model is loaded
+    had, now = (target_modules(model, section.model_copy(update={"target_modules": each})).keys()
+                for each in (names, section.target_modules))  # fmt: skip
+    if other := sorted(had ^ now):
+        endings = sorted({name.rpartition(".")[2] for name in had})
+        yield Finding(
+            field="adapter.target_modules",
+            message=f"{section.start_from} was trained beside {len(had)} layers, and target_modules means {len(now)}: "
+            f"they differ in {other[0]}",
+            help=f"write target_modules: [{', '.join(endings)}]" if endings else "take an adapter of this model",
+        )
 
 
 @rule("ADP006", "dora-not-possible-there", severity="error", suppressible=False)
@@ -420,7 +439,7 @@ def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> I
         )
 
 
-def _adapter_config(directory: Path) -> dict[str, Any] | str:
+def adapter_config(directory: Path) -> dict[str, Any] | str:
     """The adapter_config.json of an adapter's directory; else what is wrong with it."""
     if not directory.is_dir():
         return "there is no such directory"

@@ -101,7 +101,8 @@ def model_type_unknown(context: LintContext, config: Config, model: ModelFacts, 
     if context.is_foreign or own_code or model.gguf or not kind or not stack.model_types or kind in stack.model_types:
         return
     if model.custom_code:
-        advice = "it brings code of its own: read that, then set model.trust_remote_code: true"
+        files = ", ".join(model.code_files)
+        advice = f"it brings code of its own ({files}): read that, then set model.trust_remote_code: true"
     elif model.written_by and model.written_by != here:
         advice = f"its config.json was written by transformers {model.written_by}, which knows it: install that release"
     else:

@@ -1,0 +1,180 @@
+"""Base models that are published as floats of 8 or 4 bits with scales: which can be dequantised, and what that gives.
+
+    fp8 (DeepSeek-V3, Qwen's FP8)    W = weight · weight_scale_inv, one scale per block of 128 × 128 weights
+    compressed-tensors, 8-bit floats W = weight · weight_scale, one per block, output or tensor
+    mxfp4 (gpt-oss)                  W = e2m1 · 2^(scale - 127), two weights in a byte, one scale per 32
+
+Such a release is read as the plain model that it stands for: it is dequantised once, into the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefit.core import env
+from surefit.facts.safetensors import Tensor, weight_files
+
+METHODS = ("fp8", "compressed-tensors", "mxfp4")
+"""`quant_method` of what can be dequantised."""
+FLOAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+SCALES = (".weight_scale_inv", ".weight_scale")
+OF_ACTIVATIONS = (".input_scale", ".output_scale", ".activation_scale", ".k_scale", ".v_scale")
+"""What serving engines multiply activations by: no part of the weights."""
+BLOCKS = ("_blocks", "_scales")
+PER_SCALE, BYTES = 32, 16
+"""Weights that share a scale in MXFP4, and the bytes they take."""
+ALONGSIDE = (".json", ".jinja", ".model", ".txt", ".md", ".py")
+CONVERTER = 1
+"""Raised when the same files would be dequantised to something else."""
+
+
+@dataclass(frozen=True)
+class LowBits:
+    """How a release stores its matrices.
+
+    Attributes:
+        method: `quant_method` of its config.json: fp8, compressed-tensors or mxfp4.
+        block: (rows, columns) of weights per scale, of scales in a grid; None where each is an output's or a tensor's.
+        dtype: what it is dequantised to, in safetensors' names: the type that its config.json computes in.
+    """
+
+    method: str
+    block: tuple[int, int] | None
+    dtype: str
+
+
+def low_bits(config: Mapping[str, Any]) -> LowBits | None:
+    """How a config.json says that its weights are stored; None where that is not one of the three."""
+    entry = config.get("quantization_config")
+    if not isinstance(entry, Mapping):
+        return None
+    method = entry.get("quant_method")
+    if method == "compressed-tensors":
+        if entry.get("format") != "float-quantized":
+            return None
+        block = _block_of_groups(entry.get("config_groups"))
+    elif method in ("fp8", "mxfp4"):
+        block = _pair(entry.get("weight_block_size")) if method == "fp8" else None
+    else:
+        return None
+    stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return LowBits(str(method), block, NAMES.get(stated, "BF16"))
+
+
+def _block_of_groups(groups: Any) -> tuple[int, int] | None:
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            size = weights.get("group_size")
+            return _pair(weights.get("block_structure")) or ((1, size) if type(size) is int and size > 0 else None)
+    return None
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    sound = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)
+    return (value[0], value[1]) if sound else None
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of what is loaded: without the quantisation that is undone."""
+    return {key: value for key, value in config.items() if key != "quantization_config" or low_bits(config) is None}
+
+
+def why_not(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
+    """Why files stored as this config.json says cannot be dequantised here; None where they can.
+
+    Args:
+        config: of which `low_bits` knows the method.
+        tensors: the headers of its weight files.
+    """
+    stored = low_bits(config)
+    assert stored is not None
+    if config["quantization_config"].get("expert_dtype") == "fp4":
+        return "its experts are packed in FP4 (expert_dtype: fp4, as DeepSeek-V4 is published)"
+    for name, tensor in tensors.items():
+        scale = scale_of(name, tensors) if tensor.dtype == "F8_E4M3" else None
+        if scale is not None and tensors[scale].dtype in FLOAT_BYTES:
+            if not _fits(tensor.shape, tensors[scale].shape, stored.block):
+                return (
+                    f"{scale} {tensors[scale].shape} is no grid of scales for {tensor.shape} in blocks {stored.block}"
+                )
+        elif is_packed(name, tensors):
+            if not _is_mxfp4(tensor, tensors[other_half(name)]):
+                return f"{name} {tensor.shape} is not in blocks of {PER_SCALE} weights"
+        elif tensor.dtype.startswith(("F8", "F4", "F6", "U", "I8", "I32")) and not is_scale(name, tensors):
+            return f"{name} is {tensor.dtype}, with {f'a scale in {tensors[scale].dtype}' if scale else 'no scale'}"
+    return None
+
+
+def _fits(shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int] | None) -> bool:
+    if all(size == 1 for size in scales) or scales == (*shape[:-1], 1):
+        return True
+    if block is None or len(shape) < 2:
+        return False
+    return scales == (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
+
+
+def _is_mxfp4(blocks: Tensor, scales: Tensor) -> bool:
+    sound = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) >= 3
+    return sound and blocks.shape[-1] == BYTES and blocks.shape[:-1] == scales.shape
+
+
+def scale_of(name: str, tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a matrix's scales; None where it has none."""
+    matrix = name.removesuffix(".weight")
+    return next((matrix + ending for ending in SCALES if name != matrix and matrix + ending in tensors), None)
+
+
+def is_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor is no weight but what weights or activations are multiplied by."""
+    weights = any(name.endswith(ending) and name.removesuffix(ending) + ".weight" in tensors for ending in SCALES)
+    return (
+        weights or name.endswith(OF_ACTIVATIONS) or (name.endswith("_scales") and is_packed(other_half(name), tensors))
+    )
+
+
+def is_packed(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor is the packed half of an MXFP4 matrix."""
+    return name.endswith("_blocks") and other_half(name) in tensors
+
+
+def other_half(name: str) -> str:
+    """`x_scales` of `x_blocks`, and the other way round."""
+    stem, _, half = name.rpartition("_")
+    return f"{stem}_{'scales' if half == 'blocks' else 'blocks'}"
+
+
+def dequantized_headers(stored: LowBits, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that the files hold once they are dequantised: name → type and shape.
+
+    Raises nothing: `why_not` has looked.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if is_packed(name, tensors):
+            # (…, outputs, blocks, 16) of bytes; transformers keeps gpt-oss' experts as (experts, inputs, outputs).
+            *experts, outputs, blocks, _ = tensor.shape
+            found[name.removesuffix("_blocks")] = _of(stored.dtype, (*experts, PER_SCALE * blocks, outputs))
+        elif not is_scale(name, tensors):
+            found[name] = _of(stored.dtype, tensor.shape) if tensor.dtype == "F8_E4M3" else tensor
+    return found
+
+
+def _of(dtype: str, shape: tuple[int, ...]) -> Tensor:
+    return Tensor(dtype, shape, FLOAT_BYTES[dtype] * Tensor(dtype, shape, 0).elements)
+
+
+def place_of(directory: Path) -> Path:
+    """Where the dequantised copy of a model directory lies, or will: found by the names, sizes and times of its files,
+    so that one that was changed is dequantised again."""
+    digest = hashlib.sha256(f"{directory.resolve()}\n".encode())
+    beside = [file for file in directory.iterdir() if file.suffix in ALONGSIDE]
+    for file in sorted({*weight_files(directory), *beside}):
+        status = file.stat()
+        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return env.cache_dir() / "dequantized" / f"{digest.hexdigest()[:32]}-{CONVERTER}" / "model"

@@ -1,0 +1,143 @@
+"""MOD: where a run starts: weights that are stored in fewer bits, and adapters that belong to a base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from surefit.config.schema import Config
+from surefit.core.reading import read_json_file
+from surefit.core.units import bytes_text
+from surefit.facts.low_bits import METHODS
+from surefit.facts.model import ModelFacts
+from surefit.facts.setup import Setup
+from surefit.lint.rule import Finding, rule
+from surefit.lint.rules.adapter import STORED_QUANTIZED, adapter_config
+
+NAME = "model.name_or_path"
+
+
+@rule("MOD015", "stored-form-not-read", severity="error", suppressible=False)
+def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
+    """The base model's weights are stored in a form that SureFit does not read.
+
+    ## What it does
+    Looks, in SureFit's own config, at `quantization_config` in the model's config.json and at the headers of its weight
+    files. FP8 with float scales (`fp8`, `compressed-tensors`) and MXFP4 are dequantised, of a model that is a
+    directory; of bitsandbytes, GPTQ and AWQ MOD012 speaks.
+
+    ## Why it is bad
+    Such files hold packed numbers and their scales in place of matrices. Training would stop at loading, or go on with
+    layers that an adapter cannot be merged into.
+
+    ## Example
+    DeepSeek-V4 as it is published: experts packed in FP4, with scales that are powers of two.
+
+    ## Fix
+    Take a copy of the model in bfloat16. Of a model in FP8 or MXFP4 that is named by its hub id: `hf download NAME
+    --local-dir DIRECTORY`, and name the directory.
+
+    ## Evidence
+    transformers 5.23 loads FP8 with blocks that do not divide a matrix (DeepSeek-V3's `kv_a_proj_with_mqa` has 576 rows
+    in blocks of 128) with "We encountered some issues during automatic conversion of the weights".
+    """
+    method = model.quantization
+    if setup.tool != "surefit" or method is None or method in STORED_QUANTIZED:
+        return
+    if model.source == "local" and not model.has_weights:  # MOD002 says that
+        return
+    problem, advice = f"is stored quantised ({method}), which SureFit does not read", "take a copy of it in bfloat16"
+    if model.unreadable is not None:
+        problem = f"is stored in {method}, and cannot be dequantised: {model.unreadable}"
+    elif method in METHODS and model.source != "local":
+        problem = f"is stored in {method}, and only the files of a directory are dequantised"
+        advice = f"hf download {config.model.name_or_path} --local-dir DIRECTORY, and name that directory"
+    yield Finding(field=NAME, message=f"{model.name} {problem}", help=advice)
+
+
+@rule("MOD016", "base-dequantised-first", severity="info")
+def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Finding]:
+    """The base model is stored in FP8 or MXFP4, and is dequantised before it is loaded.
+
+    ## What it does
+    Says how large the model is that training loads: the files are dequantised once, into SureFit's cache.
+
+    ## Why it is bad
+    It is not. But the model takes twice the memory of its files in FP8, and four times that of files in MXFP4, and what
+    is merged in the end has that size too.
+
+    ## Example
+    A directory with Qwen3-8B-FP8: 9 GB of files, 16 GB of bfloat16 in memory.
+
+    ## Fix
+    Nothing has to be done. `model.quantization: fp8` or `nf4` holds the frozen weights in fewer bits again. The
+    environment variable `SUREFIT_CACHE` says where the copy lies.
+
+    ## Evidence
+    tests/unit/model/test_low_bits.py: FP8 is number × scale, rounded once; MXFP4 is what transformers computes from the
+    same files, bit for bit.
+    """
+    if model.dequantized_from is None or model.weight_bytes is None:
+        return
+    # Experts in stacks are no linear layers, which alone are quantised.
+    size = f"{bytes_text(model.weight_bytes)} of {model.dtype}"
+    fewer = config.adapter.kind == "lora" and config.model.quantization == "none" and not model.expert_stacks
+    yield Finding(
+        field=NAME,
+        message=f"{model.name} is stored in {model.dequantized_from}: {size} are made of it once, in SureFit's cache, "
+        "and loaded",
+        help="model.quantization: fp8 or nf4 holds them in fewer bits" if fewer else None,
+    )
+
+
+@rule("MOD017", "start-adapter-of-another-base", severity="warning")
+def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
+    """The adapter to go on from names another base model than the config.
+
+    ## What it does
+    Compares the base that the adapter in `adapter.start_from` was trained on (`surefit.json`, or
+    `base_model_name_or_path` in adapter_config.json) with `model.name_or_path`, by name.
+
+    ## Why it is bad
+    Factors mean something beside the weights that they were trained beside. Training compares the files of both bases
+    and stops where they differ, but not before the base is loaded; of an adapter that PEFT saved nobody can.
+
+    ## Example
+    An adapter of the first run, while `model.name_or_path` names what the first run merged: it would be added twice.
+
+    ## Fix
+    Name the base that the adapter was trained on. To train on top of a finished adapter, merge it and start from the
+    merged model with fresh factors.
+
+    ## Evidence
+    PEFT loads an adapter of any base whose layers have the same shapes, and says nothing.
+    """
+    section = config.adapter
+    if section.start_from is None or section.kind == "full":
+        return
+    directory = Path(section.start_from).expanduser()
+    named = _base_of(directory)
+    if named is None or _same(named, config.model.name_or_path):
+        return
+    yield Finding(
+        field="adapter.start_from",
+        message=f"{section.start_from} was trained on {named}, and model.name_or_path is {config.model.name_or_path}",
+        help=f"name {named}; or, where that is merged already, leave start_from out. If both are the same files, "
+        "ignore this",
+    )
+
+
+def _base_of(directory: Path) -> str | None:
+    try:
+        record: Any = read_json_file(directory / "surefit.json")
+        return str(record["base"]["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        found = adapter_config(directory)
+        named = None if isinstance(found, str) else found.get("base_model_name_or_path")
+        return named if isinstance(named, str) and named else None
+
+
+def _same(first: str, second: str) -> bool:
+    paths = [Path(name).expanduser() for name in (first, second)]
+    return first == second or (all(path.exists() for path in paths) and paths[0].samefile(paths[1]))

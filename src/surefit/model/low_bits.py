@@ -1,0 +1,165 @@
+"""A model that is published in FP8 or MXFP4 made into a plain one: dequantised once, kept in the cache.
+
+Each weight is scale × number, computed in float32 and rounded once to the type of the model. For MXFP4 in bfloat16
+nothing is rounded: both factors are powers of two, or have two bits.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from surefit.core.errors import MachineError, ModelError
+from surefit.core.lock import locked
+from surefit.core.progress import tell
+from surefit.core.rundir import directory_atomic, disk_errors, sweep, write_json
+from surefit.core.units import bytes_text, duration_text
+from surefit.facts import low_bits
+from surefit.facts.low_bits import LowBits
+from surefit.facts.model import read_config
+from surefit.facts.safetensors import INDEX, Tensor, read_header, weight_files
+
+FIELD = "model.name_or_path"
+FILE_BYTES = 4 * 2**30
+"""Of one file that is written, and of the memory that takes."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The values of FP4 by their lower three bits; the fourth is the sign (OCP Microscaling Formats 1.0, section 5.3.3)."""
+TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_one_thread = threading.Lock()
+"""A process holds the lock of a directory as a whole."""
+
+
+def plain_directory(directory: Path) -> Path:
+    """The directory itself; of a model stored in FP8 or MXFP4 its dequantised copy, made where it is not there yet,
+    whole or not at all.
+
+    Raises:
+        ModelError: the model's files are damaged, or hold what cannot be dequantised.
+        MachineError: the cache cannot be written, or is full.
+    """
+    if not (directory / "config.json").is_file():
+        return directory
+    config = read_config(directory)
+    stored, files = low_bits.low_bits(config), weight_files(directory)
+    if stored is None or not files:
+        return directory
+    with _one_thread:
+        target = low_bits.place_of(directory)
+        if not target.is_dir():
+            with locked(target.parent / ".lock", "dequantising", wait=True):
+                if not target.is_dir():
+                    sweep(target.parent)
+                    _convert(directory, files, config, stored, target)
+    return target
+
+
+def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored: LowBits, target: Path) -> None:
+    headers = {file: read_header(file) for file in files}
+    tensors = {name: tensor for of_file in headers.values() for name, tensor in of_file.items()}
+    if problem := low_bits.why_not(config, tensors):
+        raise ModelError(
+            f"its {stored.method} weights cannot be dequantised: {problem}",
+            path=directory, field=FIELD, help="take a copy of the model in bfloat16",
+        )  # fmt: skip
+    plain = low_bits.dequantized_headers(stored, tensors)
+    needed, free = sum(tensor.bytes for tensor in plain.values()), shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise MachineError(
+            f"the dequantised model takes {bytes_text(needed)}, and {bytes_text(free)} are free",
+            path=target.parent, field=FIELD, help="set SUREFIT_CACHE to a directory with room for it",
+        )  # fmt: skip
+    tell(f"dequantising {directory.name} ({stored.method}) to {bytes_text(needed)}, once; later runs use the result")
+    started = time.monotonic()
+    reading = _Reading(headers, stored)
+    with directory_atomic(target) as temporary, disk_errors():
+        for file in directory.iterdir():
+            if file.suffix in low_bits.ALONGSIDE and file.name not in ("config.json", INDEX):
+                shutil.copyfile(file, temporary / file.name)
+        write_json(temporary / "config.json", low_bits.plain(config))
+        written: dict[str, str] = {}
+        for number, names in enumerate(_groups(plain), 1):
+            name = f"model-{number:05d}.safetensors"
+            save_file({each: reading.read(each) for each in names}, temporary / name, metadata={"format": "pt"})
+            written |= dict.fromkeys(names, name)
+        write_json(temporary / INDEX, {"metadata": {"total_size": needed}, "weight_map": written})
+    tell(f"dequantised in {duration_text(time.monotonic() - started)}; kept in {target}")
+
+
+def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names of the tensors of each file."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in sorted(tensors.items()):
+        if groups[-1] and size + tensor.bytes > FILE_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += tensor.bytes
+    return groups
+
+
+class _Reading:
+    """The tensors of the files, dequantised one at a time."""
+
+    def __init__(self, headers: Mapping[Path, Mapping[str, Tensor]], stored: LowBits) -> None:
+        self.stored = stored
+        self.place = {name: file for file, names in headers.items() for name in names}
+        self.tensors = {name: tensor for of_file in headers.values() for name, tensor in of_file.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        """The weight with this name, as `dequantized_headers` describes it."""
+        dtype = TYPES[self.stored.dtype]
+        if name not in self.tensors:
+            return from_mxfp4(self._stored(f"{name}_blocks"), self._stored(f"{name}_scales"), dtype)
+        weight = self._stored(name)
+        if self.tensors[name].dtype != "F8_E4M3":
+            return weight
+        scale = low_bits.scale_of(name, self.tensors)
+        assert scale is not None
+        return from_fp8(weight, self._stored(scale), self.stored.block, dtype)
+
+    def _stored(self, name: str) -> torch.Tensor:
+        with safe_open(self.place[name], framework="pt") as file:
+            return file.get_tensor(name)  # type: ignore[no-any-return]
+
+
+def from_fp8(
+    weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """W (…, outputs, inputs) = weight · scale, each block of weights by its own; the last may be cut off.
+
+    Args:
+        weight: float8_e4m3fn.
+        scales: one number, (…, outputs, 1), or one number per block: (…, ⌈outputs / rows⌉, ⌈inputs / columns⌉).
+        block: (rows, columns) of such a block.
+    """
+    scales = scales.float()
+    if scales.numel() > 1 and scales.shape != (*weight.shape[:-1], 1):
+        assert block is not None
+        for dimension, size in zip((-2, -1), block, strict=True):
+            scales = scales.repeat_interleave(size, dimension).narrow(dimension, 0, weight.shape[dimension])
+    elif scales.numel() == 1:
+        scales = scales.reshape(())
+    return weight.float().mul_(scales).to(dtype)
+
+
+def from_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """W (experts, inputs, outputs) of packed blocks (experts, outputs, n, 16) and scales (experts, outputs, n), uint8.
+
+    A byte holds two weights, the earlier in its lower half; inputs = 32 n.
+    """
+    values = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    experts = []
+    for packed, exponent in zip(blocks, scales, strict=True):  # one at a time: float32 takes eight times the bytes
+        numbers = torch.stack([values[(packed & 15).long()], values[(packed >> 4).long()]], dim=-1).flatten(-2)
+        whole = torch.ldexp(numbers, exponent.int().sub_(127).unsqueeze(-1)).flatten(-2)
+        experts.append(whole.transpose(-1, -2).to(dtype))
+    return torch.stack(experts).contiguous()
