@@ -134,12 +134,14 @@ def same_in_transformers_and_peft(run: RunDir, base: Path) -> None:
     assert (merged - beside).norm() < (merged - before).norm()
 
 
+@pytest.mark.slow
 def test_what_was_merged_is_the_base_of_the_next_run(surefit: Surefit, config: Path) -> None:
     first = trained(surefit, config, "surefit/nano", "runs/first")
     second = trained(surefit, config, first.merged, "runs/second")
     same_in_transformers_and_peft(second, first.merged)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_on(surefit: Surefit, config: Path) -> None:
     first = trained(surefit, config, "surefit/nano", "runs/first")
     second = trained(surefit, config, "surefit/nano", "runs/second", f"adapter.start_from={first.adapter}")
@@ -180,3 +182,29 @@ def test_low_bits_through_the_stages(
     run = trained(surefit, config, base, "runs/first")
     assert "quantization_config" not in read_json(run.merged / "config.json")
     same_in_transformers_and_peft(run, Path(model_path(str(base))))
+
+
+@pytest.mark.slow
+def test_rows_of_new_tokens_are_merged_first(surefit: Surefit, config: Path) -> None:
+    tokens = 'model.add_tokens=["<call>", "</call>"]'
+    plain = trained(surefit, config, "surefit/nano", "runs/plain")
+    first = trained(surefit, config, "surefit/nano", "runs/first", tokens)
+    start = f"adapter.start_from={first.adapter}"
+    for verb in ("check", "train"):
+        refused = surefit(verb, config, "--set", tokens, "--set", start)
+        assert refused.code != 0
+        assert "has rows of new tokens, and only factors are trained on" in " ".join(refused.text.split())
+    trained(surefit, config, first.merged, "runs/second")
+    # New rows beside factors that have learnt something are no obstacle.
+    trained(surefit, config, "surefit/nano", "runs/third", tokens, f"adapter.start_from={plain.adapter}")
+
+
+@pytest.mark.slow
+def test_an_adapter_beside_experts_is_trained_on(surefit: Surefit, config: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    write_gpt_oss(base)
+    first = trained(surefit, config, base, "runs/first", "adapter.experts=true")
+    start = f"adapter.start_from={first.adapter}"
+    trained(surefit, config, base, "runs/second", "adapter.experts=true", start)
+    refused = surefit("check", config, "--set", f"model.name_or_path={base}", "--set", start)
+    assert (refused.code, "ADP005" in refused.text) == (1, True)

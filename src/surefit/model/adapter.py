@@ -165,6 +165,13 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             field=START,
             help="start from a plain LoRA adapter, or from fresh factors",
         )
+    if saved.get("trainable_token_indices"):
+        raise ConfigError(
+            "the adapter has rows of new tokens, and only factors are trained on",
+            path=directory,
+            field=START,
+            help="merge it, and name the merged model, which has the tokens, without start_from",
+        )
     layers = lora_modules(model)
     names = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in _names_in(directory)}
     if other := sorted(names ^ set(_peft_modules(layers).values())):

@@ -197,7 +197,8 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     ## What it does
     Reads the adapter_config.json in `adapter.start_from`, and compares its rank, alpha, rsLoRA and DoRA with
     `adapter.r`, `adapter.alpha`, `adapter.use_rslora` and `adapter.use_dora`, and whether it has factors beside experts
-    (`target_parameters`) with `adapter.experts`. Where the model is known, it also compares the layers that
+    (`target_parameters`) with `adapter.experts`; rows of new tokens (`trainable_token_indices`) it must not have. Where
+    the model is known, it also compares the layers that
     `target_modules` means in both.
 
     ## Why it is bad
@@ -242,6 +243,12 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
                 message=f"{section.start_from} was trained with {key} {had}, and adapter.{key} is {now}",
                 help=f"write {key}: {had}",
             )
+    if found.get("trainable_token_indices"):
+        yield Finding(
+            field="adapter.start_from",
+            message=f"{section.start_from} has rows of new tokens, and only factors are trained on",
+            help="merge it, name the merged model, which has the tokens, and leave start_from and model.add_tokens out",
+        )
     yield from _other_layers(context.model, section, found.get("target_modules"))
 
 
