@@ -35,7 +35,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ class Family:
             self._cell("reload", self._reload)
             self._cell("scores", lambda: surefit.evaluate(lora, quiet=True))
         if not self.experts and self._cell("full", lambda: self._train(full)):
-            self._cell("full merge", lambda: surefit.merge(full, quiet=True))
+            self._cell("full merge", lambda: self._full(full))
         for kind in ("lora",) if self.experts else ("lora", "full"):
             packed = settings(self.base, self.work / f"{kind}-packed", kind, packed=True, experts=self.experts)
             self._cell(f"{kind} packed", lambda packed=packed: self._train(packed))
@@ -231,15 +231,59 @@ class Family:
             for model in (merged, tuned):
                 if model.generate(**inputs, max_new_tokens=4, do_sample=False).shape[1] <= ids.shape[1]:
                     raise ValueError("nothing was generated")
-        before, after = (tensors_in(directory) for directory in (self.base, run / "merged"))
+        self._require_whole(run / "merged")
+
+    def _full(self, config: surefit.Config) -> None:
+        surefit.merge(config, quiet=True)
+        self._require_whole(self.work / "full/model")
+
+    def _require_whole(self, result: Path) -> None:
+        """Everything of the base is there, unless it learns from text as it was, and each class reads it as before."""
+        before, after = (tensors_in(directory) for directory in (self.base, result))
         changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
         if before.keys() != after.keys() or any(map(without_gradient, changed)):
             raise ValueError("tensors that are not adapted were lost or changed")
+        if not changed:
+            raise ValueError("nothing was trained")
+        was, now = (json.loads((directory / "config.json").read_text()) for directory in (self.base, result))
+        kept = [name for name in was if name.endswith("_config") and name != "text_config"]
+        for name in ("architectures", "model_type", *kept):
+            if was[name] != now.get(name):
+                raise ValueError(f"{name} of config.json was {was[name]} and is {now.get(name)}")
+        logits = [logits_of(model) for model in readings(result)]
+        if len(logits) != len(list(readings(self.base))):
+            raise ValueError("a class that reads the base does not read the result")
+        for each in logits[1:]:
+            torch.testing.assert_close(each, logits[0], rtol=1e-3, atol=1e-3)
 
 
 def read_back(directory: Path) -> Any:
     """The model as plain transformers reads it."""
     return auto_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, dtype=torch.float32)
+
+
+def readings(directory: Path) -> Iterator[Any]:
+    """The model by every class of transformers that knows its type.
+
+    Raises:
+        ValueError: weights are missing, or the files have some that the class does not know.
+    """
+    config = AutoConfig.from_pretrained(directory)
+    for kind in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in kind._model_mapping:
+            model, found = kind.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+            beside = {name for name in found["unexpected_keys"] if not without_gradient(name)}
+            if found["missing_keys"] or found["mismatched_keys"] or beside:
+                raise ValueError(f"{kind.__name__} reads {directory.name} with {found}")
+            yield model.eval()
+
+
+@torch.no_grad()
+def logits_of(model: Any) -> torch.Tensor:
+    """What it answers to sixteen tokens."""
+    ids = torch.tensor([[5 + (7 * n) % 200 for n in range(16)]])
+    logits: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return logits
 
 
 def tensors_in(directory: Path) -> dict[str, torch.Tensor]:

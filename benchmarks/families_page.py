@@ -74,10 +74,12 @@ WITH_IMAGES = """
 ## Models that also take images
 
 A checkpoint with its vision part, fine-tuned on text. Where transformers has a class for the language model alone
-(Llama 4, Qwen3.5), that is loaded, and the vision part stays on the disk: a full fine-tune of those writes the language
-model alone. Elsewhere (Gemma 3, Mistral 3, Qwen-VL, ...) the whole model is loaded, its memory is in the plan, and its
-vision part is frozen under LoRA and gets no gradient in a full fine-tune. An adapter's merged files hold every tensor
-of the base, those of the vision part bit for bit (compared in *reload*). PEFT reads the adapter on the class that was
+(Llama 4, Qwen3.5), that is loaded and trained, and the vision part stays on the disk. Elsewhere (Gemma 3, Mistral 3,
+Qwen-VL, ...) the whole model is loaded, its memory is in the plan, and its vision part is frozen under LoRA and gets no
+gradient in a full fine-tune. What is saved is the whole checkpoint either way, after a merge and after a full
+fine-tune: every tensor of the base, those of the vision part bit for bit, config.json with `vision_config` and the
+class of the base, and the files that say how images are prepared. Each class of transformers that reads the base reads
+the result, with the same logits (compared in *reload* and *full merge*). PEFT reads the adapter on the class that was
 loaded: `AutoModelForCausalLM`, and `AutoModelForImageTextToText` for types that the first does not know. Rows with
 images are refused.
 

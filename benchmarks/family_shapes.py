@@ -89,6 +89,7 @@ VISION = (
     "qwen3_5_moe",
     "qwen3_vl",
     "qwen3_vl_moe",
+    "qwen4_exp",
     "smolvlm",
 )
 LISTS = ("layer_types", "mlp_layer_types", "layers_block_type")
@@ -124,6 +125,7 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4v": _MROPE,
     "qwen2_vl": _MROPE,
     "qwen2_5_vl": _MROPE,
+    "gemma4": {"vision_config": {"position_embedding_size": 64}},  # whose class makes none of its own accord
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "hrm_text": {"num_hidden_layers": 2 * 2 * (3 + 1)},
@@ -166,8 +168,9 @@ def _small(kind: Any, own: dict[str, Any]) -> Any:
         values["num_key_value_heads"] = HEADS
     values |= _one_layer_of_each(has)
     for name in kind.sub_configs:
-        if getattr(default, name, None) is not None:
-            values[name] = _small(type(getattr(default, name)), own.get(name, {}))
+        made = getattr(default, name, None)
+        if made is not None or name in own:
+            values[name] = _small(kind.sub_configs[name] if made is None else type(made), own.get(name, {}))
     return kind(**(own | values | {name: value for name, value in own.items() if name not in kind.sub_configs}))
 
 

@@ -57,7 +57,7 @@ def faults(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("family", ["qwen3_moe", "mistral3:images"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mistral3:images", "gemma4:images"])
 def test_a_family_passes_every_stage(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = measured(family, tmp_path, monkeypatch)
     assert families.complete(line), line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from surefit.core.rundir import disk_errors, read_json, write_json
 from surefit.generate.engine import stop_token_ids
+from surefit.model.load import PROCESSOR
+from surefit.model.whole import Whole, whole_config
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -25,31 +28,55 @@ def save_model(
     """Write the weights, the tokenizer, and the base's generation config completed by `stop_token_ids`.
 
     Args:
-        model: left as it was.
+        model: left as it was. Of a checkpoint with images it may be the language model alone; the whole is written.
         base: the base model's folder.
         directory: a folder to fill.
         tensors: the weights, where the model itself has only a part of them.
 
     Raises:
+        ModelError: the rest of such a checkpoint is not in its files as it has to be written.
         OSError: the disk is full; `core.rundir.directory_atomic` around this makes a MachineError of it.
     """
     own, model.generation_config = model.generation_config, GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         with disk_errors():
-            model.save_pretrained(directory, state_dict=dict(tensors) if tensors is not None else None)
+            _write_weights(model, base, directory, tensors)
     finally:
         model.generation_config = own
     save_surroundings(model, tokenizer, base, directory)
 
 
+def require_savable(model: PreTrainedModel, base: Path) -> None:
+    """Raise before training what `save_model` would raise after it."""
+    config = whole_config(model.config, base)
+    if config is not None:
+        Whole(model, config, base)
+
+
+def _write_weights(
+    model: PreTrainedModel, base: Path, directory: Path, tensors: Mapping[str, torch.Tensor] | None
+) -> None:
+    config = whole_config(model.config, base)
+    if config is None:
+        model.save_pretrained(directory, state_dict=dict(tensors) if tensors is not None else None)
+        return
+    whole = Whole(model, config, base)
+    whole.model.save_pretrained(directory, state_dict=whole.state(model.state_dict() if tensors is None else tensors))
+
+
 def save_surroundings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, base: Path, directory: Path) -> None:
-    """Write all that belongs to a model's weights: config, tokenizer with its chat template, and the base's generation
-    config completed by `stop_token_ids`."""
+    """Write all that belongs to a model's weights: config, tokenizer with its chat template, how images are prepared,
+    and the base's generation config completed by `stop_token_ids`."""
     stops = stop_token_ids(model, tokenizer)
     # Carried over as it is: transformers refuses to write settings that it finds inconsistent.
     generation = read_json(base / GENERATION_CONFIG) if (base / GENERATION_CONFIG).exists() else {}
-    config: Any = model.config
-    config.architectures = [type(model).__name__]
+    config: Any = whole_config(model.config, base)
+    if config is None:
+        config = model.config
+        config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    for file in (base / name for name in PROCESSOR):
+        if file.is_file():
+            shutil.copyfile(file, directory / file.name)
     write_json(directory / GENERATION_CONFIG, generation | ({"eos_token_id": stops} if stops else {}))

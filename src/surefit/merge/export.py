@@ -23,6 +23,7 @@ from surefit.merge.adapter_file import read_adapter
 from surefit.merge.merge import PROMPTS
 from surefit.merge.quantised import Conversion, make, measure, require_convertible
 from surefit.model.identity import base_identity, weights_sha256
+from surefit.model.load import PROCESSOR
 
 HUB, ADAPTER = "hub", "adapter"
 MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"
@@ -30,11 +31,11 @@ WEIGHTS = ("*.safetensors", "model.safetensors.index.json", "*.gguf")
 AROUND = (
     "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "*.model", "*.tiktoken", "configuration_*.py", "modeling_*.py", "tokenization_*.py",
+    "*.model", "*.tiktoken", "configuration_*.py", "modeling_*.py", "tokenization_*.py", *PROCESSOR,
 )  # fmt: skip
 """What belongs to a model beside its weights; nothing else of a directory is ever exported."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-OF_THE_MODEL = ("config.json", "generation_config.json", "configuration_*.py", "modeling_*.py")
+OF_THE_MODEL = ("config.json", "generation_config.json", "configuration_*.py", "modeling_*.py", *PROCESSOR)
 """What of AROUND does not belong to an adapter: it would be taken for a whole model."""
 
 CardOf = Callable[[Mapping[str, Any], Path], str]

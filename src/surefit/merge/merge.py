@@ -51,6 +51,7 @@ from surefit.model.saved import load_adapted, load_saved
 from surefit.model.streamed import FromFiles, Weights, nudged
 from surefit.model.tokenizer import load_tokenizer, new_tokens
 from surefit.model.vocabulary import token_rows
+from surefit.model.whole import Whole, whole_config
 
 PROMPTS = 32
 """Held-out rows, taken evenly, that the models are compared on."""
@@ -370,7 +371,7 @@ def _write_surroundings(certifying: _Certifying, job: MergeJob, merging: Merge, 
         job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
     )
     if merging.unties:
-        model.config.get_text_config().tie_word_embeddings = False
+        model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
     embedding = merging.adapter.replaced.get(_embedding_name(model))
     if embedding is not None:
         model.config.get_text_config().vocab_size = len(embedding)
@@ -403,6 +404,10 @@ def _certify_model(certifying: _Certifying, run: RunDir) -> None:
         ),
         _none("weights_not_finite", infinite, "tensors with NaN or infinity"),
     )  # fmt: skip
+    config = whole_config(model.config, certifying.directory)
+    if config is not None:
+        kept = Whole(model, config, certifying.directory).changed_in(run.model)
+        certifying.require(_none("weights_off_base", kept, "what was not trained is the base's"))
     logits = certify.read_logits(model, certifying.sequences)
     del model, state
     base = certify.read_logits(load_model(certifying.base, certifying.hardware), certifying.sequences)

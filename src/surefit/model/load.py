@@ -31,6 +31,9 @@ from surefit.model.sdpa import start_cuda
 from surefit.model.tokenizer import model_path, new_tokens, reading
 from surefit.model.vocabulary import grow
 
+PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""How a model that also takes images wants them prepared."""
+
 
 def fetch_model(section: ModelSection) -> Path:
     """The directory of a model's files: its own, or the one in the cache, with every file fetched into it.
@@ -88,7 +91,10 @@ def load_model(
     warmed = without_allocator_warmup() if quantized is not None else contextlib.nullcontext()
     with reading(section, "model"), _on_the_device(section), warmed:
         origin: Any = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
-        loaded: Any = auto_class(AutoConfig.from_pretrained(place, **origin)).from_pretrained(
+        config = AutoConfig.from_pretrained(place, **origin)
+        if hasattr(config, "vision_config") and not Path(place).is_dir():  # nothing else fetches them
+            snapshot_download(place, revision=section.revision, allow_patterns=list(PROCESSOR))
+        loaded: Any = auto_class(config).from_pretrained(
             place,
             **origin,
             dtype=dtype,

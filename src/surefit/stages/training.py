@@ -298,7 +298,9 @@ def _train_once(
     planned: dict[str, Any] | None,
     world: World | None,
 ) -> dict[str, Any]:
+    from surefit.generate.save import require_savable
     from surefit.model.adapter import trainable_parameters
+    from surefit.model.identity import base_directory
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
     from surefit.parallel.engine import engine_of
@@ -313,6 +315,8 @@ def _train_once(
     engine = engine_of(config.parallel, world or World())
     sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()
     base = load_model(config.model, run.hardware, engine.loading_device(run.hardware.kind))
+    if config.adapter.kind == "full":
+        require_savable(base, base_directory(config.model))
     model, notes = prepare_for_training(base, config, run.hardware)
     trained, total = trainable_parameters(model)
     for note in notes:

@@ -1,0 +1,109 @@
+"""Checkpoints that also take images, trained on text from a config as typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.cli.conftest import Surefit
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+from surefit.nano import PATH as NANO
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import family_shapes
+
+FILE = "model.safetensors"
+
+
+def base(kind: str, directory: Path) -> dict[str, torch.Tensor]:
+    """A random checkpoint with images, with the built-in model's tokenizer; its tensors."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(NANO)
+    config = family_shapes.config(f"{kind}:images")
+    config.get_text_config().vocab_size = len(tokenizer)
+    model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text('{"size": 16}')
+    return load_file(directory / FILE)
+
+
+def typed(tmp_path: Path, adapter: str, row: dict[str, Any] | None = None) -> Path:
+    rows = [row or {"prompt": f"{n} + 1?", "completion": str(n + 1)} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (tmp_path / "run.yaml").write_text(f"""\
+model: {{name_or_path: base, dtype: float32}}
+adapter: {{kind: {adapter}}}
+data: {{train: rows.jsonl, eval: 0.25, max_length: 128}}
+train: {{max_steps: 2, global_batch_size: 2, learning_rate: 1e-2, warmup: 0}}
+hardware: {{gpu: cpu}}
+output_dir: out
+""")
+    return tmp_path / "run.yaml"
+
+
+def vision(name: str) -> bool:
+    return any(part in name for part in ("vision", "visual", "multi_modal_projector"))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter"),
+    [
+        ("llama4", "full"),
+        ("gemma3", "full"),
+        pytest.param("qwen2_5_vl", "full", marks=SLOW),
+        ("qwen2_5_vl", "lora"),
+        pytest.param("llama4", "lora", marks=SLOW),
+        pytest.param("gemma3", "lora", marks=SLOW),
+    ],
+)
+def test_the_vision_part_is_kept_bit_for_bit(kind: str, adapter: str, surefit: Surefit, tmp_path: Path) -> None:
+    before = base(kind, tmp_path / "base")
+    config = typed(tmp_path, adapter)
+    for verb in ("train", "merge"):
+        answer = surefit(verb, config)
+        assert answer.code == 0, answer.text
+    result = tmp_path / "out" / ("merged" if adapter == "lora" else "model")
+    after = load_file(result / FILE)
+    assert after.keys() == before.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not any(map(vision, changed))
+    assert any(map(vision, before))
+    assert json.loads((tmp_path / "out/certificate.json").read_text())["passed"]
+    assert (result / "preprocessor_config.json").is_file()
+
+
+def test_a_model_that_could_not_be_saved_whole_is_not_trained(surefit: Surefit, tmp_path: Path) -> None:
+    tensors = base("llama4", tmp_path / "base")
+    text = {name: tensor for name, tensor in tensors.items() if not vision(name)}
+    save_file(text, tmp_path / "base" / FILE, metadata={"format": "pt"})
+    answer = surefit("train", typed(tmp_path, "full"))
+    assert answer.code != 0
+    assert "of the part that is not trained is not in its files" in answer.text
+    assert not (tmp_path / "out/checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
+                      {"role": "assistant", "content": "A cat."}]},
+        {"prompt": "What is it?", "completion": "A cat.", "images": ["cat.png"]},
+    ],
+)  # fmt: skip
+def test_rows_with_images_are_refused(row: dict[str, Any], surefit: Surefit, tmp_path: Path) -> None:
+    base("gemma3", tmp_path / "base")
+    answer = surefit("check", typed(tmp_path, "lora", row))
+    assert answer.code == 1
+    assert "rows.jsonl:1: error[DAT001]" in answer.text
+    assert "take rows of text alone: images, sound and video are not trained on" in answer.text
