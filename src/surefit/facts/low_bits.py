@@ -20,9 +20,12 @@ from surefit.facts.safetensors import Tensor, weight_files
 
 METHODS = ("fp8", "compressed-tensors", "mxfp4")
 """`quant_method` of what can be dequantised."""
+FLOATS = "float-quantized"
+"""compressed-tensors' format of 8-bit floats; its others pack integers."""
 FLOAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-SCALES = (".weight_scale_inv", ".weight_scale")
+SCALES = ("_scale_inv", "_scale")
+"""What is put behind the name of a matrix, or of a stack of experts, for its scales."""
 OF_ACTIVATIONS = (".input_scale", ".output_scale", ".activation_scale", ".k_scale", ".v_scale")
 """What serving engines multiply activations by: no part of the weights."""
 BLOCKS = ("_blocks", "_scales")
@@ -55,7 +58,7 @@ def low_bits(config: Mapping[str, Any]) -> LowBits | None:
         return None
     method = entry.get("quant_method")
     if method == "compressed-tensors":
-        if entry.get("format") != "float-quantized":
+        if entry.get("format") != FLOATS:
             return None
         block = _block_of_groups(entry.get("config_groups"))
     elif method in ("fp8", "mxfp4"):
@@ -86,14 +89,15 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_not(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
-    """Why files stored as this config.json says cannot be dequantised here; None where they can.
+    """Why files stored as this config.json says cannot be dequantised here; None where they can, or are stored by none
+    of `METHODS`.
 
     Args:
-        config: of which `low_bits` knows the method.
-        tensors: the headers of its weight files.
+        tensors: the headers of its weight files; empty where they are not here.
     """
     stored = low_bits(config)
-    assert stored is not None
+    if stored is None:
+        return _other_format(config.get("quantization_config"))
     if config["quantization_config"].get("expert_dtype") == "fp4":
         return "its experts are packed in FP4 (expert_dtype: fp4, as DeepSeek-V4 is published)"
     for name, tensor in tensors.items():
@@ -105,10 +109,15 @@ def why_not(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | N
                 )
         elif is_packed(name, tensors):
             if not _is_mxfp4(tensor, tensors[other_half(name)]):
-                return f"{name} {tensor.shape} is not in blocks of {PER_SCALE} weights"
+                return f"{name} {tensor.shape} is no stack of experts in blocks of {PER_SCALE} weights"
         elif tensor.dtype.startswith(("F8", "F4", "F6", "U", "I8", "I32")) and not is_scale(name, tensors):
             return f"{name} is {tensor.dtype}, with {f'a scale in {tensors[scale].dtype}' if scale else 'no scale'}"
     return None
+
+
+def _other_format(entry: Any) -> str | None:
+    known = isinstance(entry, Mapping) and entry.get("quant_method") in METHODS
+    return f"its format is {entry.get('format')}, not {FLOATS}" if known else None
 
 
 def _fits(shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int] | None) -> bool:
@@ -120,21 +129,22 @@ def _fits(shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int
 
 
 def _is_mxfp4(blocks: Tensor, scales: Tensor) -> bool:
-    sound = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) >= 3
+    sound = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4
     return sound and blocks.shape[-1] == BYTES and blocks.shape[:-1] == scales.shape
 
 
 def scale_of(name: str, tensors: Mapping[str, Tensor]) -> str | None:
     """The name of a matrix's scales; None where it has none."""
-    matrix = name.removesuffix(".weight")
-    return next((matrix + ending for ending in SCALES if name != matrix and matrix + ending in tensors), None)
+    return next((name + ending for ending in SCALES if name + ending in tensors), None)
 
 
 def is_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
     """Whether a tensor is no weight but what weights or activations are multiplied by."""
-    weights = any(name.endswith(ending) and name.removesuffix(ending) + ".weight" in tensors for ending in SCALES)
+    matrices = [tensors.get(name.removesuffix(ending)) for ending in SCALES if name.endswith(ending)]
     return (
-        weights or name.endswith(OF_ACTIVATIONS) or (name.endswith("_scales") and is_packed(other_half(name), tensors))
+        any(matrix is not None and matrix.dtype.startswith("F8") for matrix in matrices)
+        or name.endswith(OF_ACTIVATIONS)
+        or (name.endswith("_scales") and is_packed(other_half(name), tensors))
     )
 
 
@@ -157,9 +167,9 @@ def dequantized_headers(stored: LowBits, tensors: Mapping[str, Tensor]) -> dict[
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if is_packed(name, tensors):
-            # (…, outputs, blocks, 16) of bytes; transformers keeps gpt-oss' experts as (experts, inputs, outputs).
-            *experts, outputs, blocks, _ = tensor.shape
-            found[name.removesuffix("_blocks")] = _of(stored.dtype, (*experts, PER_SCALE * blocks, outputs))
+            # (experts, outputs, blocks, 16) of bytes; transformers keeps the weights as (experts, inputs, outputs).
+            experts, outputs, blocks, _ = tensor.shape
+            found[name.removesuffix("_blocks")] = _of(stored.dtype, (experts, PER_SCALE * blocks, outputs))
         elif not is_scale(name, tensors):
             found[name] = _of(stored.dtype, tensor.shape) if tensor.dtype == "F8_E4M3" else tensor
     return found
@@ -170,11 +180,12 @@ def _of(dtype: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def place_of(directory: Path) -> Path:
-    """Where the dequantised copy of a model directory lies, or will: found by the names, sizes and times of its files,
-    so that one that was changed is dequantised again."""
-    digest = hashlib.sha256(f"{directory.resolve()}\n".encode())
-    beside = [file for file in directory.iterdir() if file.suffix in ALONGSIDE]
+    """Where the dequantised copy of a model directory lies, or will: found by the names, sizes and times of the files
+    it is made of, so that one that was changed is dequantised again. Copies of one directory lie side by side."""
+    beside = [file for file in directory.iterdir() if file.suffix in ALONGSIDE and file.suffix != ".md"]
+    digest = hashlib.sha256()
     for file in sorted({*weight_files(directory), *beside}):
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return env.cache_dir() / "dequantized" / f"{digest.hexdigest()[:32]}-{CONVERTER}" / "model"
+    of = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
+    return env.cache_dir() / "dequantized" / of / f"{digest.hexdigest()[:16]}-{CONVERTER}"

@@ -217,9 +217,9 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
     """The facts about a model in a folder."""
     config = read_config(directory)
     tensors = read_weights(directory)
-    stored = low_bits(config) if tensors is not None and source == "local" else None
-    problem = why_not(config, tensors) if stored and tensors else None
-    if stored and tensors and not problem:
+    problem = why_not(config, tensors or {})
+    stored = low_bits(config) if tensors and problem is None else None
+    if stored and tensors:
         config, tensors = plain(config), dequantized_headers(stored, tensors)
     facts = build_facts(
         name,
@@ -231,7 +231,7 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
         chat_template=chat_template_in(directory),
         pickle_only=tensors is None and any(next(directory.glob(pattern), None) for pattern in PICKLES),
     )
-    return replace(facts, dequantized_from=stored.method if stored and not problem else None, unreadable=problem)
+    return replace(facts, dequantized_from=stored.method if stored else None, unreadable=problem)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -466,7 +466,7 @@ def _hub_facts(name: str, revision: str | None, patience: float | None) -> Model
     from surefit.facts.hub import fetch
 
     found = fetch(name, revision, list(catalogue()), patience)
-    return build_facts(
+    facts = build_facts(
         name,
         found.config,
         found.tensors,
@@ -477,3 +477,4 @@ def _hub_facts(name: str, revision: str | None, patience: float | None) -> Model
         pickle_only=found.pickle_only,
         gated=found.gated,
     )
+    return replace(facts, unreadable=why_not(found.config, found.tensors or {}))

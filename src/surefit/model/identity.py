@@ -36,7 +36,7 @@ def base_directory(section: ModelSection) -> Path:
     Raises:
         ModelError: a hub model that is not in the cache.
     """
-    place = Path(model_path(section.name_or_path))
+    place = Path(model_path(section.name_or_path, section.revision))
     if place.is_dir():
         return place
     snapshot = cached_snapshot(section.name_or_path, section.revision)

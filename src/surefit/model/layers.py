@@ -41,7 +41,7 @@ def load_to_answer(section: ModelSection, hardware: HardwareLike) -> PreTrainedM
 
 def skeleton(section: ModelSection) -> PreTrainedModel:
     """The model without its weights."""
-    place = model_path(section.name_or_path)
+    place = model_path(section.name_or_path, section.revision)
     remote = section.trust_remote_code
     problem = "transformers builds no model from its config.json"
     with library_errors(place, ModelError, problem, "it takes a causal language model"):

@@ -41,7 +41,7 @@ def fetch_model(section: ModelSection) -> Path:
     Raises:
         ModelError: no such directory, or the hub does not give it.
     """
-    place = Path(model_path(section.name_or_path))
+    place = Path(model_path(section.name_or_path, section.revision))
     if place.is_dir():
         return place
     wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", *(["*.py"] if section.trust_remote_code else [])]
@@ -70,7 +70,7 @@ def load_model(
             this transformers does not know.
         MachineError: no GPU where one was asked for, or the model does not fit it.
     """
-    place = model_path(section.name_or_path)
+    place = model_path(section.name_or_path, section.revision)
     if hardware.kind == "cuda" and not torch.cuda.is_available():
         raise MachineError(
             "this build of torch finds no GPU",

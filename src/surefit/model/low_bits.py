@@ -25,9 +25,10 @@ from surefit.core.units import bytes_text, duration_text
 from surefit.facts import low_bits
 from surefit.facts.low_bits import LowBits
 from surefit.facts.model import read_config
-from surefit.facts.safetensors import INDEX, Tensor, read_header, weight_files
+from surefit.facts.safetensors import INDEX, Tensor, read_header, read_weights, weight_files
 
 FIELD = "model.name_or_path"
+ROOM = "set SUREFIT_CACHE to a directory that you may write to, with room for the dequantised model"
 FILE_BYTES = 4 * 2**30
 """Of one file that is written, and of the memory that takes."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -51,14 +52,34 @@ def plain_directory(directory: Path) -> Path:
     stored, files = low_bits.low_bits(config), weight_files(directory)
     if stored is None or not files:
         return directory
-    with _one_thread:
-        target = low_bits.place_of(directory)
-        if not target.is_dir():
-            with locked(target.parent / ".lock", "dequantising", wait=True):
-                if not target.is_dir():
-                    sweep(target.parent)
-                    _convert(directory, files, config, stored, target)
+    target = low_bits.place_of(directory)
+    try:
+        with _one_thread:
+            if not _is_whole(target):
+                with locked(target.parent / ".lock", "dequantising", wait=True):
+                    if not _is_whole(target):
+                        _make_room(target)
+                        _convert(directory, files, config, stored, target)
+    except MachineError as error:
+        raise MachineError(error.message, path=error.path or target.parent, field=FIELD, help=ROOM) from error
     return target
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether a copy has every file it was written with; one that somebody thinned out is made again."""
+    try:
+        return read_weights(target) is not None
+    except ModelError:
+        return False
+
+
+def _make_room(target: Path) -> None:
+    """Remove what a killed process left, and the copies that were made before the model's files were changed."""
+    sweep(target.parent)
+    for stale in target.parent.iterdir():
+        if stale.is_dir():
+            tell(f"removing {stale}: it was made of files that are there no more")
+            shutil.rmtree(stale, ignore_errors=True)
 
 
 def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored: LowBits, target: Path) -> None:
@@ -74,7 +95,7 @@ def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored:
     if free < needed:
         raise MachineError(
             f"the dequantised model takes {bytes_text(needed)}, and {bytes_text(free)} are free",
-            path=target.parent, field=FIELD, help="set SUREFIT_CACHE to a directory with room for it",
+            path=target.parent,
         )  # fmt: skip
     tell(f"dequantising {directory.name} ({stored.method}) to {bytes_text(needed)}, once; later runs use the result")
     started = time.monotonic()
@@ -157,9 +178,10 @@ def from_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
     A byte holds two weights, the earlier in its lower half; inputs = 32 n.
     """
     values = torch.tensor([*E2M1, *(-value for value in E2M1)])
-    experts = []
-    for packed, exponent in zip(blocks, scales, strict=True):  # one at a time: float32 takes eight times the bytes
+    experts, outputs, groups, _ = blocks.shape
+    weights = torch.empty(experts, low_bits.PER_SCALE * groups, outputs, dtype=dtype)
+    for expert, packed, exponent in zip(weights, blocks, scales, strict=True):  # float32 takes eight times the bytes
         numbers = torch.stack([values[(packed & 15).long()], values[(packed >> 4).long()]], dim=-1).flatten(-2)
         whole = torch.ldexp(numbers, exponent.int().sub_(127).unsqueeze(-1)).flatten(-2)
-        experts.append(whole.transpose(-1, -2).to(dtype))
-    return torch.stack(experts).contiguous()
+        expert.copy_(whole.transpose(-1, -2))
+    return weights

@@ -25,7 +25,7 @@ from surefit.core.reading import reason_of
 from surefit.facts.chat_template import require_tokens, template_text, with_defaults
 from surefit.facts.gguf_source import FIELD, gguf_source
 from surefit.facts.low_bits import low_bits
-from surefit.facts.model import NANO, read_config
+from surefit.facts.model import NANO, cached_snapshot, read_config
 from surefit.facts.tokenizer import require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
 
@@ -35,21 +35,26 @@ if TYPE_CHECKING:
 ADDED = "model.add_tokens"
 
 
-def model_path(name_or_path: str) -> str:
+def model_path(name_or_path: str, revision: str | None = None) -> str:
     """What `from_pretrained` is given: a directory as it is, `surefit/nano` as the packaged directory, of a GGUF file
     the directory that it is converted into, of a model in FP8 or MXFP4 its dequantised copy, or a hub id.
 
+    Args:
+        name_or_path: of a hub id that is stored in FP8 or MXFP4 the files have to be in the Hugging Face cache.
+        revision: of a hub id.
+
     Raises:
         ModelError: a path that is not there or no model, or one that cannot be dequantised.
-        MachineError: a GGUF file needs a package, or room in the cache.
+        MachineError: a GGUF file needs a package, or there is no room in the cache.
     """
     place = tokenizer_path(name_or_path)
-    directory = Path(place)
-    if not (directory / "config.json").is_file() or low_bits(read_config(directory)) is None:
+    directory = Path(place) if Path(place).is_dir() else cached_snapshot(place, revision)
+    if directory is None or not (directory / "config.json").is_file() or low_bits(read_config(directory)) is None:
         return place
     from surefit.model.low_bits import plain_directory
 
-    return str(plain_directory(directory))
+    plain = plain_directory(directory)
+    return place if plain == directory else str(plain)
 
 
 def tokenizer_path(name_or_path: str) -> str:
@@ -191,7 +196,7 @@ def reading(section: ModelSection, what: str) -> Iterator[None]:
         if isinstance(error, SureFitError) or is_out_of_memory(error):
             raise
         problem, advice = _explain(error, section, what)
-        place = model_path(section.name_or_path)
+        place = model_path(section.name_or_path, section.revision)
         path = _damaged_file(place) if isinstance(error, SafetensorError) else section.name_or_path
         raise ModelError(problem, path=path, field=FIELD, help=advice) from error
 

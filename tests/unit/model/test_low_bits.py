@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from low_bits_files import FILE, edit, write_compressed_tensors, write_fp8, writ
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
+from surefit.core.env import hub_cache
 from surefit.core.errors import MachineError, ModelError
+from surefit.facts.low_bits import why_not
 from surefit.facts.model import model_facts
 from surefit.facts.safetensors import read_weights
 from surefit.model import low_bits
@@ -22,6 +25,7 @@ from surefit.nano import PATH as NANO
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SUREFIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "cache"
 
 
@@ -125,3 +129,75 @@ def test_what_cannot_be_dequantised_is_refused_with_the_reason(breaks, words: st
     with pytest.raises(ModelError, match="cannot be dequantised") as caught:
         model_path(str(base))
     assert words in caught.value.message
+
+
+def stacked(base: Path) -> dict[str, torch.Tensor]:
+    """Experts of a layer in one tensor, in FP8 with a scale per block; what they stand for."""
+    low = torch.randn(2, 24, 40).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 2, 3) + 0.5
+    name = "model.layers.0.mlp.experts.down_proj"
+    save_file(load_file(base / FILE) | {name: low, f"{name}_scale_inv": scales}, base / FILE)
+    whole = scales.repeat_interleave(16, 1)[:, :24].repeat_interleave(16, 2)[:, :, :40]
+    return {name: (low.float() * whole).to(torch.bfloat16)}
+
+
+def test_a_stack_of_experts_in_fp8_has_its_scales_behind_its_own_name(tmp_path: Path) -> None:
+    write_fp8(tmp_path / "base")
+    meant = stacked(tmp_path / "base")
+    written = load_file(Path(model_path(str(tmp_path / "base")), "model-00001.safetensors"))
+    assert not any("scale" in name for name in written)
+    for name, weights in meant.items():
+        assert torch.equal(written[name], weights)
+
+
+def test_a_copy_of_changed_files_takes_the_place_of_the_old_one(tmp_path: Path, cache: Path) -> None:
+    base = tmp_path / "base"
+    write_fp8(base)
+    first = Path(model_path(str(base)))
+    (base / "README.md").write_text("other words")
+    assert Path(model_path(str(base))) == first
+    os.utime(base / FILE, ns=(0, 0))
+    second = Path(model_path(str(base)))
+    assert [found.parent for found in (cache / "dequantized").rglob("config.json")] == [second]
+    next(second.glob("*.safetensors")).unlink()  # somebody made room by hand
+    assert Path(model_path(str(base))) == second
+    assert read_weights(second)
+
+
+def test_of_a_downloaded_model_the_files_in_the_cache_are_dequantised(tmp_path: Path) -> None:
+    write_fp8(tmp_path / "base")
+    repository = hub_cache() / "models--Org--Model-FP8"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("c0ffee")
+    shutil.copytree(tmp_path / "base", repository / "snapshots/c0ffee")
+    facts = model_facts("Org/Model-FP8")
+    assert (facts.dequantized_from, facts.quantization) == ("fp8", None)
+    plain = Path(model_path("Org/Model-FP8"))
+    assert read_weights(plain)
+    (repository / "snapshots/c0ffee" / FILE).unlink()
+    assert (model_facts("Org/Model-FP8").dequantized_from, model_facts("Org/Model-FP8").quantization) == (None, "fp8")
+
+
+def test_a_cache_without_room_or_permission_is_said_with_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fp8(tmp_path / "base")
+    (tmp_path / "file").write_text("")
+    with monkeypatch.context() as patched:
+        patched.setenv("SUREFIT_CACHE", str(tmp_path / "file" / "cache"))
+        with pytest.raises(MachineError) as refused:
+            model_path(str(tmp_path / "base"))
+    assert "SUREFIT_CACHE" in str(refused.value.help)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1000, 990, 10))  # type: ignore[attr-defined]
+    with pytest.raises(MachineError, match="10 B are free") as refused:
+        model_path(str(tmp_path / "base"))
+    assert "SUREFIT_CACHE" in str(refused.value.help)
+
+
+def test_what_no_download_would_help_is_said_of_the_config_alone() -> None:
+    deepseek_v4 = {"quantization_config": {"quant_method": "fp8", "expert_dtype": "fp4"}}
+    integers = {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
+    assert "FP4" in str(why_not(deepseek_v4, {}))
+    assert "pack-quantized" in str(why_not(integers, {}))
+    assert why_not({"quantization_config": {"quant_method": "mxfp4"}}, {}) is None
+    assert why_not({"quantization_config": {"quant_method": "gptq"}}, {}) is None

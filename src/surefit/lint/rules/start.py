@@ -24,8 +24,8 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
 
     ## What it does
     Looks, in SureFit's own config, at `quantization_config` in the model's config.json and at the headers of its weight
-    files. FP8 with float scales (`fp8`, `compressed-tensors`) and MXFP4 are dequantised, of a model that is a
-    directory; of bitsandbytes, GPTQ and AWQ MOD012 speaks.
+    files. FP8 with float scales (`fp8`, `compressed-tensors`) and MXFP4 are dequantised, of a model whose files are
+    here; of bitsandbytes, GPTQ and AWQ MOD012 speaks.
 
     ## Why it is bad
     Such files hold packed numbers and their scales in place of matrices. Training would stop at loading, or go on with
@@ -35,8 +35,8 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
     DeepSeek-V4 as it is published: experts packed in FP4, with scales that are powers of two.
 
     ## Fix
-    Take a copy of the model in bfloat16. Of a model in FP8 or MXFP4 that is named by its hub id: `hf download NAME
-    --local-dir DIRECTORY`, and name the directory.
+    Take a copy of the model in bfloat16. A model in FP8 or MXFP4 that is named by its hub id is downloaded
+    first: `hf download NAME`.
 
     ## Evidence
     transformers 5.23 loads FP8 with blocks that do not divide a matrix (DeepSeek-V3's `kv_a_proj_with_mqa` has 576 rows
@@ -47,12 +47,13 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
         return
     if model.source == "local" and not model.has_weights:  # MOD002 says that
         return
+    absent = model.source == "hub" or (model.source == "cache" and not model.has_weights)
     problem, advice = f"is stored quantised ({method}), which SureFit does not read", "take a copy of it in bfloat16"
     if model.unreadable is not None:
         problem = f"is stored in {method}, and cannot be dequantised: {model.unreadable}"
-    elif method in METHODS and model.source != "local":
-        problem = f"is stored in {method}, and only the files of a directory are dequantised"
-        advice = f"hf download {config.model.name_or_path} --local-dir DIRECTORY, and name that directory"
+    elif absent and method in METHODS:
+        problem = f"is stored in {method}, and dequantised only once its files are here"
+        advice = f"hf download {config.model.name_or_path}"
     yield Finding(field=NAME, message=f"{model.name} {problem}", help=advice)
 
 
