@@ -185,6 +185,32 @@ def test_low_bits_through_the_stages(
 
 
 @pytest.mark.slow
+def test_an_adapter_on_top_of_an_adapter_is_the_base_and_both(surefit: Surefit, config: Path) -> None:
+    """Merged one after the other, against PEFT's own arithmetic with both adapters beside the untouched base."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    first = trained(surefit, config, "surefit/nano", "runs/first")
+    merged = surefit("merge", first.adapter, "--base", "surefit/nano", "--output", "runs/alone")
+    assert merged.code == 0, merged.text
+    second = trained(surefit, config, Path("runs/alone/merged"), "runs/second", "adapter.r=4", "adapter.alpha=8")
+    base = AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32)
+    before = logits(base)
+    beside = PeftModel.from_pretrained(base, first.adapter).merge_and_unload()
+    both = logits(PeftModel.from_pretrained(beside, second.adapter))
+    whole = logits(AutoModelForCausalLM.from_pretrained(second.merged, dtype=torch.float32))
+    assert (whole - both).norm() <= 0.02 * both.norm()
+    assert (whole - both).norm() < 0.5 * (whole - before).norm()
+
+
+@pytest.mark.parametrize("several", ["[runs/a/adapter, runs/b/adapter]", "runs/a/adapter,runs/b/adapter"])
+def test_several_adapters_are_refused_with_the_way_to_stack_them(surefit: Surefit, config: Path, several: str) -> None:
+    refused = surefit("check", config, "--set", f"adapter.start_from={several}")
+    assert refused.code != 0
+    assert "merge the others first" in " ".join(refused.text.split())
+
+
+@pytest.mark.slow
 def test_rows_of_new_tokens_are_merged_first(surefit: Surefit, config: Path) -> None:
     tokens = 'model.add_tokens=["<call>", "</call>"]'
     plain = trained(surefit, config, "surefit/nano", "runs/plain")

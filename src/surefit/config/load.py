@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from surefit.config.schema import Config
+from surefit.config.schema import STACKED, Config
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.core.units import KIB, shortened
 
@@ -335,6 +335,8 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         return "missing", f"add {name}: {expected}"
     if item["type"] == "value_error":
         return str(item["ctx"]["error"]), None
+    if dotted == "adapter.start_from" and isinstance(value, list) and len(value) > 1:
+        return f"expected one adapter, got {len(value)}", STACKED
     if expected == "text" and type(value) in (int, float):
         return f"expected text, got {_shape(value)}", f'write it in quotes: {name}: "{value}"'
     return f"expected {expected}, got {_shape(value)}", _value_help(value)

@@ -97,6 +97,13 @@ class ModelSection(Section):
         return tokens
 
 
+STACKED = (
+    "a run starts from one adapter, or from fresh factors: merge the others first, `surefit merge ADAPTER --base "
+    "MODEL` (`--with OTHER` adds them up), and name the merged model as model.name_or_path"
+)
+"""What to do with several adapters."""
+
+
 class AdapterSection(Section):
     """What is trained: a LoRA adapter or all the weights."""
 

@@ -6,13 +6,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from surefit.facts.thinking import FIELDS
 from surefit.foreign import hf
 from surefit.foreign.draft import Draft
 from surefit.foreign.known import keys
 from surefit.foreign.values import is_placeholder, kinds, misfit
 
 LOADERS = ("json", "csv", "parquet", "text", "arrow")
-ROW_KEYS = {"path", "type", "split", "data_files", "ds_type", "name", "chat_template", "train_on_eos", "roles_to_train"}
+ROW_KEYS = {
+    "path", "type", "split", "data_files", "ds_type", "name", "chat_template", "train_on_eos", "roles_to_train",
+    "split_thinking", "template_thinking_key",
+}  # fmt: skip
 """Keys of one data set that leave its rows laid out as they are."""
 TYPES = keys("""
     _synthetic alpaca alpaca_chat alpaca_instruct alpaca_w_system bradley_terry chat_template chatml completion
@@ -35,6 +39,9 @@ WHY = {
     "train_on_eos": "SureFit learns the end token of each answer",
     "train_on_eot": "SureFit learns the end token of each answer",
     "roles_to_train": "SureFit learns the assistant's turns",
+    "split_thinking": "SureFit takes <think>…</think> out of the content wherever the template reads reasoning from a "
+    "field; <reasoning> and <|begin_of_thought|> stay text",
+    "template_thinking_key": "SureFit hands reasoning on under the name that the template reads",
     "type": "SureFit reads the layouts of docs/data.md only: write the rows in one of them",
     "ds_type": "SureFit tells the format by the file's name",
 }
@@ -90,6 +97,7 @@ def _name_lost(draft: Draft, sets: Sequence[dict[str, Any]], layouts: set[str | 
     for i, entry in enumerate(sets):
         said = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
         said |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or mixed) else set()
+        said |= {"field_thinking"} if entry.get("field_thinking") in FIELDS else set()
         said |= {"data_files"} if entry.get("path") in LOADERS and source_of(entry) != entry.get("path") else set()
         if i and not mixed:
             draft.lose_part("datasets", f"[{i}].path", source_of(entry) or entry.get("path"), OTHERS)
@@ -171,7 +179,8 @@ def _layout(entry: dict[str, Any]) -> str | None:
     if not isinstance(kind, str) or (entry.get("data_files") and entry.get("path") not in LOADERS):
         return None
     messages = str(entry.get("field_messages", "messages"))
-    if kind == "chat_template" and set(entry) <= ROW_KEYS | {"field_messages"}:
+    own = {"field_messages", *(["field_thinking"] if entry.get("field_thinking") in FIELDS else [])}
+    if kind == "chat_template" and set(entry) <= ROW_KEYS | own:
         return {"messages": "messages", "conversations": "sharegpt"}.get(messages)
     plain = set(entry) <= ROW_KEYS
     return {"alpaca": "alpaca", "completion": "text"}.get(kind.partition(":")[0]) if plain else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.config.load import parse_yaml, read_text
+from surefit.config.schema import STACKED
 from surefit.core.errors import ConfigError
 from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
@@ -164,10 +165,14 @@ def _adapter(draft: Draft) -> None:
 def _start(draft: Draft) -> None:
     """One adapter that is trained further; several are merged first, and so is one beside `create_new_adapter`."""
     first = draft.flat.get("adapter_name_or_path")
+    if first is None:
+        return
     alone = isinstance(first, str) and bool(first.strip()) and "," not in first
     if alone and draft.flat.get("create_new_adapter") is not True and not draft.says("export_dir"):
         draft.carry("adapter.start_from", first, "adapter_name_or_path")
         draft.reach("adapter_name_or_path")
+    elif not draft.says("export_dir"):
+        draft.lose("adapter_name_or_path", STACKED)
 
 
 def _quantization(draft: Draft) -> None:

@@ -505,6 +505,31 @@ def test_what_the_training_path_can_do_too(tmp_path: Path, text: str, key: str, 
     assert Config.model_validate(tree) == found.loaded.config
 
 
+def test_several_adapters_are_lost_with_the_way_to_stack_them(tmp_path: Path) -> None:
+    (lost,) = read_text(tmp_path, FACTORY + "adapter_name_or_path: old,older\n").lost
+    assert (lost.key, "merge the others first" in lost.why) == ("adapter_name_or_path", True)
+
+
+ROWS = "base_model: a\ndatasets:\n  - path: b\n    type: chat_template\n    "
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("split_thinking: true", "SureFit takes <think>…</think> out of the content"),
+        ("template_thinking_key: reasoning_content", "under the name that the template reads"),
+        ("field_thinking: reasoning", None),
+        ("field_thinking: thoughts", "SureFit goes by the columns' own names"),
+    ],
+)
+def test_what_axolotl_makes_of_reasoning(tmp_path: Path, line: str, words: str | None) -> None:
+    found = read_text(tmp_path, ROWS + line + "\n")
+    assert found.loaded is not None
+    assert found.loaded.config.data.format == ("auto" if "thoughts" in line else "messages")
+    key = f"datasets[0].{line.partition(':')[0]}"
+    assert [words in one.why for one in found.parts if one.key == key] == ([True] if words else [])  # type: ignore[operator]
+
+
 def test_what_packing_means_is_said_beside_it(tmp_path: Path) -> None:
     assert "a batch still counts examples" in config_text(read_text(tmp_path, TRL + "packing: true\n"))
     assert "a batch still counts examples" not in config_text(read_text(tmp_path, TRL + "packing: false\n"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefit.config.schema import AdapterSection, Config
+from surefit.config.schema import STACKED, AdapterSection, Config
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.all_linear import FUSED_IN_FILES, closed_to_lora
@@ -224,8 +224,9 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
         yield Finding(
             field="adapter.start_from",
             message=f"{section.start_from}: {found}",
-            help="name the directory of a trained adapter, such as runs/NAME/adapter",
-        )
+            help=STACKED if "," in section.start_from
+            else "name the directory of a trained adapter, such as runs/NAME/adapter",
+        )  # fmt: skip
         return
     for key, stored in (("r", found.get("r")), ("alpha", found.get("lora_alpha"))):
         wanted = getattr(section, key)
