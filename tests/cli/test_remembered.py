@@ -62,6 +62,24 @@ def test_changed_rows_and_changed_code_are_converted_again(
     assert len(conversions) == 3
 
 
+def test_a_row_that_was_left_out_is_named_by_the_file_that_it_is_in_now(
+    surefit: Surefit, config: Path, conversions: list[str]
+) -> None:
+    folder = Path("rows")
+    folder.mkdir()
+    Path("rows.jsonl").rename(folder / "a.jsonl")
+    with (folder / "a.jsonl").open("a") as file:
+        file.write('{"query": "", "tools": "[]", "answers": 1}\n')
+    for name in ("a", "b"):
+        if name == "b":
+            (folder / "a.jsonl").rename(folder / "b.jsonl")
+        more = ("--set", "data.train=rows", "--set", "data.bad_rows=skip", "--set", f"output_dir=runs/{name}")
+        answer = surefit("train", config, *more)
+        assert answer.code == EXIT_OK, answer.text
+        assert f"rows/{name}.jsonl:" in answer.text
+    assert len(conversions) == 2
+
+
 def test_tokens_that_have_gone_are_made_again(surefit: Surefit, config: Path, conversions: list[str]) -> None:
     first = trained(surefit, config, "first")
     for path in Path("cache", "tokens").glob("*/meta.json"):

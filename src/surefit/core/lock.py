@@ -31,7 +31,12 @@ _held: dict[Path, int] = {}
 
 @contextlib.contextmanager
 def locked(
-    path: Path, stage: str, on_note: Callable[[str], None] = lambda text: None, *, wait: bool = False
+    path: Path,
+    stage: str,
+    on_note: Callable[[str], None] = lambda text: None,
+    *,
+    wait: bool = False,
+    shared: bool = False,
 ) -> Iterator[None]:
     """Hold the lock of a directory, whose lock file is `path`.
 
@@ -40,6 +45,7 @@ def locked(
         stage: what is done under the lock, for whoever comes second.
         on_note: told where the file system has no locks; the work goes on without.
         wait: until whoever holds it is done; for what takes a moment.
+        shared: beside others that share it; nobody then holds it alone.
 
     Raises:
         InUse: another process holds it, with its number and its host.
@@ -49,7 +55,13 @@ def locked(
     descriptor = None if path in _held else _open(path, on_note)
     try:
         if descriptor is not None:
-            _take(descriptor, path, stage, on_note, wait)
+            _take(
+                descriptor,
+                path,
+                stage,
+                on_note,
+                (0 if wait else fcntl.LOCK_NB) | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX),
+            )
         _held[path] = _held.get(path, 0) + 1
         try:
             yield
@@ -77,9 +89,9 @@ def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
         return None
 
 
-def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None], wait: bool) -> None:
+def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None], how: int) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, how)
     except BlockingIOError:
         raise InUse(
             f"in use by {_holder(descriptor)}",
@@ -91,6 +103,8 @@ def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None
             raise
         on_note(f"the file system of {path.parent} has no locks ({error.strerror}): start no second process on it")
         return
+    if how & fcntl.LOCK_SH:
+        return  # one of several: the file names whoever holds it alone
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "stage": stage, "since": time.time()}
     with contextlib.suppress(OSError):  # a full disk: the lock holds without it
         os.ftruncate(descriptor, 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -139,7 +140,19 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         # Such a template writes today's date, so tomorrow's tokens are others.
         "today": str(date.today()) if "strftime_now" in str(template) and "date_string" not in str(template) else None,
         "packages": [tokenizers.__version__, transformers.__version__],
+        **_own_code(tokenizer),
     }
+
+
+def _own_code(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The hash of the Python files that a model brings for its tokenizer; nothing where transformers has the class."""
+    module = sys.modules[type(tokenizer).__module__]
+    if module.__name__.partition(".")[0] == "transformers" or module.__file__ is None:
+        return {}
+    digest = hashlib.sha256()
+    for path in sorted(Path(module.__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return {"code": digest.hexdigest()}
 
 
 def _directory(key: str, cache: Path | None) -> Path:
@@ -170,6 +183,8 @@ def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: 
     Raises:
         MachineError: the directory cannot be written.
     """
+    if (there := open_cached(key, cache)) is not None:  # another process was faster: the same key is the same tokens
+        return there
     path = _directory(key, cache)
     offsets = np.cumsum([0, *(len(ids) for ids, _ in kept)], dtype=np.int64)
     arrays = (np.concatenate([ids for ids, _ in kept]), np.concatenate([mask for _, mask in kept]), offsets)
@@ -182,6 +197,8 @@ def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: 
             meta = {"sizes": sizes, "stats": dataclasses.asdict(stats)}
             (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     except (MachineError, OSError) as error:
+        if (there := open_cached(key, cache)) is not None:  # put there between the look and the rename
+            return there
         reason = error.message if isinstance(error, MachineError) else f"cannot write: {error.strerror}"
         help_text = "set SUREFIT_CACHE to a directory you may write to, with room for the tokenised data"
         raise MachineError(reason, path=path, help=help_text) from error

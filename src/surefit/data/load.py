@@ -20,7 +20,7 @@ from surefit.data.columnar import ROW_COST, VALUE_COST, require_room
 from surefit.data.opening import endings
 from surefit.data.readers import TOO_MANY, Placed, characters, room
 from surefit.data.sources import resolve_source
-from surefit.data.stream import Range, file_errors, ranges, read_range
+from surefit.data.stream import Range, file_errors, ranges, read_range, unchanged
 
 
 class Rows(Sequence[dict[str, Any]]):
@@ -110,12 +110,13 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
     """
     parts = ranges(source, split=split, range_bytes=sys.maxsize)
     names = [one.file for one in parts]
-    placed = _kept(parts)
-    if resolve_source(source).kind in ("hub", "url"):
-        return Rows(source, placed, (), rows_sha256(placed))
-    files = [Path(name) for name in names]
-    with file_errors(source):
-        return Rows(source, placed, files, files_sha256(files))
+    with unchanged(names):
+        placed = _kept(parts)
+        if resolve_source(source).kind in ("hub", "url"):
+            return Rows(source, placed, (), rows_sha256(placed))
+        files = [Path(name) for name in names]
+        with file_errors(source):
+            return Rows(source, placed, files, files_sha256(files))
 
 
 def _kept(parts: Sequence[Range]) -> list[Placed]:

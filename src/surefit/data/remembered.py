@@ -55,8 +55,8 @@ def start_key(
     """The hash of all that the examples and their tokens are made from; the recipe is one of SureFit's own, whose code
     is known."""
     parts = [
-        rows.sha256, len(rows), section.model_dump_json(), recipe.name, recipe.version, seed,
-        tokenizer_digest(tokenizer), _code_sha256(),
+        rows.sha256, len(rows), list(map(str, rows.files)), section.model_dump_json(), recipe.name, recipe.version,
+        seed, tokenizer_digest(tokenizer), _code_sha256(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:40]
 

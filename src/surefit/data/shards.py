@@ -35,7 +35,7 @@ from surefit.data.dataset import encode_all
 from surefit.data.formats import HELD_OUT, Examples, bad_rows_error, prompt_position, row_converter, row_position
 from surefit.data.opening import endings
 from surefit.data.readers import LINES, Placed
-from surefit.data.stream import Range, read_range
+from surefit.data.stream import Range, read_range, unchanged
 from surefit.data.thinking import thinking_as
 from surefit.data.tokenize import BATCH
 from surefit.task import Example, TaskRecipe
@@ -155,7 +155,7 @@ def write_shard(task: ShardTask, making: Making, directory: Path) -> dict[str, A
     """
     path = shard_path(directory, task.number)
     try:
-        with directory_atomic(path) as temporary:
+        with directory_atomic(path) as temporary, unchanged([task.rows.file]):
             meta = _fill(temporary, task, making)
             write_json(temporary / "meta.json", meta)
     except MachineError as error:

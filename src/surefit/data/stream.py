@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -190,6 +190,31 @@ def require_same_columns(files: list[str]) -> None:
 
 def _differ(a: str | None, b: str | None) -> bool:
     return a != b and "null" not in (a, b)
+
+
+@contextmanager
+def unchanged(files: Sequence[str]) -> Iterator[None]:
+    """Refuse files of this machine that somebody writes while they are read: what was made of them would be known by
+    the hash of something else.
+
+    Raises:
+        DataError: one has changed.
+    """
+    before = [_state(file) for file in files]
+    yield
+    for file, was in zip(files, before, strict=True):
+        if _state(file) != was:
+            help_text = "give the same command again once it is complete"
+            raise DataError("the file has changed while it was read", path=place_of(file), help=help_text)
+
+
+def _state(file: str) -> tuple[int, int] | None:
+    """(bytes, time of change); None of what is not here."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 @contextmanager

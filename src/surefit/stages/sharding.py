@@ -133,21 +133,31 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
 def _alone(directory: Path, group: tuple[int, int] | None, watcher: Watcher) -> Iterator[None]:
     """Be the only process that makes these shards; where it makes all of them, clear away what killed ones have left.
 
-    Groups work beside each other. Should one start while all are made, both write the same bytes.
+    Groups of one division work beside each other, and beside nobody else: two that make the same shard would take each
+    other's away.
 
     Raises:
         MachineError: another process makes some of them.
     """
-    if group is not None:
-        with locked(directory / ".lock-{}-of-{}".format(*group), "prepare", watcher.note):
-            yield
-        return
+    whole = directory / ".lock"
+    others = [lock for lock in sorted(directory.glob(".lock-*-of-*")) if not _beside(lock, group)]
     with contextlib.ExitStack() as stack:
-        for lock in (directory / ".lock", *sorted(directory.glob(".lock-*-of-*"))):
-            stack.enter_context(locked(lock, "prepare", watcher.note))
+        if group is not None:
+            stack.enter_context(locked(directory / ".lock-{}-of-{}".format(*group), "prepare", watcher.note))
+        with contextlib.ExitStack() as passing:  # of another division it is enough that nobody is at work
+            for lock in others:
+                (passing if group else stack).enter_context(locked(lock, "prepare", watcher.note))
+        stack.enter_context(locked(whole, "prepare", watcher.note, shared=group is not None))
+        if group is not None:
+            yield
+            return
         sweep(directory)
         yield
         sweep(directory)  # on a cluster a process may have been killed, and another have done its work
+
+
+def _beside(lock: Path, group: tuple[int, int] | None) -> bool:
+    return group is not None and lock.name.endswith(f"-of-{group[1]}")
 
 
 def prepared_directory(config: Config) -> Path:
@@ -324,8 +334,12 @@ def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
 
 
 def _needs_torch(config: Config) -> bool:
-    """Whether a worker may have to import torch: for a model's own code, or to find what a GGUF file became."""
-    return config.model.trust_remote_code or gguf_source(config.model.name_or_path) is not None
+    """Whether a worker may have to import torch: for code of a model's or a recipe's own, or to find what a GGUF file
+    became."""
+    from surefit import recipes
+
+    foreign = config.model.trust_remote_code or not recipes.is_own(config.recipe)
+    return foreign or gguf_source(config.model.name_or_path) is not None
 
 
 def _start_worker(with_torch: bool) -> None:

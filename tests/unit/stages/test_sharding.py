@@ -22,7 +22,7 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.lock import locked
 from surefit.core.processes import pool
-from surefit.data import sharded
+from surefit.data import sharded, shards
 from surefit.data.dataset import build_dataset
 from surefit.data.formats import read_splits
 from surefit.data.prepared import opened
@@ -150,10 +150,10 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(config, tmp_path: Pat
     directory = _made(tmp_path / "again")
     sharding.planned(again, directory)
     killed = 0
-    for shards, delay in ((1, 0.0), (2, 0.004), (4, 0.01), (5, 0.017)):
+    for made, delay in ((1, 0.0), (2, 0.004), (4, 0.01), (5, 0.017)):
         child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "again.yaml")])
         deadline = time.monotonic() + 120
-        while len(list(directory.glob("shard-*"))) < shards and child.poll() is None and time.monotonic() < deadline:
+        while len(list(directory.glob("shard-*"))) < made and child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(delay)
         child.send_signal(signal.SIGKILL)
@@ -197,8 +197,47 @@ with locked(Path({str(tmp_path / "shards" / ".lock-0-of-2")!r}), "prepare"):
         prepare_shards(config(), Watcher(), Wishes())
     with pytest.raises(MachineError, match="in use"):
         prepare_shards(config(), Watcher(), Wishes(group=(0, 2)))
+    with pytest.raises(MachineError, match=f"process {child.pid}"):  # it would make shards of the other division
+        prepare_shards(config(), Watcher(), Wishes(group=(0, 3)))
     assert prepare_shards(config(), Watcher(), Wishes(group=(1, 2)))["complete"] > 0
     child.communicate("\n")
+
+
+def test_a_group_is_refused_while_all_are_made_and_the_other_way_round(config, tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from surefit.core.lock import locked
+with locked(Path(sys.argv[1]), "prepare", shared=sys.argv[2] == "shared"):
+    print("held", flush=True)
+    input()
+"""
+    lock = str(tmp_path / "shards" / ".lock")
+    for how, group in (("alone", (0, 2)), ("shared", None)):
+        command = [sys.executable, "-c", program, lock, how]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(MachineError, match="in use"):
+            prepare_shards(config(), Watcher(), Wishes(group=group))
+        child.communicate("\n")
+
+
+def test_rows_that_are_written_while_they_are_read_make_no_shard(
+    config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, real = tmp_path / "rows.jsonl", shards.read_range
+
+    def changing(one):
+        yield from real(one)
+        with rows.open("a") as file:
+            file.write("\n")
+
+    monkeypatch.setattr(shards, "read_range", changing)
+    with pytest.raises(DataError, match=r"rows\.jsonl: the file has changed while it was read"):
+        prepare_shards(config(), Watcher(), Wishes())
+    assert not list((tmp_path / "shards").glob("shard-*"))
+    monkeypatch.undo()
+    assert prepare_shards(config(), Watcher(), Wishes())["manifest"]
 
 
 def test_what_is_missing_or_damaged_is_named_and_mended(config, tmp_path: Path) -> None:
@@ -374,3 +413,4 @@ def test_which_models_a_worker_needs_torch_for(config, tmp_path, monkeypatch, mo
     Path("some.gguf").touch()
     changed = config().model_copy(update={"model": ModelSection(**model)})
     assert sharding._needs_torch(changed) is needed
+    assert sharding._needs_torch(changed.model_copy(update={"recipe": "somebody_elses"}))  # its code may ask for torch
