@@ -143,9 +143,13 @@ DEEP = {"intermediate_size": 32, "num_hidden_layers": 12}
 WIDE = {"intermediate_size": 256, "num_hidden_layers": 4}
 
 
+def tensors_of(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+
+
 def held(model, recorder: Recorder, batch, chunked) -> tuple[int, int]:
     """(most in a step, between its forward and its backward pass): bytes that torch holds beside model and batch."""
-    recorder.tag([*model.parameters(), *model.buffers(), *batch.values()], "given")
+    recorder.tag([*model.parameters(), *model.buffers(), *tensors_of(batch).values()], "given")
     recorder.start("forward")
     loss = loss_sum(model, batch, chunked)
     recorder.start("backward")
@@ -207,7 +211,8 @@ def test_fake_tensors_take_the_same_memory(kind, monkeypatch) -> None:
         found = []
 
         def step(model, recorder, chunked=switches.chunked, found=found) -> None:
-            found.append(held(model, recorder, {key: value.clone() for key, value in batch.items()}, chunked))
+            own = {key: value.clone() for key, value in tensors_of(batch).items()}
+            found.append(held(model, recorder, batch | own, chunked))
 
         with monkeypatch.context() as patch:
             patch.setattr(checkpointing, "to_host", lambda tensor: (tensor.shape, tensor.dtype))

@@ -13,8 +13,8 @@ from surefit.data.cache import MASKED
 
 Item = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """(input_ids, labels) of an example, as `TokenDataset` gives them."""
-LOSS_KEYS = frozenset({"labels", "loss_rows", "targets"})
-"""What a micro batch holds for the loss; everything else is the model's."""
+OWN_KEYS = frozenset({"labels", "loss_rows", "targets", "padded"})
+"""What a micro batch holds for the step; everything else is the model's."""
 
 
 def collate(items: Sequence[Item], pad_id: int) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def collate(items: Sequence[Item], pad_id: int) -> dict[str, Any]:
         pad_id: fills input_ids; the attention mask is 0 and the label -100 there, whatever token it is.
 
     Returns:
-        input_ids, attention_mask and labels, int64, of shape (examples, longest), and what `supervision` gives.
+        input_ids, attention_mask and labels, int64, of shape (examples, longest); padded: whether the mask has zeros,
+        for those that must not ask a GPU; and what `supervision` gives.
     """
     shape = (len(items), max(len(ids) for ids, _ in items))
     input_ids = torch.full(shape, pad_id, dtype=torch.int64)
@@ -35,7 +36,9 @@ def collate(items: Sequence[Item], pad_id: int) -> dict[str, Any]:
         input_ids[row, : len(ids)] = torch.as_tensor(ids)
         attention_mask[row, : len(ids)] = 1
         labels[row, : len(ids)] = torch.as_tensor(own_labels)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels} | supervision(labels)
+    padded = any(len(ids) < shape[1] for ids, _ in items)
+    batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "padded": padded}
+    return batch | supervision(labels)
 
 
 def pack(items: Sequence[Item]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -85,6 +85,40 @@ def reads_masks_of_fake_tensors() -> Iterator[None]:
     transformers has a public way to say so.
     """
     with patch.object(masking_utils, "is_tracing", lambda tensor=None: False):
+        yield
+
+
+@contextmanager
+def rows_known(batch: Mapping[str, Any]) -> Iterator[None]:
+    """Tell transformers, while a model runs on a micro batch, what it would otherwise read from the device.
+
+    For each kind of mask that a model makes (one, or two where some layers have a window) it reads whether the rows are
+    padded, up to twice, or whether positions start again (`masking_utils`, in 5.17 and 5.23 alike); the processor waits
+    each time for all that was launched. Can go when it takes the answers as arguments.
+
+    Args:
+        batch: as data/collate.py makes it. Where it lacks `padded` and `document_lengths`, and of tensors of another
+            shape than its rows, transformers asks as ever.
+    """
+    shape, padded, lengths = batch["input_ids"].shape, batch.get("padded"), batch.get("document_lengths")
+    ignored, packed = masking_utils._ignore_causal_mask_sdpa, masking_utils.find_packed_sequence_indices
+
+    def ignore(mask: torch.Tensor | None, *places: Any, **others: Any) -> bool:
+        if mask is None or padded is None or mask.shape != shape:
+            return ignored(mask, *places, **others)
+        return not padded and ignored(None, *places, **others)
+
+    def find(positions: torch.Tensor) -> torch.Tensor | None:
+        if lengths is None or positions.shape != shape:
+            return packed(positions)
+        if len(lengths) == 1:
+            return None
+        with patch.object(masking_utils, "is_tracing", lambda tensor=None: True):  # then it does not look
+            return packed(positions)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(masking_utils, "_ignore_causal_mask_sdpa", ignore))
+        stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", find))
         yield
 
 

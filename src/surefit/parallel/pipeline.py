@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from surefit.core.errors import ConfigError, ModelError
-from surefit.data.collate import LOSS_KEYS
+from surefit.data.collate import OWN_KEYS
 from surefit.facts.sharding import split_layers
-from surefit.model.compat import wrap_forward
+from surefit.model.compat import rows_known, wrap_forward
 from surefit.model.prepare import base_of
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
 from surefit.parallel.flat import Lazy
@@ -256,8 +256,9 @@ class _Stage(torch.nn.Module):
             self.parts.received = received[0][: rows * length].view(rows, length, -1)
         if self.is_last:
             return (self.loss_of(self.model, batch) * self.factor).reshape(1)
-        inputs = {name: _on(value, self.device) for name, value in batch.items() if name not in LOSS_KEYS}
-        hidden = self.parts.decoder(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+        inputs = {name: _on(value, self.device) for name, value in batch.items() if name not in OWN_KEYS}
+        with rows_known(batch):
+            hidden = self.parts.decoder(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
         if torch.is_grad_enabled() and not hidden.requires_grad:
             hidden = hidden.requires_grad_()  # nothing is trained up to here; the schedule sends gradients all the same
         return torch.nn.functional.pad(hidden, (0, 0, 0, self.tokens - len(hidden)))

@@ -162,7 +162,7 @@ def _padded(setting: Setting) -> dict[str, Any]:
     batch = {key: torch.ones(shape, dtype=torch.long) for key in ("input_ids", "attention_mask", "labels")}
     if setting.padded:
         batch["attention_mask"][-1, -1:].zero_()
-    return batch | _supervision(setting)
+    return batch | {"padded": setting.padded} | _supervision(setting)
 
 
 def _packed(setting: Setting) -> dict[str, Any]:

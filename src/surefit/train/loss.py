@@ -14,9 +14,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from surefit.config.schema import ParallelSection
 from surefit.core.errors import ConfigError, ModelError
-from surefit.data.collate import LOSS_KEYS
+from surefit.data.collate import OWN_KEYS
 from surefit.facts.activations import LOSS_TILE, chunk_rows
-from surefit.model.compat import answering
+from surefit.model.compat import answering, rows_known
 from surefit.model.sdpa import capability_of
 
 
@@ -50,12 +50,14 @@ def loss_sum(
     }
     rows, targets = moved["loss_rows"], moved["targets"]
     # No cache: it costs memory, and transformers takes a batch with a cache for the start of a generation.
-    inputs = {name: value for name, value in moved.items() if name not in LOSS_KEYS} | {"use_cache": False}
+    inputs = {name: value for name, value in moved.items() if name not in OWN_KEYS} | {"use_cache": False}
     if not chunked or can_chunk(model) is not None:
-        answer = model(**inputs)
+        with rows_known(batch):
+            answer = model(**inputs)
         logits = answer.logits.flatten(0, 1).index_select(0, rows)
         return _balanced(F.cross_entropy(logits.float(), targets, reduction="sum"), model, answer, targets, balance)
-    answer, hidden, head, trained = _decode(model, inputs, rows)
+    with rows_known(batch):
+        answer, hidden, head, trained = _decode(model, inputs, rows)
     if torch.is_grad_enabled():
         loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *trained)  # type: ignore[no-untyped-call]
         return _balanced(loss, model, answer, targets, balance)

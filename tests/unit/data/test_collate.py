@@ -20,7 +20,8 @@ def test_right_padding():
     assert batch["labels"].tolist() == [[MASKED, 6, 7], [MASKED, MASKED, MASKED]], (
         "a pad id among the labels is no padding"
     )
-    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    assert batch["padded"] is True
+    assert {value.dtype for name, value in batch.items() if name != "padded"} == {torch.int64}
     assert batch["loss_rows"].tolist() == [0, 1], "the hidden states that say 6 and 7"
     assert batch["targets"].tolist() == [6, 7]
     assert tokens_in(batch) == 4
@@ -29,6 +30,7 @@ def test_right_padding():
 def test_one_example_is_not_padded():
     batch = collate([item([1, 2], [MASKED, 2])], pad_id=0)
     assert all(tuple(batch[key].shape) == (1, 2) for key in ("input_ids", "attention_mask", "labels"))
+    assert batch["padded"] is False
 
 
 def test_packed_examples_have_no_padding_and_positions_of_their_own():
