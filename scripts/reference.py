@@ -195,15 +195,15 @@ BUILT = """# How SureFit is built
 | add a rule, a recipe, an optimizer, a parallel mode | `CONTRIBUTING.md` in the repository |
 | know why something is as it is | the decision records beside this page, and the [log](LOG.md) |
 
-A run goes through six stages, and they talk through files in the run directory, never through globals:
+A run goes through six stages, which communicate through files in the run directory, never through globals:
 `check → plan → train → merge → evaluate → report`. `stages/` has them as functions; `cli/` shows what they return,
 `api.py` returns it to Python, `ui/` draws it in a browser. The one training step is in `train/step.py`: training runs
 it, the dry pass runs it on the worst batch, `plan` runs it on tensors without data.
 
 ## Imports run one way
 
-A file imports from its own room and from the lines below it, never from a neighbour on its line; `lint-imports` holds
-that. This picture and the table are written by `make reference` from that contract and from the files.
+A file imports from its own room and from the lines below it, never from a neighbour on its line; `lint-imports`
+enforces this. This picture and the table are written by `make reference` from that contract and from the files.
 
 ![The rooms, and who imports whom](assets/house.svg)
 
@@ -213,8 +213,8 @@ that. This picture and the table are written by `make reference` from that contr
 |---|---|
 {rows}
 
-`python scripts/house.py` prints what else the code says of its form: length of functions, what an addition touches,
-names that nothing calls. `tests/arch` holds the lines.
+`python scripts/house.py` prints more about the shape of the code: length of functions, what an addition touches,
+names that nothing calls. `tests/arch` enforces the limits.
 """
 _OFFLOADED = {"optimizer state": "optimizer state", "weights": "weights and optimizer state"}
 
