@@ -87,7 +87,7 @@ class Need:
         """The estimate's share of the interval, in words."""
         if self.above == self.margin:
             return f"{self.how} ± {self.margin:.0%}"
-        return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, for what is freed leaves memory in pieces"
+        return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, because freed memory fragments"
 
 
 def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None, pieces: float = 0.0) -> Need:
