@@ -55,7 +55,7 @@ TEMPLATE_OWN = {
 
 def _can_be_set(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]{0,99}", name) or name in TEMPLATE_OWN:
-        raise ValueError(f"{name!r:.60} is no switch of a chat template")
+        raise ValueError(f"{name!r:.60} is not a switch of a chat template")
     return name
 
 
@@ -81,10 +81,10 @@ class ModelSection(Section):
     """Write conversations with this Jinja file; where a base model has no template of its own, with `plain`, or with
     `chatml` or `llama3` if it has their tokens."""
     chat_template_kwargs: dict[Switch, SwitchValue] = Field(default_factory=dict)
-    """Switches of the chat template, such as {enable_thinking: false}: in training, in answers, in what is merged."""
+    """Switches of the chat template, such as {enable_thinking: false}: for training, answers and the merged model."""
     add_tokens: Annotated[list[NewToken], Field(max_length=10_000)] = Field(default_factory=list)
-    """Tokens to put behind the vocabulary, such as ["<call>", ":ARG0-of"]. Their rows of the embedding and the head
-    start at the mean of the pieces that the text was cut into before, and are trained."""
+    """Tokens to append to the vocabulary, such as ["<call>", ":ARG0-of"]. Their rows of the embedding and the head
+    start at the mean of the pieces that the text was split into before, and are trained."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave it off unless you have read that code."""
 
@@ -116,16 +116,16 @@ class AdapterSection(Section):
     use_rslora: bool = False
     """Scale by alpha / √r (rsLoRA, Kalajdzievski 2023), so that a higher rank does not learn more slowly."""
     use_dora: bool = False
-    """Train the length of every row of an adapted matrix beside its direction (DoRA, Liu et al. 2024): slower."""
+    """Train the magnitude and the direction of an adapted matrix's rows separately (DoRA, Liu et al. 2024): slower."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
     experts: bool = False
-    """In a mixture of experts, give every routed expert LoRA factors too: most of the weights, and as many times the
-    factors as there are experts."""
+    """In a mixture of experts, give every routed expert LoRA factors too: they hold most of the weights, and each
+    expert gets its own factors."""
     start_from: PathText | None = None
-    """The directory of a trained adapter to go on from, in place of fresh factors; same rank, same layers."""
+    """The directory of a trained adapter to continue from, instead of fresh factors; same rank, same layers."""
 
 
 class DataSection(Section):
@@ -134,7 +134,7 @@ class DataSection(Section):
     train: PathText
     """A .jsonl, .json, .parquet or .csv file, a directory of them, a hub data set id, or a surefit/… sample."""
     eval: Annotated[float, Field(gt=0, lt=1)] | PathText = 0.02
-    """The held-out rows: another file, or the share of the training rows to set aside (of several tasks, of every
+    """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
     source)."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "text", "alpaca", "sharegpt"] = "auto"
     """How rows are laid out; auto looks at the column names."""
@@ -143,17 +143,17 @@ class DataSection(Section):
     split: str = "train"
     """Which split of a hub data set to train on."""
     prepared: PathText | None = None
-    """The directory of token shards that `surefit prepare` writes and training reads in place of `train` and `mix`: for
-    more rows than memory holds, or many machines."""
+    """The directory of token shards that `surefit prepare` writes and training reads instead of `train` and `mix`: for
+    more rows than fit in memory, or many machines."""
     limit: Annotated[int, Field(ge=1, le=10**12)] | None = None
-    """Use this many rows of `train` at most, taken evenly from all: for a first try. A share held out is of these."""
+    """Use this many rows of `train` at most, taken evenly from all: for a first try. A held-out share is of these."""
     max_length: Annotated[int, Field(ge=8, le=2**30)] = 2048
     """Tokens per example, prompt and answer together."""
     packing: Auto | bool = "auto"
-    """Lay the examples of a micro batch one after the other in place of padding them; nothing learnt changes."""
+    """Concatenate the examples of a micro batch instead of padding them; what is learnt does not change."""
     thinking: Literal["keep", "drop", "only_last"] = "keep"
-    """What to learn of rows with reasoning: keep, every assistant turn with the reasoning it has; drop, the answers
-    without any; only_last, the last turn of each conversation alone, with its reasoning."""
+    """What to learn from rows with reasoning: keep, every assistant turn with the reasoning it has; drop, the answers
+    without any; only_last, only the last turn of each conversation, with its reasoning."""
     too_long: Literal["drop", "error", "truncate", "truncate_middle"] = "drop"
     """What to do with an example over max_length: leave it out (counted) or stop; or keep the beginning of its document
     (truncate), or its beginning and end (truncate_middle), for recipes that have documents. No answer is ever cut."""
@@ -180,8 +180,8 @@ class TrainSection(Section):
     per_device_train_batch_size: Auto | Annotated[int, Field(ge=1, le=2**20)] = "auto"
     """Examples per forward pass (micro batch); must divide global_batch_size. Packed: this many × max_length tokens."""
     gradient_checkpointing: Auto | bool | Literal["selective", "offload"] = "auto"
-    """Recompute activations in the backward pass: less memory, about a third more time. selective keeps what attention
-    gave; offload also moves what is kept to the host's memory."""
+    """Recompute activations in the backward pass: less memory, about a third more time. selective keeps attention's
+    outputs; offload also moves what is kept to the host's memory."""
     optimizer: OptimizerName = "adamw"
     """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999; with 8-bit moments, or moments paged to the host."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
@@ -197,7 +197,7 @@ class TrainSection(Section):
     neftune_noise_alpha: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Noise on the input embeddings (NEFTune, Jain et al. 2023); 5 is usual."""
     eval_every: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """Measure the held-out loss every so many optimizer steps too; it is measured at every checkpoint anyway."""
+    """Also measure the held-out loss every this many optimizer steps; it is measured at every checkpoint anyway."""
     early_stopping_patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Stop after this many measurements in a row without a better `checkpoint.keep_best` (or held-out loss)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -214,12 +214,12 @@ class SpeedSection(Section):
     fused_lora: Auto | bool = "auto"
     """One forward and backward for the LoRA factors of projections that read the same input."""
     kernels: Auto | bool = "auto"
-    """Fused GPU kernels for norms, rope and gated MLPs; they need the extra `kernels`, and auto takes them from Ampere
-    on where it is installed."""
+    """Fused GPU kernels for norms, rope and gated MLPs; they need the extra `kernels`, and auto uses them from Ampere
+    on if it is installed."""
     compile: bool = False
     """torch.compile the decoder layers."""
     tiled_mlp: Auto | bool = "auto"
-    """Run the MLPs a stretch of tokens at a time: for contexts so long that one layer's activations are too large."""
+    """Run the MLPs a block of tokens at a time: for contexts so long that one layer's activations are too large."""
 
 
 class HardwareSection(Section):
@@ -237,7 +237,7 @@ class ParallelSection(Section):
     """How several devices share the work."""
 
     mode: Auto | ModeName = "auto"
-    """What each process has a part of; `reference/combinations.md` lists the modes, and what goes with each."""
+    """What the processes divide among themselves; `reference/combinations.md` lists the modes and what each allows."""
     tp: Annotated[int, Field(ge=1, le=2**20)] = 1
     """Devices that share each matrix."""
     cp: Annotated[int, Field(ge=1, le=2**20)] = 1
@@ -251,9 +251,9 @@ class ParallelSection(Section):
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0
     """How long a process waits for the others before the run is stopped."""
     accelerate_config: PathText | None = None
-    """An Accelerate YAML file whose settings go before those of this section."""
+    """An Accelerate YAML file whose settings take precedence over this section's."""
     deepspeed_config: PathText | None = None
-    """A DeepSpeed JSON file, "auto" allowed, whose settings go before those of this section."""
+    """A DeepSpeed JSON file, "auto" allowed, whose settings take precedence over this section's."""
 
 
 class SlurmSection(Section):
@@ -264,11 +264,11 @@ class SlurmSection(Section):
     account: str | None = None
     """The account to charge."""
     time: str = "24:00:00"
-    """The longest a job may take, as sbatch takes it; a run that needs more is requeued and resumes."""
+    """The time limit of a job, in sbatch's format; a run that needs more is requeued and resumes."""
     cpus_per_gpu: Annotated[int, Field(ge=1, le=4_096)] = 8
-    """Cores beside each device."""
+    """CPU cores per device."""
     memory: str | None = None
-    """RAM per node, as sbatch takes it, such as 200G."""
+    """RAM per node, in sbatch's format, such as 200G."""
     modules: list[str] = Field(default_factory=list)
     """Environment modules to load."""
     venv: PathText | None = None
@@ -285,7 +285,7 @@ class SlurmSection(Section):
     def _are_options(cls, options: list[str]) -> list[str]:
         for option in options:
             if not re.match(r"--?[A-Za-z]", option):
-                raise ValueError(f"{option!r:.60} is no option of sbatch: it begins with - or --")
+                raise ValueError(f"{option!r:.60} is not an sbatch option: those begin with - or --")
             if name := _HOLDS_A_SECRET.search(option):
                 raise ValueError(
                     f"{name[1]} and its value would stand in the batch script, where everyone can read it: put it into "
@@ -316,9 +316,9 @@ class GateSection(Section):
     """The tuned model must score at least this."""
     not_worse_than: PathText | None = None
     """base, a baseline of the recipe, or another run's directory: fail when the tuned model is worse by more than
-    chance (paired interval below zero). Of several tasks, each one is asked, unless `metric` is set."""
+    chance (paired interval below zero). With several tasks, each one is tested, unless `metric` is set."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
-    """How sure the interval of `not_worse_than` is."""
+    """The confidence level of the interval of `not_worse_than`."""
 
 
 class EvaluateSection(Section):
@@ -333,7 +333,7 @@ class EvaluateSection(Section):
     constrained: Literal["none", "only", "both"] = "none"
     """Let the model write only what the recipe's grammar allows (JSON by schema, PENMAN, labels); both scores both."""
     num_beams: Annotated[int, Field(ge=1, le=1_024)] = 1
-    """Beam search with so many beams; 1 is greedy."""
+    """Beam search with this many beams; 1 is greedy."""
     samples: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Answers per prompt, for pass@k; more than one needs a temperature."""
     temperature: Annotated[float, Field(ge=0, le=1_000)] = 0.0
@@ -341,7 +341,7 @@ class EvaluateSection(Section):
     prefill_chunk: Annotated[int, Field(ge=1, le=2**30)] | None = None
     """Read prompts this many tokens at a time: less memory for very long ones, the same answers."""
     chat_template_kwargs: dict[Switch, SwitchValue] = Field(default_factory=dict)
-    """Switches of the chat template for answers alone, in place of those in `model.chat_template_kwargs`."""
+    """Switches of the chat template for answers only, instead of those in `model.chat_template_kwargs`."""
     server: str | None = None
     """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model; its key: SUREFIT_API_KEY."""
     in_training: bool = False

@@ -76,7 +76,7 @@ class Setup:
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
         optimizer: as config/optimizers.py calls it; other optimizers are not told apart.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
-        micro_batch_times_gpus: the examples per device are multiplied with the number of devices.
+        micro_batch_times_gpus: the examples per device are multiplied by the number of devices.
         micro_batch, accumulation, world_size, global_batch: examples per forward pass and device, micro batches per
             step, processes that see different rows, examples per optimizer step.
         eval_micro_batch: examples per forward pass when the held-out rows are measured.

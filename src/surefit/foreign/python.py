@@ -111,7 +111,7 @@ def _name(node: ast.AST) -> str | None:
 
 
 def _read_batch(notes: Notes, source: Source, calls: list[Call]) -> None:
-    """A batch per device that is multiplied with the number of devices."""
+    """A batch per device that is multiplied by the number of devices."""
     for call in calls:
         given = call.given.get("per_device_train_batch_size") if call.kind in (*ARGUMENTS, *OTHER_STAGES) else None
         if given is not None and _times_devices(source, *given):

@@ -290,7 +290,7 @@ class _Certifying:
         base, tuned = self._read_adapted(job, adapter)
         self.positions = sum(len(rows) for rows in tuned)
         advice = (
-            "the adapter was trained beside quantised weights: merge it into those, with --into dequantized"
+            "the adapter was trained on quantised weights: merge it into those, with --into dequantized"
             if self.base.quantization != "none" and not job.dequantized
             else None
         )

@@ -258,7 +258,7 @@ def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
     stacks = expert_stacks(model) if section.experts else {}
     if section.experts and not stacks:
         raise ConfigError(
-            f"a {model.config.model_type} has no experts that factors can be put beside",
+            f"a {model.config.model_type} has no experts that can get factors",
             field="adapter.experts",
             help="set adapter.experts: false",
         )

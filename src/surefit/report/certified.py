@@ -14,8 +14,8 @@ WEIGHTS = "Are the weights what they should be?"
 ANSWERS = "Does it answer as the trained model did?"
 OTHERS = "Other checks"
 QUESTIONS: dict[str, tuple[str, str]] = {
-    "base_identity": (IDENTITY, "Is the base the one that the adapter was trained beside?"),
-    "base_recorded": (IDENTITY, "Is it recorded which base the adapter was trained beside?"),
+    "base_identity": (IDENTITY, "Is the base the one that the adapter was trained on?"),
+    "base_recorded": (IDENTITY, "Is it recorded which base the adapter was trained on?"),
     "adapter_scaling": (IDENTITY, "Is the adapter scaled as the run was configured?"),
     "adapter_complete": (IDENTITY, "Has every layer its factors, all finite and trained?"),
     "adapter_as_trained": (IDENTITY, "Is the adapter's file what training held in memory?"),
@@ -115,11 +115,11 @@ def _into(certificate: Certificate) -> list[str]:
     said = []
     if certificate.quantization != "none":
         said.append(
-            f"It was trained beside a base in {certificate.quantization}, "
+            f"It was trained on a base in {certificate.quantization}, "
             f"and merged into the {certificate.into} weights."
         )
     if certificate.base_recorded is False:
         said.append(
-            "The adapter does not say which base it was trained beside: that the base is right is an assumption."
+            "The adapter does not say which base it was trained on: that the base is right is an assumption."
         )
     return said

@@ -237,7 +237,7 @@ def test_no_field_of_the_section_can_begin_a_line_of_the_script(name: str) -> No
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("touch /tmp/injected", "no option of sbatch"),
+        ("touch /tmp/injected", "not an sbatch option"),
         ("--export=ALL,WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY and its value would stand in"),
         ("--export=aws_secret_access_key=x1", "everyone can read it"),
     ],

@@ -48,7 +48,7 @@ def test_a_metric_that_the_recipe_does_not_give() -> None:
     metrics = ("exact_match", "valid")
     (one,) = unknown(metrics, gate={"metric": "exact_macht", "min": 0.5})
     assert one.field == "evaluate.gate.metric"
-    assert one.message == "the recipe sft gives no metric 'exact_macht'; did you mean 'exact_match'?"
+    assert one.message == "the recipe sft has no metric 'exact_macht'; did you mean 'exact_match'?"
     assert one.help == "choose from exact_match, valid"
     assert unknown(metrics, gate={"metric": "valid", "min": 0.5}) == unknown(metrics, gate={"min": 0.5}) == []
     assert unknown((), gate={"metric": "anything", "min": 0.5}) == [], "a recipe that does not say its metrics"

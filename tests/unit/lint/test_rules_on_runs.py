@@ -77,9 +77,9 @@ def test_findings_use_the_users_own_keys_and_lines() -> None:
     places = {"warmup_ratio": Place("warmup_ratio", "args.yaml", 7)}
     (finding,) = found(gone={"warmup_ratio": "write warmup_steps: 3"}, places=places)
     assert (finding.path, finding.line, finding.field) == ("args.yaml", 7, "warmup_ratio")
-    assert finding.message == "warmup_ratio is no longer taken by TRL"
+    assert finding.message == "warmup_ratio is no longer accepted by TRL"
     (finding,) = found(unknown=("lora_alpah",), meant={"lora_alpah": "lora_alpha"})
-    assert finding.message == "TRL knows no lora_alpah; did you mean 'lora_alpha'?"
+    assert finding.message == "TRL has no lora_alpah; did you mean 'lora_alpha'?"
 
 
 def test_the_numbers_are_in_the_message() -> None:

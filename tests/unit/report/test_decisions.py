@@ -134,7 +134,7 @@ def test_checks_are_asked_as_questions_those_that_failed_first() -> None:
 def test_a_quantised_or_unrecorded_base_is_said() -> None:
     certificate = Certificate(passed=True, quantization="nf4", into="dequantized", base_recorded=False)
     said = " ".join(sentences(certificate))
-    assert "trained beside a base in nf4, and merged into the dequantized weights" in said
+    assert "trained on a base in nf4, and merged into the dequantized weights" in said
     assert "that the base is right is an assumption" in said
 
 

@@ -34,12 +34,12 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     """The adapter's scale, alpha over rank, is far from any that is known to work.
 
     ## What it does
-    Divides alpha by the rank and speaks up above 32 and below 1/64; with rank-stabilised LoRA it divides by the square
-    root of the rank, and speaks up above 16 already.
+    Divides alpha by the rank and fires above 32 and below 1/64; with rank-stabilised LoRA it divides by the square
+    root of the rank, and fires above 16.
 
     ## Why it is bad
-    The adapter's output is multiplied by it. Far above, the first steps push the model out of what it knows; far below,
-    the adapter has no effect at any usual learning rate.
+    The adapter's output is multiplied by it. If it is far too large, the first steps destroy what the model knows; if
+    it is far too small, the adapter has no effect at any usual learning rate.
 
     ## Example
     `r: 8` with `alpha: 512`, or an alpha of 1 that was kept when the rank was raised to 256. `use_rslora: true` with
@@ -50,7 +50,7 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
 
     ## Evidence
     Published settings lie between 0.06 and 32: alpha 32 at ranks from 512 down to 1 ("LoRA Without Regret", Schulman et
-    al. 2025). Rank-stabilised LoRA divides by the square root, so that one alpha does for every rank (Kalajdzievski
+    al. 2025). Rank-stabilised LoRA divides by the square root, so that one alpha suits every rank (Kalajdzievski
     2023, https://arxiv.org/abs/2312.03732). Blaizzy/mlx-vlm#841: a scale eight times too large made the default
     settings' adapters unusable.
     """
@@ -78,8 +78,8 @@ def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Findi
     head too where the model does not share it with the embedding, and for PEFT's `trainable_token_indices`.
 
     ## Why it is bad
-    The new rows keep the values they were made with. The model cannot tell the new tokens apart, and without the head
-    it cannot learn to write them.
+    The new rows keep their initial values. The model cannot tell the new tokens apart, and without the head it cannot
+    learn to write them.
 
     ## Example
     `tokens: [<tool_call>]` with LoRA on the attention only.
@@ -116,7 +116,7 @@ def _has_embedding(names: Sequence[str]) -> bool:
 
 @rule("ADP003", "quantised-and-full", severity="error")
 def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """All weights are to be trained, and they are stored in 4 or 8 bits.
+    """All weights are to be trained, but they are stored in 4 or 8 bits.
 
     ## What it does
     With full training, looks at the quantisation the config asks for and at the one in the model's own config.json.
@@ -132,7 +132,7 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     Train an adapter on the quantised base, or load the base in 16 bits.
 
     ## Evidence
-    transformers: "You cannot perform fine-tuning on purely quantized models"; people meet it in unslothai/unsloth#1110
+    transformers: "You cannot perform fine-tuning on purely quantized models"; reported in unslothai/unsloth#1110
     and bitsandbytes-foundation/bitsandbytes#737.
     """
     if setup.adapter != "full" or setup.unsloth:  # Unsloth drops the quantisation itself
@@ -148,7 +148,7 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     yield Finding(
         field=field,
         message=f"all weights are to be trained, and they {how}: integers have no gradient",
-        help="train an adapter, or take the base in 16 bits",
+        help="train an adapter, or load the base in 16 bits",
     )
 
 
@@ -160,11 +160,11 @@ def whole_embeddings_trained(setup: Setup, model: ModelFacts) -> Iterator[Findin
     Counts the parameters that `modules_to_save` adds with the vocabulary's matrices.
 
     ## Why it is bad
-    It is not, where the text is of a kind the model hardly knows, such as another language. Else they are most of the
-    trained parameters, of the optimizer and of the adapter file, for nothing.
+    It is not, if the text is of a kind the model hardly knows, such as another language. Otherwise they are most of the
+    trained parameters, of the optimizer state and of the adapter file, for nothing.
 
     ## Example
-    `modules_to_save: [embed_tokens, lm_head]` from a config that added tokens, for one that adds none.
+    `modules_to_save: [embed_tokens, lm_head]`, copied from a config that added tokens into one that adds none.
 
     ## Fix
     Remove them from `modules_to_save`, or keep them if the embeddings are what should change.
@@ -192,18 +192,17 @@ def _is_vocabulary_matrix(name: str) -> bool:
 
 @rule("ADP005", "start-adapter-unfit", severity="error")
 def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Finding]:
-    """The adapter to go on from is not there, or is not of the shape that the config asks for.
+    """The adapter to continue from does not exist, or is not of the shape that the config asks for.
 
     ## What it does
     Reads the adapter_config.json in `adapter.start_from`, and compares its rank, alpha, rsLoRA and DoRA with
-    `adapter.r`, `adapter.alpha`, `adapter.use_rslora` and `adapter.use_dora`, and whether it has factors beside experts
-    (`target_parameters`) with `adapter.experts`; rows of new tokens (`trainable_token_indices`) it must not have. Where
-    the model is known, it also compares the layers that
-    `target_modules` means in both.
+    `adapter.r`, `adapter.alpha`, `adapter.use_rslora` and `adapter.use_dora`, and whether it has factors for experts
+    (`target_parameters`) with `adapter.experts`. It must have no rows of new tokens (`trainable_token_indices`). If the
+    model is known, the layers that `target_modules` matches in both are compared, too.
 
     ## Why it is bad
-    With another rank the factors do not fit. Another alpha would multiply what the adapter has learnt by another number
-    from the first step on. SureFit refuses both, but not before the base model is loaded.
+    With another rank the factors do not fit. Another alpha would scale what the adapter has learnt differently from the
+    first step on. SureFit refuses both, but not before the base model is loaded.
 
     ## Example
     `start_from: runs/first/adapter`, trained with `alpha: 64`, in a config with `alpha: 32`: half of what it learnt.
@@ -213,7 +212,7 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
 
     ## Evidence
     PEFT stores both in adapter_config.json and computes alpha / r when it loads:
-    https://huggingface.co/docs/peft/package_reference/lora. People meet the first as "size mismatch for …
+    https://huggingface.co/docs/peft/package_reference/lora. The wrong rank shows as "size mismatch for …
     lora_A.default.weight" (huggingface/peft#554).
     """
     section = config.adapter
@@ -264,7 +263,7 @@ def _other_layers(model: ModelFacts | None, section: AdapterSection, trained_wit
         endings = sorted({name.rpartition(".")[2] for name in had})
         yield Finding(
             field="adapter.target_modules",
-            message=f"{section.start_from} was trained beside {len(had)} layers, and target_modules means {len(now)}: "
+            message=f"{section.start_from} has factors for {len(had)} layers, and target_modules matches {len(now)}: "
             f"they differ in {other[0]}",
             help=f"write target_modules: [{', '.join(endings)}]" if endings else "take an adapter of this model",
         )
@@ -272,16 +271,16 @@ def _other_layers(model: ModelFacts | None, section: AdapterSection, trained_wit
 
 @rule("ADP006", "dora-not-possible-there", severity="error", suppressible=False)
 def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Finding]:
-    """DoRA is asked for together with something that cannot compute it, or was never shown to.
+    """DoRA is requested together with something that cannot compute it, or was never shown to.
 
     ## What it does
     With `adapter.use_dora`, looks for frozen weights in float8, `speed.fused_lora: true`, `speed.compile`, and ways to
     share a run other than ddp and fsdp.
 
     ## Why it is bad
-    In every forward pass DoRA reads whole rows of W + B A to know their lengths. PEFT reads float8 weights without
-    their scales, and its lengths would be wrong; fused LoRA has no magnitudes; tensor parallelism cuts rows. That the
-    other ways train what one process trains, SureFit has not proved.
+    In every forward pass DoRA computes the norms of whole rows of W + B A. PEFT reads float8 weights without their
+    scales, so the norms would be wrong; fused LoRA has no magnitudes; tensor parallelism splits rows. For the other
+    ways, SureFit has not proved that they train what one process trains.
 
     ## Example
     `adapter: {use_dora: true}` with `parallel: {mode: tp}`.
@@ -299,29 +298,28 @@ def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Fi
 
 @rule("ADP007", "experts-not-adapted", severity="warning")
 def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """LoRA on all linear layers does not reach the experts, which are no linear layers.
+    """LoRA on all linear layers does not reach the experts, which are not linear layers.
 
     ## What it does
     In SureFit's own config with `target_modules: all-linear` and without `experts`, adds up the routed experts' weights
-    by the names and shapes in the headers of the weight files, and says which share of the parameters has no factors
-    beside it, and how many factors there would be with `adapter.experts: true`.
+    by the names and shapes in the headers of the weight files, and says which share of the parameters gets no factors,
+    and how many factors there would be with `adapter.experts: true`.
 
     ## Why it is bad
-    It is not, where attention alone is meant. But all-linear reads as if everything were adapted, and in a mixture of
-    experts nine tenths of the weights may be left out: the factors are fewer and learn less than a config from a dense
-    model suggests.
+    It is not, if only attention is meant. But all-linear reads as if everything were adapted, and in a mixture of
+    experts nine tenths of the weights may be left out: the factors are fewer and learn less than in a dense model with
+    the same config.
 
     ## Example
     `target_modules: all-linear` for Qwen3-30B-A3B: 95 % of its parameters are experts.
 
     ## Fix
-    Name the layers that you mean, such as `target_modules: [q_proj, k_proj, v_proj, o_proj]`: what is said cannot be
-    misread. Where the experts should learn, set `adapter.experts: true`, with a smaller rank if the factors are too
-    many.
+    Name the layers that you mean, such as `target_modules: [q_proj, k_proj, v_proj, o_proj]`. If the experts should
+    learn, set `adapter.experts: true`, with a smaller rank if the factors are too many.
 
     ## Evidence
     transformers 5 stacks each layer's experts in one parameter (`mlp.experts.gate_up_proj`). PEFT reaches parameters
-    with `target_parameters` alone, and takes old configs' `gate_proj` and all-linear for them in some model types and
+    with `target_parameters` only, and takes old configs' `gate_proj` and all-linear for them in some model types and
     not in others (docs/models.md, which also says why `experts` is not a part of all-linear).
     """
     adapter = config.adapter
@@ -348,17 +346,17 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
 
 @rule("ADP009", "experts-not-possible", severity="error", suppressible=False)
 def experts_not_possible(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """`adapter.experts` for a model without experts, or with what PEFT cannot do beside it.
+    """`adapter.experts` is set for a model without experts, or with a setting that PEFT cannot combine with it.
 
     ## What it does
     With `adapter.experts`, looks for experts in the headers of the weight files; and for dropout, DoRA, quantised
     weights, `speed.compile` and every `parallel.mode` but single and ddp.
 
     ## Why it is bad
-    A model without experts has nothing that the setting could mean, and JetMoE's cannot be reached. Files of Inkling in
-    which the rows of gate and up alternate could be trained on, and not merged into. The factors of an expert are added
-    to its weights before these are used, so there is no input of theirs that dropout or DoRA's norm could take. For the
-    rest SureFit has not proved that it trains what one process trains.
+    In a model without experts the setting means nothing, and JetMoE's experts cannot be reached. Inkling files in which
+    the rows of gate and up alternate could be trained on, but not merged into. The factors of an expert are added to
+    its weights before these are used, so dropout and DoRA's norm have no input to work on. For the rest, SureFit has
+    not proved that it trains what one process trains.
 
     ## Example
     `adapter: {experts: true, dropout: 0.05}`.
@@ -374,14 +372,14 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     if adapter.kind == "lora" and adapter.experts and model.expert_parameters is not None and not model.expert_stacks:
         yield Finding(
             field="adapter.experts",
-            message=f"{model.name} has no experts that factors can be put beside",
+            message=f"{model.name} has no experts that can get factors",
             help="set adapter.experts: false",
         )
 
 
 @rule("ADP008", "closed-to-lora", severity="error", suppressible=False)
 def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """A name in `target_modules` is one that can have no factors in this type of model.
+    """A name in `target_modules` cannot get factors in this type of model.
 
     ## What it does
     In SureFit's own config, looks for the names that PEFT translates in some mixtures of experts (`gate_proj`,
@@ -390,9 +388,9 @@ def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts
     of the block that several layers of a Zamba share.
 
     ## Why it is bad
-    In a model with shared experts, or with layers without experts, linear layers have these names too. PEFT leaves them
-    out and adapts the stacks of experts in their place, with another rank. An adapter that was trained on the linear
-    layers would be read back as something else.
+    In a model with shared experts, or with layers without experts, linear layers have these names too. PEFT skips them
+    and adapts the stacks of experts instead, with another rank. An adapter that was trained on the linear layers would
+    be read back as something else.
 
     ## Example
     `target_modules: [q_proj, v_proj, gate_proj, up_proj, down_proj]` for DeepSeek-V3.
@@ -424,9 +422,9 @@ def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> I
     In SureFit's own config, looks for LoRA on an HRM-Text model.
 
     ## Why it is bad
-    Its files hold query, key, value and gate as one matrix, and so the two halves of the MLP; transformers cuts them up
-    while it loads. The factors belong to the parts. A merge writes the files' own tensors, and would have to put the
-    parts together again, which SureFit does not do.
+    Its files hold query, key, value and gate as one matrix, and likewise the two halves of the MLP; transformers splits
+    them on loading. The factors belong to the parts. A merge writes the files' own tensors, and would have to join the
+    parts again, which SureFit does not do.
 
     ## Example
     `adapter: {kind: lora}` for an HRM-Text model.

@@ -10,14 +10,14 @@ from surefit.lint.rule import Finding, rule
 
 @rule("ARG001", "argument-gone", severity="error")
 def argument_gone(setup: Setup) -> Iterator[Finding]:
-    """A key that current releases of the tool no longer take.
+    """A key that current releases of the tool no longer accept.
 
     ## What it does
-    Compares the keys of another tool's config with those that it has dropped or renamed.
+    Compares the keys of another tool's config with those that the tool has dropped or renamed.
 
     ## Why it is bad
-    The tool stops with "unexpected keyword argument", often only after the model has been downloaded; tools that pass
-    over unknown keys train without the setting.
+    The tool stops with "unexpected keyword argument", often only after the model has been downloaded; tools that ignore
+    unknown keys train without the setting.
 
     ## Example
     `evaluation_strategy: steps`, `warmup_ratio: 0.1` or `group_by_length: true` with transformers 5; `max_seq_length`
@@ -33,7 +33,7 @@ def argument_gone(setup: Setup) -> Iterator[Finding]:
     for key, instead in setup.gone.items():
         yield Finding(
             field=key,
-            message=f"{setup.name(key)} is no longer taken by {_tool(setup, key)}",
+            message=f"{setup.name(key)} is no longer accepted by {_tool(setup, key)}",
             help=instead,
         )
 
@@ -46,7 +46,7 @@ def argument_unknown(setup: Setup) -> Iterator[Finding]:
     Compares the keys of another tool's config with all that it takes.
 
     ## Why it is bad
-    The tool stops with "unexpected keyword argument", or passes over the key and trains with its default.
+    The tool stops with "unexpected keyword argument", or ignores the key and trains with its default.
 
     ## Example
     `dropout` in an adapter's config: PEFT's `LoraConfig` calls it `lora_dropout`.
@@ -62,7 +62,7 @@ def argument_unknown(setup: Setup) -> Iterator[Finding]:
         meant = setup.meant.get(key)
         yield Finding(
             field=key,
-            message=f"{_tool(setup, key)} knows no {setup.name(key)}{f'; did you mean {meant!r}?' if meant else ''}",
+            message=f"{_tool(setup, key)} has no {setup.name(key)}{f'; did you mean {meant!r}?' if meant else ''}",
             help=f"write {meant}" if meant else "correct the name, or take the key out",
         )
 
@@ -75,13 +75,13 @@ def argument_without_effect(setup: Setup) -> Iterator[Finding]:
     Looks for keys of another tool's config that something else in it overrides or switches off.
 
     ## Why it is bad
-    Whoever reads the config believes that the setting holds, and whoever tunes it compares equal runs.
+    Readers of the config believe that the setting is in force, and whoever tunes it compares identical runs.
 
     ## Example
     `save_steps: 100` beside `save_strategy: epoch`.
 
     ## Fix
-    Take the key out, or make the setting hold as the finding says.
+    Take the key out, or make the setting take effect as the finding says.
 
     ## Evidence
     A published function-calling project documented ports for its metrics that no parser of it defined.
@@ -96,15 +96,15 @@ def argument_without_effect(setup: Setup) -> Iterator[Finding]:
 
 @rule("ARG004", "argument-passed-over", severity="warning")
 def argument_passed_over(setup: Setup) -> Iterator[Finding]:
-    """A key that the tool does not know, and says nothing about.
+    """A key that the tool does not know, and ignores silently.
 
     ## What it does
     Compares the keys of another tool's config with all that it takes, where the tool or the script that reads the file
-    may take others: Axolotl, DeepSpeed and PEFT pass over what they do not know, and scripts around TRL have arguments
-    of their own. A key that is a known one but for a letter or two is an error (ARG002).
+    may take others: Axolotl, DeepSpeed and PEFT ignore what they do not know, and scripts around TRL have arguments of
+    their own. A key that is a letter or two off a known one is an error (ARG002).
 
     ## Why it is bad
-    The setting is not there, and nothing says so.
+    The setting has no effect, and nothing says so.
 
     ## Example
     `gptq_groupsize: 128` for Axolotl, which dropped it.
@@ -118,7 +118,7 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
     for key in setup.passed_over:
         yield Finding(
             field=key,
-            message=f"{_tool(setup)} does not know {setup.name(key)} and passes over it"
+            message=f"{_tool(setup)} does not know {setup.name(key)} and ignores it"
             if setup.tool != "trl"
             else f"{_tool(setup)}'s own commands do not take {setup.name(key)}",
             help="take it out, or correct its name"
@@ -129,13 +129,13 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
 
 @rule("ARG005", "argument-deprecated", severity="warning")
 def argument_deprecated(setup: Setup) -> Iterator[Finding]:
-    """A key that the tool still takes, and will not for long.
+    """A key that the tool still accepts, but not for long.
 
     ## What it does
     Compares the keys of another tool's config with those that it warns about.
 
     ## Why it is bad
-    The next release does not take it, or passes over it.
+    The next release will refuse it, or ignore it.
 
     ## Example
     `evaluation_strategy: steps` in an Axolotl config.
@@ -156,10 +156,10 @@ def file_not_there(setup: Setup) -> Iterator[Finding]:
 
     ## What it does
     Looks for the files that the config names, from the working directory, from the config's own folder and from those
-    above it. Nothing is said where their folder is not there either: then the config is meant for another place.
+    above it. Nothing is reported if their folder does not exist either: then the config is meant for another machine.
 
     ## Why it is bad
-    The run stops at the file, some tools after they have loaded the model.
+    The run stops at the missing file, in some tools only after the model is loaded.
 
     ## Example
     `deepspeed: configs/stage4.json` beside `configs/stage3.json`.
@@ -189,7 +189,7 @@ def import_gone(setup: Setup) -> Iterator[Finding]:
     `from transformers.data.processors.utils import InputFeatures`.
 
     ## Fix
-    Write what the finding says, or hold the library at an older release.
+    Write what the finding says, or pin the library to an older release.
 
     ## Evidence
     A published report on LLM ranking replaced such imports after its upgrade. Looked up in transformers 5.23, TRL 1.16,

@@ -50,13 +50,13 @@ def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Compares every prompt of `data.eval` (where it names rows) and of `evaluate.also` with every prompt of the training
-    rows: messages and tools, byte for byte. It speaks up from 1 % of the scored rows; AUD007 has those below.
+    rows: messages and tools, byte for byte. It fires from 1 % of the scored rows; AUD007 has those below.
 
     ## Why it is bad
-    The score measures memory. The more epochs, the better it looks, and nothing of it is there on new prompts.
+    The score measures memorisation. The more epochs, the better it looks, and none of it carries over to new prompts.
 
     ## Example
-    An evaluation file drawn from the same dump as the training file, without taking its rows out of the latter.
+    An evaluation file drawn from the same dump as the training file, without removing its rows from the latter.
 
     ## Fix
     Take those rows out of the training file, or set aside a share with `data.eval: 0.02`: equal prompts then stay on
@@ -83,12 +83,12 @@ def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Compares what users and assistant say, as runs of three words, and counts the rows with a Jaccard index of 0.8 or
-    more to an earlier row. System messages and tools are left out, exact repetitions too (DAT005). It speaks up above
+    more to an earlier row. System messages and tools are left out, exact repetitions too (DAT005). It fires above
     20 %.
 
     ## Why it is bad
-    The set is smaller than its rows say: variations of one row weigh as much as many. Where a share is held out
-    (`data.eval: 0.02`), the twins of held-out rows stay in training, and the score measures memory.
+    The set is smaller than its number of rows: variations of one row count as many. If a share is held out
+    (`data.eval: 0.02`), near-duplicates of held-out rows stay in training, and the score measures memorisation.
 
     ## Example
     A file of templates filled in with other names; two dumps of the same source, one of them with the spaces repaired.
@@ -114,14 +114,14 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     """More than one row in a hundred is longer than `max_length`.
 
     ## What it does
-    Tokenises every row as training will and counts those over `data.max_length`. LAB003 is its estimate within a
-    check, from a sample, which speaks up from one in twenty.
+    Tokenises every row as training will and counts those over `data.max_length`. LAB003 is its estimate in
+    `surefit check`, from a sample, and fires from one in twenty.
 
     ## Why it is bad
     SureFit never cuts the end of a row, because that is its answer: it leaves the row out (`too_long: drop`), stops
     (`too_long: error`) or, in recipes that have documents, cuts the document (`too_long: truncate`). What is left out
     are the longest rows, which are not a random part of the data: often the hardest, or all of one kind. What a summary
-    says of a part that was cut off cannot be read anywhere: such rows teach to make things up.
+    says about a part that was cut off is not in the input: such rows teach the model to make things up.
 
     ## Example
     `max_length: 512` for rows whose 95th percentile is 600 tokens.
@@ -156,8 +156,8 @@ def few_supervised_tokens(audit: AuditFacts) -> Iterator[Finding]:
     """Rows in which the loss falls on one token or none.
 
     ## What it does
-    Counts the learnt tokens of every row, the end-of-turn mark included, and speaks up where more than one row in a
-    hundred has fewer than two.
+    Counts the learnt tokens of every row, the end-of-turn mark included, and fires if more than one row in a hundred
+    has fewer than two.
 
     ## Why it is bad
     An answer and its end are two tokens at least. With one, the model learns either to end at once or never to end;
@@ -178,26 +178,26 @@ def few_supervised_tokens(audit: AuditFacts) -> Iterator[Finding]:
         yield Finding(
             field="data.train",
             message=f"{rows:,} of {of:,} rows have fewer than two tokens to learn{first_text(counted[0])}",
-            help="`surefit check CONFIG --show 3` marks what is learnt; give the answers text, or mend the template",
+            help="`surefit check CONFIG --show 3` marks what is learnt; give the answers text, or fix the template",
         )
 
 
 @rule("AUD005", "mask-inside-the-prompt", severity="error")
 def mask_inside_the_prompt(audit: AuditFacts) -> Iterator[Finding]:
-    """The loss sets in before the answer does.
+    """The loss starts before the answer does.
 
     ## What it does
-    Reads some rows back from their tokens and compares where the first learnt token stands with where the chat
-    template ends the prompt.
+    Decodes some rows from their tokens and compares the position of the first learnt token with where the chat template
+    ends the prompt.
 
     ## Why it is bad
-    The model is trained to write the user's words, or the mark of its own turn, which at evaluation it is given.
+    The model is trained to write the user's words, or the header of its own turn, which it is given at evaluation.
 
     ## Example
     A tokenizer that joins the last letters of the prompt and the first of the answer into one token.
 
     ## Fix
-    SureFit tokenises prompt and answer apart, so that this cannot happen with its own code: please report it, with the
+    SureFit tokenises prompt and answer separately, so this cannot happen with its own code: please report it, with the
     tokenizer's name.
 
     ## Evidence
@@ -219,15 +219,15 @@ def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
     """The tokens do not say what the rendered conversation says.
 
     ## What it does
-    Renders some rows with the chat template, tokenises them as training will, decodes the tokens and compares;
-    whitespace at the very start apart.
+    Renders some rows with the chat template, tokenises them as training will, decodes the tokens and compares, ignoring
+    whitespace at the very start.
 
     ## Why it is bad
-    What the tokenizer drops the model never sees: with its line breaks and indents gone, code cannot be learnt; with
-    letters it has no token for, names and formulas become the unknown token.
+    The model never sees what the tokenizer drops: without line breaks and indents, code cannot be learnt; letters
+    without a token turn names and formulas into the unknown token.
 
     ## Example
-    Python answers with a tokenizer whose normaliser makes one space of many; Vietnamese with a lower-casing one.
+    Python answers with a tokenizer whose normaliser collapses spaces; Vietnamese with a lower-casing one.
 
     ## Fix
     Choose a base model whose tokenizer is byte-level or has byte fallback, as all current chat models' have.
@@ -256,7 +256,7 @@ def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
     row.
 
     ## Why it is bad
-    Each of them lifts the score a little for the wrong reason: with 1 % of the rows leaked, a rise by one point may be
+    Each of them lifts the score a little for the wrong reason: with 1 % of the rows leaked, a gain of one point may be
     nothing else.
 
     ## Example

@@ -21,17 +21,17 @@ def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
     """Answers call tools, or give arguments, that the row's tools do not have.
 
     ## What it does
-    Holds every call against the row's own tools: the name, the arguments, the required parameters. Speaks up from
+    Checks every call against the row's own tools: the name, the arguments, the required parameters. Fires from
     0.5 % of the rows.
 
     ## Why it is bad
-    The model learns that tools may be made up. Judged by a schema, such a gold answer is wrong itself.
+    The model learns that tools may be made up. By the schema, such a gold answer is itself wrong.
 
     ## Example
     A call with `{"city": …}` of a tool whose only parameter is `location`.
 
     ## Fix
-    Mend the schema or the answer, or drop the row.
+    Fix the schema or the answer, or drop the row.
 
     ## Evidence
     Two questions of the Berkeley Function-Calling Leaderboard (parallel_multiple 12 and 26) list answers with
@@ -48,7 +48,7 @@ def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
             name,
             DAMAGED,
             f"the answers of {{rows}} {what}{{first}}",
-            "mend the schema or the answer, or drop those rows",
+            "fix the schema or the answer, or drop those rows",
         )
 
 
@@ -57,25 +57,25 @@ def unwinnable_rows(audit: AuditFacts) -> Iterator[Finding]:
     """Rows that no answer can pass.
 
     ## What it does
-    Judges each gold answer by the metric that will judge the model, and looks for parameters whose list of acceptable
+    Scores each gold answer by the metric that will score the model, and looks for parameters whose list of acceptable
     values is empty, or that the schema requires and the answer rules out. One row is enough.
 
     ## Why it is bad
-    A score below 100 % that nobody can explain; and where the rows are trained on, answers that are wrong by their own
-    measure.
+    The score stays below 100 % and nobody can explain why; and if the rows are trained on, their answers are wrong by
+    their own metric.
 
     ## Example
     `{"record": {"start": []}}`: whatever is given for `start` is wrong, and so is leaving it out.
 
     ## Fix
-    Drop those rows, or mend the gold answers.
+    Drop those rows, or fix the gold answers.
 
     ## Evidence
     Four rows of the Berkeley Function-Calling Leaderboard cannot be passed (live_simple_106-63-0 and 112-68-0,
     live_multiple_862-181-3 and 964-207-0).
     """
     yield from rows_found(
-        audit, "unwinnable", ANY, "no answer can pass in {rows}{first}", "drop those rows, or mend their gold answers"
+        audit, "unwinnable", ANY, "no answer can pass in {rows}{first}", "drop those rows, or fix their gold answers"
     )
 
 
@@ -85,7 +85,7 @@ def merged_schemas(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Counts rows whose tool schemas have parameters set to null (or null where a type, items or properties belong), and
-    calls with null for an argument that the tool does not have; speaks up from 1 %.
+    calls with null for an argument that the tool does not have; fires from 1 %.
 
     ## Why it is bad
     A table gives all its objects the same keys. So every tool is shown with the parameters of all others, and the model
@@ -99,7 +99,7 @@ def merged_schemas(audit: AuditFacts) -> Iterator[Finding]:
     `Features({"messages": List(Json()), "tools": List(Json())})`.
 
     ## Evidence
-    huggingface/datasets#7617; measured: `Dataset.from_list` of two tools with different arguments gives both the
+    huggingface/datasets#7617; measured: `Dataset.from_list` of two tools with different arguments gives each tool the
     arguments of both.
     """
     yield from rows_found(
@@ -116,7 +116,7 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
     """Most rows of a function-calling set offer no tool.
 
     ## What it does
-    Counts rows whose list of tools is empty, and speaks up from half of them, where the recipe is function_calling or
+    Counts rows whose list of tools is empty, and fires from half of them, where the recipe is function_calling or
     rows hold calls.
 
     ## Why it is bad
@@ -148,18 +148,18 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Counts, row by row, how concepts of several words are joined in graphs, how final answers are marked, how JSON is
-    spaced, which key of a call comes first and what code is indented by. Speaks up where the rarer way has 2 % of the
-    rows or more.
+    spaced, which key of a call comes first and what code is indented by. Fires if the rarer way has 2 % of the rows or
+    more.
 
     ## Why it is bad
-    The model learns to toss a coin, and half of its right answers are scored as wrong: text that is compared to the
-    character has one right form.
+    The model learns to toss a coin, and half of its right answers are scored as wrong: text that is compared character
+    by character has one right form.
 
     ## Example
     Graphs with the concept `bi_kich` in one file and `bi kich` in the other.
 
     ## Fix
-    Bring all rows into the way in which they will be scored.
+    Write all rows in the form in which they will be scored.
 
     ## Evidence
     measured: in a published Vietnamese AMR data set one file joins words by `_` and the other leaves spaces; gold
@@ -174,7 +174,7 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
             yield Finding(
                 field="data.train",
                 message=f"{one.rows:,} rows {_WAYS[left]}, {other.rows:,} {_WAYS[right]}{first_text(rarer)}",
-                help="bring all rows into the way in which answers will be compared",
+                help="write all rows in the form in which answers will be compared",
             )
 
 
@@ -207,17 +207,17 @@ def unparseable_graphs(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Checks parentheses, quotation marks, and that nodes and roles are whole, in answers that look like PENMAN graphs;
-    speaks up from 1 % of them.
+    fires from 1 % of them.
 
     ## Why it is bad
-    The official Smatch program dies on the first graph that it cannot read, for all rows; a scorer that leaves such
-    rows out raises everyone's score. And the model learns the broken form.
+    The official Smatch program crashes on the first graph that it cannot read, and scores no row; a scorer that leaves
+    such rows out raises everyone's score. And the model learns the broken form.
 
     ## Example
     `(w / want-01 :ARG0 (b / boy)`: one parenthesis is missing.
 
     ## Fix
-    Mend or drop those rows; a graph that was cut off shows where a length limit struck.
+    Fix or drop those rows; a graph that was cut off points to a length limit.
 
     ## Evidence
     Half of the graphs in a published baseline output for Vietnamese AMR are malformed; a published report on that task
@@ -228,7 +228,7 @@ def unparseable_graphs(audit: AuditFacts) -> Iterator[Finding]:
         yield Finding(
             field="data.train",
             message=f"{seen.rows:,} of {graphs.rows:,} graphs cannot be read{first_text(seen)}",
-            help="mend those graphs, or drop their rows",
+            help="fix those graphs, or drop their rows",
         )
 
 
@@ -237,17 +237,17 @@ def wrong_vintage(audit: AuditFacts) -> Iterator[Finding]:
     """A MovieLens file is not the release it seems to be.
 
     ## What it does
-    Knows ten releases by their users, ratings and first row. Compares with the name in the path, and finds older
-    releases of ml-latest-small, rows behind the official end, shifted user numbers and rows that are no rating.
+    Knows ten releases by their users, ratings and first row. Compares them with the name in the path, and finds older
+    releases of ml-latest-small, rows after the official end, shifted user numbers and rows that are not ratings.
 
     ## Why it is bad
-    Results are compared with published ones on other data, and nothing fails: the columns are the same.
+    Results are compared with published ones on other data, and nothing fails, because the columns are the same.
 
     ## Example
     A folder `ml-100k` that holds ml-latest-small: 610 users instead of 943.
 
     ## Fix
-    Download the release again from https://grouplens.org/datasets/movielens/, and call it by its name.
+    Download the release again from https://grouplens.org/datasets/movielens/, and name it after the release.
 
     ## Evidence
     A published recommender's "ML-100k" is ml-latest-small of 2018 (610 users, 100,836 ratings). Copies in public
@@ -272,14 +272,14 @@ def wrong_vintage(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD036", "mislabelled-benchmark", severity="error")
 def mislabelled_benchmark(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
-    """A file holds the questions of a benchmark that its name does not say.
+    """A file holds the questions of a benchmark that it is not named after.
 
     ## What it does
-    Hashes the questions of JSON Lines files and compares with 23 of GSM8K's test set. Speaks up where the file's name
-    does not say GSM, and where it is trained on.
+    Hashes the questions of JSON Lines files and compares them with 23 of GSM8K's test set. Fires where the file's
+    name does not say GSM, and where it is trained on.
 
     ## Why it is bad
-    A score on "MATH" or "GPQA" is then one on GSM8K. And a model that has seen test questions in training cannot be
+    A score on "MATH" or "GPQA" is then a score on GSM8K. And a model that has seen test questions in training cannot be
     tested with them.
 
     ## Example
@@ -336,10 +336,10 @@ def single_object_file(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD038", "numbers-written-two-ways", severity="info")
 def numbers_written_two_ways(audit: AuditFacts) -> Iterator[Finding]:
-    """Final answers of a thousand and more come with separators and without.
+    """Final answers of a thousand and more are written with and without separators.
 
     ## What it does
-    Looks at marked final answers (`#### 1,080`), and speaks up where the rarer way has 2 % of the large numbers.
+    Looks at marked final answers (`#### 1,080`), and fires where the rarer way has 2 % of the large numbers.
 
     ## Why it is bad
     Compared as text, 1080 is not 1,080: right answers are scored as wrong.
@@ -367,11 +367,11 @@ def user_turns_in_a_row(audit: AuditFacts) -> Iterator[Finding]:
     """Conversations have several user turns without an answer between them.
 
     ## What it does
-    Counts conversations in which a user turn follows a user turn, and speaks up from 1 %.
+    Counts conversations in which a user turn follows a user turn, and fires from 1 %.
 
     ## Why it is bad
     Chat templates that insist on alternation raise an error (Mistral's, Gemma's, Llama 2's); others run the turns
-    together, or show the model a form that it will not meet.
+    together, or show the model a form that it will not see in use.
 
     ## Example
     `[{"role": "user", …}, {"role": "user", …}, {"role": "assistant", …}]`.

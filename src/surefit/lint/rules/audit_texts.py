@@ -19,8 +19,8 @@ def encoding_damage(audit: AuditFacts) -> Iterator[Finding]:
     """Texts were decoded wrongly, or hold characters that no text should.
 
     ## What it does
-    Looks for UTF-8 that was read as Windows-1252 (`cafÃ©`), for U+FFFD, control characters, halves of surrogate pairs,
-    and HTML entities (`&amp;`, `&#39;`), and speaks up from 0.5 % of the rows; for entities from 1 %.
+    Looks for UTF-8 that was read as Windows-1252 (`cafÃ©`), for U+FFFD, control characters, lone surrogates,
+    and HTML entities (`&amp;`, `&#39;`), and fires from 0.5 % of the rows; for entities from 1 %.
 
     ## Why it is bad
     The model learns to write them: to a tokenizer `Ã©` is a word like any other. And an answer with the right letters
@@ -58,16 +58,16 @@ def encoding_damage(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD021", "invisible-characters", severity="warning")
 def invisible_characters(audit: AuditFacts) -> Iterator[Finding]:
-    """Texts hold characters that nobody sees: zero-width spaces, soft hyphens, direction marks.
+    """Texts hold invisible characters: zero-width spaces, soft hyphens, direction marks.
 
     ## What it does
-    Counts rows with U+200B, U+2060, U+FEFF, U+00AD, the direction controls, or tag characters, and speaks up from 1 %.
+    Counts rows with U+200B, U+2060, U+FEFF, U+00AD, the direction controls, or tag characters, and fires from 1 %.
     Rows in Thai, Lao, Burmese and Khmer, where a zero-width space parts words, are left out, and so are the joiners
     that Persian, Indian scripts and emoji need.
 
     ## Why it is bad
-    They break words into other tokens than the same words without them, and two answers that look alike are not equal.
-    Tag characters can carry instructions that a reviewer does not see.
+    They split words into different tokens from the same words without them, and two answers that look alike are not
+    equal. Tag characters can carry instructions that a reviewer does not see.
 
     ## Example
     `hyphen\\u00adation`, copied from a web page.
@@ -88,7 +88,7 @@ def mixed_normalisation(audit: AuditFacts) -> Iterator[Finding]:
     """Some rows write accented letters as one character, others as letter and accent.
 
     ## What it does
-    Counts rows in each of the two Unicode forms (NFC and NFD), and speaks up where both are 0.5 % or more.
+    Counts rows in each of the two Unicode forms (NFC and NFD), and fires where both are 0.5 % or more.
 
     ## Why it is bad
     The two look the same and have different tokens: the model learns every word twice, and an answer in one form never
@@ -109,7 +109,7 @@ def mixed_normalisation(audit: AuditFacts) -> Iterator[Finding]:
             field="data.train",
             message=f"{rows_text(two)} write accents as characters of their own (NFD), {one.rows:,} as part of "
             f"the letter (NFC){first_text(two)}",
-            help='bring all texts into one form: unicodedata.normalize("NFC", text)',
+            help='convert all texts to one form: unicodedata.normalize("NFC", text)',
         )
 
 
@@ -118,10 +118,10 @@ def carriage_returns(audit: AuditFacts) -> Iterator[Finding]:
     """Answers have Windows line ends.
 
     ## What it does
-    Counts answers that hold a carriage return, and speaks up from 1 %.
+    Counts answers that hold a carriage return, and fires from 1 %.
 
     ## Why it is bad
-    The model learns to end lines with `\\r\\n`: other tokens than it was pretrained on, one more per line, and code or
+    The model learns to end lines with `\\r\\n`: tokens that it was not pretrained on, one more per line, and code or
     answers that are compared as text no longer match.
 
     ## Example
@@ -144,11 +144,11 @@ def carriage_returns(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD024", "boilerplate-answers", severity="warning")
 def boilerplate_answers(audit: AuditFacts) -> Iterator[Finding]:
-    """Answers begin or end with phrases of the place they come from.
+    """Answers begin or end with boilerplate of their source.
 
     ## What it does
     Looks for a short list of phrases ("as an AI language model", "all rights reserved", "this measure has not been
-    amended since…") at both ends of the answers, and speaks up from 1 %.
+    amended since…") at both ends of the answers, and fires from 1 %.
 
     ## Why it is bad
     The model learns the phrase first: it is the most predictable part of the answers. It says nothing about the input.
@@ -178,10 +178,10 @@ def answer_longer_than_source(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Compares the characters of a summary column (summary, reference_summary, highlights, abstract) with those of its
-    text, and speaks up from 0.5 % of the rows.
+    text, and fires from 0.5 % of the rows.
 
     ## Why it is bad
-    What the summary has and the text has not, the model can only invent: such rows teach it to.
+    The model can only invent what is in the summary but not in the text: such rows teach it to.
 
     ## Example
     A text of 338 characters with a "summary" of 387.
@@ -207,7 +207,7 @@ def python_instead_of_json(audit: AuditFacts) -> Iterator[Finding]:
     """Answers are Python values where JSON was meant.
 
     ## What it does
-    Counts answers that Python reads and JSON does not (`{'a': None}`), and speaks up where they are half of all, or
+    Counts answers that Python reads and JSON does not (`{'a': None}`), and fires where they are half of all, or
     stand beside JSON objects.
 
     ## Why it is bad
@@ -238,11 +238,11 @@ def answers_in_lists(audit: AuditFacts) -> Iterator[Finding]:
     """The answers are lists of one text each.
 
     ## What it does
-    Counts answers that are a list with a single text, and speaks up where they are half of all.
+    Counts answers that are a list with a single text, and fires where they are half of all.
 
     ## Why it is bad
-    Turned into text the answer gains brackets and quotation marks, `['…']`: they are trained on, and every score
-    against such a reference loses them as errors.
+    Turned into text, the answer gains brackets and quotation marks, `['…']`: they are trained on, and every score
+    against such a reference counts them as errors.
 
     ## Example
     `{"gold": ["The report finds …"]}`.
@@ -263,11 +263,11 @@ def placeholder_answers(audit: AuditFacts) -> Iterator[Finding]:
     """Answers are placeholders such as "N/A" or "nan".
 
     ## What it does
-    Counts answers that are nothing but NaN, N/A, undefined, [object Object], a note to do it later or a dash, and
-    speaks up from 1 %. Null and empty answers have rules of their own.
+    Counts answers that are nothing but NaN, N/A, undefined, [object Object], a to-do note or a dash, and
+    fires from 1 %. Null and empty answers have rules of their own.
 
     ## Why it is bad
-    A missing value became a text on its way through a spreadsheet or a data frame, and the model learns to say it.
+    A missing value became text on its way through a spreadsheet or a data frame, and the model learns to write it.
 
     ## Example
     `{"completion": "nan"}`, from a column that pandas read from a CSV file with holes.

@@ -19,8 +19,8 @@ def micro_batch_does_not_divide(config: Config) -> Iterator[Finding]:
     Checks that `global_batch_size` is a multiple of `per_device_train_batch_size`.
 
     ## Why it is bad
-    The number of micro batches per optimizer step would not be whole. Tools that round it train with another batch size
-    than the config says, and with another number of steps.
+    The number of micro batches per optimizer step would not be an integer. Tools that round it train with a different
+    batch size, and a different number of steps, than the config says.
 
     ## Example
     `global_batch_size: 64` with `per_device_train_batch_size: 24`.
@@ -66,7 +66,7 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
     Lower `global_batch_size`, so that an epoch has at least some twenty steps, or raise `epochs`.
 
     ## Evidence
-    Small hand-made data sets with the batch size of a large one; the loss curve has three points.
+    Small hand-made data sets are trained with the batch size of a large one; the loss curve has three points.
     """
     whole, rows = config.train.global_batch_size, dataset.epoch_rows
     if rows and whole > rows:
@@ -81,15 +81,15 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
 
 @rule("BAT003", "batch-arithmetic", severity="error")
 def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The global batch is not what micro batch, accumulation and processes multiply to.
+    """The global batch is not the product of micro batch, accumulation and processes.
 
     ## What it does
     Multiplies them and compares with the global batch that the config states. Where one of them is not stated, checks
     that the others divide the global batch.
 
     ## Why it is bad
-    DeepSpeed stops at the start of the run. Tools that do not check train with another batch than the config says, and
-    so with another number of steps and another best learning rate.
+    DeepSpeed stops at the start of the run. Tools that do not check train with a different batch than the config says,
+    and so with a different number of steps and a different best learning rate.
 
     ## Example
     `train_batch_size: 64` with a micro batch of 4, accumulation 8 and one process: 32.
@@ -117,7 +117,7 @@ def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
         of = f"{steps} accumulated" if steps else _processes(world or 1)
         yield Finding(
             field="global_batch",
-            message=f"{name} {whole} cannot be made of {micro} per device × {of}: {unit} does not divide it",
+            message=f"{name} {whole} cannot be made from {micro} per device × {of}: {unit} does not divide it",
             help=f"write a multiple of {unit}",
         )
 
@@ -140,9 +140,9 @@ def batch_not_divided_by_gpus(setup: Setup) -> Iterator[Finding]:
     Under torch.nn.DataParallel, counts the examples of a step: micro batch × GPUs × accumulation.
 
     ## Why it is bad
-    transformers multiplies `per_device_train_batch_size` with the visible GPUs without asking, so a step sees two or
-    four times the examples that the config seems to say. DataParallel also copies the model in every step and gathers
-    all outputs on the first GPU, which runs out of memory first.
+    transformers multiplies `per_device_train_batch_size` by the number of visible GPUs without asking, so a step sees
+    two or four times the examples that the config seems to say. DataParallel also copies the model in every step and
+    gathers all outputs on the first GPU, which runs out of memory first.
 
     ## Example
     `python train.py` on two T4s with a micro batch of 4 and accumulation 4: 32 examples per step, not 16.
@@ -170,14 +170,14 @@ def batch_not_divided_by_gpus(setup: Setup) -> Iterator[Finding]:
 
 @rule("BAT005", "device-batch-times-gpus", severity="warning")
 def device_batch_times_gpus(setup: Setup) -> Iterator[Finding]:
-    """The batch per device is multiplied with the number of devices.
+    """The batch per device is multiplied by the number of devices.
 
     ## What it does
     Looks, in a Python script, for `torch.cuda.device_count()` as a factor of `per_device_train_batch_size`.
 
     ## Why it is bad
-    The Trainer multiplies with the devices itself. Four GPUs see sixteen times the examples of one, not four times:
-    the memory per GPU grows with their number, and the learning rate is no longer the one that was tuned.
+    The Trainer multiplies by the number of devices itself. Four GPUs see sixteen times the examples of one, not four
+    times: the memory per GPU grows with their number, and the learning rate is no longer the one that was tuned.
 
     ## Example
     `per_device_train_batch_size=4 * torch.cuda.device_count()`.
@@ -193,7 +193,7 @@ def device_batch_times_gpus(setup: Setup) -> Iterator[Finding]:
     if setup.micro_batch_times_gpus:
         yield Finding(
             field="micro_batch_times_gpus",
-            message=f"{setup.name('micro_batch_times_gpus')} is multiplied with the number of GPUs, and the Trainer "
+            message=f"{setup.name('micro_batch_times_gpus')} is multiplied by the number of GPUs, and the Trainer "
             "multiplies with it again",
             help="write the examples of one device, and divide the accumulation by the number of devices",
         )

@@ -24,7 +24,7 @@ def resume_and_overwrite(setup: Setup) -> Iterator[Finding]:
     Looks for both switches in another tool's config.
 
     ## Why it is bad
-    They contradict each other. Scripts read them differently: some empty the directory, the checkpoints with it, some
+    They contradict each other. Scripts read them differently: some empty the directory, checkpoints included, some
     start over without looking for one, some resume after all.
 
     ## Example
@@ -50,8 +50,8 @@ def no_limit_on_checkpoints(setup: Setup) -> Iterator[Finding]:
     """Every checkpoint is kept, and there will be many.
 
     ## What it does
-    Where the config of a tool that keeps all checkpoints sets no limit: counts those of the whole run, and speaks up
-    above five.
+    If the config of a tool that keeps all checkpoints sets no limit, counts those of the whole run, and fires above
+    five.
 
     ## Why it is bad
     The disk fills hours into the run, in the middle of a save.
@@ -93,8 +93,8 @@ def save_only_model_cannot_resume(context: LintContext, setup: Setup) -> Iterato
     Looks for `save_only_model` in a run that is set to resume, or in a batch job that is requeued.
 
     ## Why it is bad
-    The optimizer, the schedule and the random state start over: the resumed run is another one, with a jump in the loss
-    where it was cut.
+    The optimizer, the schedule and the random state start over: the resumed run is a different run, with a jump in the
+    loss where it was interrupted.
 
     ## Example
     `save_only_model: true` with `resume_from_checkpoint: true`.
@@ -118,11 +118,11 @@ def save_only_model_cannot_resume(context: LintContext, setup: Setup) -> Iterato
 
 @rule("CKP004", "checkpoint-not-atomic", severity="info")
 def checkpoint_not_atomic(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """A checkpoint that was cut short would be the one that is resumed.
+    """The run could resume from a checkpoint that was only half written.
 
     ## What it does
-    Says so once where a tool built on transformers' Trainer is set to resume from its last checkpoint, or runs in a
-    batch job that is requeued.
+    Fires once if a tool built on transformers' Trainer is set to resume from its last checkpoint, or runs in a batch
+    job that is requeued.
 
     ## Why it is bad
     The Trainer writes into the final directory, file by file. A kill during a save (the time limit, a full disk) leaves

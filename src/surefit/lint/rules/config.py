@@ -27,7 +27,7 @@ def output_is_input(config: Config) -> Iterator[Finding]:
     `data.train: data` with `output_dir: data`.
 
     ## Fix
-    Choose an `output_dir` of its own, for example `runs/NAME`.
+    Choose a separate `output_dir`, for example `runs/NAME`.
 
     ## Evidence
     Reasoned from SureFit's own loader, which reads every .jsonl file of a directory; a test shows it.
@@ -42,7 +42,7 @@ def output_is_input(config: Config) -> Iterator[Finding]:
             yield Finding(
                 field="output_dir",
                 message=f"the run would be written into {config.output_dir}, which is also {key}",
-                help="choose an output_dir of its own, for example runs/NAME",
+                help="choose a separate output_dir, for example runs/NAME",
             )
 
 
@@ -53,7 +53,7 @@ def _same_directory(one: str, other: str) -> bool:
 
 @rule("CFG002", "gate-without-condition", severity="warning")
 def gate_without_condition(config: Config) -> Iterator[Finding]:
-    """A gate is configured that can never close.
+    """A gate is configured that can never fail.
 
     ## What it does
     Looks for `evaluate.gate` with neither `min` nor `not_worse_than`.
@@ -116,7 +116,7 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
     """A value in the config names something that does not exist.
 
     ## What it does
-    Reports what using the config ran into: a recipe or a GPU that is not known, for example.
+    Reports the problems met when the config was used: an unknown recipe or GPU, for example.
 
     ## Why it is bad
     No stage can start.
@@ -128,7 +128,7 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
     As the finding says.
 
     ## Evidence
-    A misspelt name that falls back to a default is a run that nobody asked for; here it is an error.
+    A misspelt name that falls back to a default gives a run that nobody asked for; here it is an error.
     """
     for problem in context.problems:
         elsewhere = isinstance(problem, (DataError, ModelError, MachineError))
@@ -142,9 +142,9 @@ def suppression_without_effect(config: Config) -> Iterator[Finding]:
     """`lint.ignore` names a rule that finds nothing, or one that cannot be ignored.
 
     ## What it does
-    Compares `lint.ignore` with what the rules found. Rules that could not look are left out, and so are those that
-    judge the machine: they may find nothing here and something there. The engine fills this rule in, for it has to
-    come after all others.
+    Compares `lint.ignore` with what the rules found. Rules that were skipped are left out, and so are those that judge
+    the machine: they may find nothing here and something on another machine. The engine fills this rule in, because it
+    has to come after all others.
 
     ## Why it is bad
     A suppression that is left over hides the next finding of that rule, which may be about something else. And one of
@@ -172,7 +172,7 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
 
     ## Why it is bad
     The finding that was meant to be accepted still stops the run, and the reason beside the misspelt code reads as if
-    somebody had dealt with it.
+    it had been dealt with.
 
     ## Example
     `lint: {ignore: {SHC001: "the warmup is meant"}}`.
@@ -181,7 +181,7 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
     Write the code as `surefit check` prints it, such as SCH001.
 
     ## Evidence
-    A misspelt name that is silently taken for nothing is a setting without effect, one of the traps found in existing
+    A misspelt name that is silently ignored is a setting without effect, one of the traps found in existing
     training tools while SureFit was designed.
     """
     known = [rule.code for rule in all_rules()]
@@ -196,7 +196,7 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
 
 @rule("CFG007", "setting-without-effect", severity="warning")
 def setting_without_effect(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
-    """A setting is given that something else in the config switches off.
+    """A setting is given that something else in the config disables.
 
     ## What it does
     Looks for `train.decay` with a schedule other than wsd, `checkpoint.best_total_limit` without `keep_best`,
@@ -204,13 +204,13 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
     `gradient_checkpointing: offload`.
 
     ## Why it is bad
-    Whoever reads the config believes that the setting holds, and whoever tunes it compares equal runs.
+    Readers of the config believe that the setting is in force, and whoever tunes it compares identical runs.
 
     ## Example
     `schedule: cosine` with `decay: 0.1`.
 
     ## Fix
-    Take the setting out, or change what switches it off.
+    Take the setting out, or change what disables it.
 
     ## Evidence
     Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
@@ -222,7 +222,7 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
         "train.decay": train.schedule != "wsd" and f"train.schedule is {train.schedule}, and only wsd has a decay",
         "checkpoint.best_total_limit": config.checkpoint.keep_best is None and "checkpoint.keep_best is not set",
         "speed.fused_lora": config.speed.fused_lora is True and config.adapter.kind == "full" and "there is no adapter",
-        "speed.kernels": config.speed.kernels is True and on_cpu and "fused kernels are a GPU's",
+        "speed.kernels": config.speed.kernels is True and on_cpu and "fused kernels need a GPU",
         "train.gradient_checkpointing": train.gradient_checkpointing == "offload"
         and on_cpu
         and "on a CPU everything is in the host's memory already: it does what true does",

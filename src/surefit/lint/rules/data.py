@@ -20,7 +20,7 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     """The data cannot be read, or a row of it cannot be used.
 
     ## What it does
-    Reports what reading the data ran into: a file that is not there or empty, broken JSON on some line, a row whose
+    Reports the problems met when the data was read: a missing or empty file, broken JSON on some line, a row whose
     columns do not parse.
 
     ## Why it is bad
@@ -57,7 +57,7 @@ def column_missing(context: LintContext, config: Config, dataset: DatasetFacts) 
 
     ## Why it is bad
     Code that reads a missing column with a default trains on that default: every completion becomes the same `null`,
-    the loss falls beautifully, and the model has learnt to say nothing.
+    the loss falls nicely, and the model learns to say nothing.
 
     ## Example
     Rows with `answer` where the recipe reads `answers`.
@@ -105,7 +105,7 @@ def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) ->
 
     ## What it does
     Looks, in an even sample, at the column that holds the answers (or the conversation's assistant turns). With
-    `data.bad_rows: skip` it speaks up only when they are the majority, and not where DAT001 already names the first.
+    `data.bad_rows: skip` it fires only if such rows are the majority, and not if DAT001 already names the first.
 
     ## Why it is bad
     The model learns to answer nothing, or with the word "null".
@@ -140,7 +140,7 @@ def constant_target(dataset: DatasetFacts) -> Iterator[Finding]:
     """All rows have the same answer.
 
     ## What it does
-    Counts the different answers in an even sample of at least 20 rows.
+    Counts the distinct answers in an even sample of at least 20 rows.
 
     ## Why it is bad
     There is nothing to learn but that one answer. The loss goes to zero within a few steps, which looks like success.
@@ -167,12 +167,12 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     """A large share of the rows are repeated.
 
     ## What it does
-    Counts rows of the sample that are equal to an earlier one, and speaks up above 20 %. In a sample of a large set
+    Counts rows of the sample that are equal to an earlier one, and fires above 20 %. In a sample of a large set
     that is a lower bound.
 
     ## Why it is bad
-    Repeated rows are learnt by heart, and when a part of the rows is held out, its twins stay in training: the score
-    measures memory.
+    Repeated rows are memorised, and if part of the rows is held out, its duplicates stay in training: the score
+    measures memorisation.
 
     ## Example
     A file that was appended to itself.
@@ -201,9 +201,9 @@ def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFac
     """The share that is held out comes to a handful of rows.
 
     ## What it does
-    Multiplies `data.eval`, where it is a share, with the number of rows that it is held out of (`data.train`; with
-    several tasks in one run those of `data.mix` too), and speaks up below 10. The split goes by the hash of each
-    prompt, so the number is not exact.
+    Multiplies `data.eval`, if it is a share, by the number of rows that it is held out from (`data.train`; with several
+    tasks in one run, those of `data.mix` too), and fires below 10. The split goes by the hash of each prompt, so the
+    number is not exact.
 
     ## Why it is bad
     With nine rows a score moves in steps of eleven points, and its 95 % interval covers nearly everything.

@@ -18,7 +18,7 @@ def run_does_not_fit_the_disk(resolved: Resolved, model: ModelFacts, hardware: H
 
     ## What it does
     Adds up the checkpoints that are kept and the one being written, the trained adapter or model, and the merged model,
-    and compares with the free space where `output_dir` is. Not where the config names a GPU that this machine does not
+    and compares with the free space where `output_dir` is. Skipped if the config names a GPU that this machine does not
     have: then it is meant for another machine's disk.
 
     ## Why it is bad

@@ -39,8 +39,8 @@ def offline_without_weights(
     """The weights would have to be downloaded, and the network is switched off.
 
     ## What it does
-    Looks for a model whose weights are not on this machine while `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set. Not
-    where the config names a GPU that this machine does not have: then it is meant for another machine.
+    Looks for a model whose weights are not on this machine while `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set.
+    Skipped if the config names a GPU that this machine does not have: then it is meant for another machine.
 
     ## Why it is bad
     Training stops at loading, with an error about a missing file that names neither reason.
@@ -103,7 +103,7 @@ def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
     Reports errors of the machine or the network that came up while facts were gathered.
 
     ## Why it is bad
-    The rules that need those facts were skipped, and the run will probably meet the same error.
+    The rules that need those facts were skipped, and the run will probably hit the same error.
 
     ## Example
     The hub does not answer, so the size of a model that is not in the catalogue is not known.
@@ -112,7 +112,7 @@ def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
     As the finding says.
 
     ## Evidence
-    A check that passes because it could not look is worse than none.
+    A check that passes because it could not see anything is worse than none.
     """
     for problem in context.problems:
         if isinstance(problem, MachineError):
@@ -123,15 +123,15 @@ def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
 def threads_against_cores(
     context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
 ) -> Iterator[Finding]:
-    """OMP_NUM_THREADS asks for more threads than there are cores, or leaves all but one idle.
+    """OMP_NUM_THREADS asks for more threads than there are cores, or leaves all cores but one idle.
 
     ## What it does
     Multiplies `OMP_NUM_THREADS` by the processes on this machine. Flags more than the cores, and a single thread where
     a model of over 20 million parameters is trained on a CPU with at least four cores.
 
     ## Why it is bad
-    Too many threads wait for each other and for the caches. Too few leave the machine idle: on a CPU, threads are the
-    training speed.
+    Too many threads wait for each other and for the caches. Too few leave the machine idle: on a CPU, training speed
+    depends on the threads.
 
     ## Example
     `OMP_NUM_THREADS=32` in a profile script, and eight processes on 32 cores.
@@ -141,7 +141,7 @@ def threads_against_cores(
 
     ## Evidence
     pytorch/pytorch#22260: on a machine with many GPUs, speed fell beyond four processes until the variable was set.
-    torchrun sets it to 1 where it is not set.
+    torchrun sets it to 1 if it is not set.
     """
     text, cores = stack.variables.get("OMP_NUM_THREADS", ""), hardware.cpu_count
     if not text.isdecimal() or hardware.source != "detected":
@@ -174,7 +174,7 @@ def nccl_settings_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFac
 
     ## Why it is bad
     The first two send gradients through the processor's memory or over TCP: the run works, several times slower. The
-    third lets each machine wait for the others at its own address until the timeout.
+    third makes each machine wait for the others at its own address until the timeout.
 
     ## Example
     `export NCCL_P2P_DISABLE=1`, once set to get past a hang on another machine.
@@ -207,7 +207,7 @@ def _unset(message: str) -> Finding:
 
 @rule("ENV006", "debugging-switch-left-on", severity="warning")
 def debugging_switch_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFacts) -> Iterator[Finding]:
-    """A variable for debugging is set, and slows the run down.
+    """A debugging variable is set, and slows the run down.
 
     ## What it does
     Looks, in a run on a GPU, for `CUDA_LAUNCH_BLOCKING=1` and `PYTORCH_NO_CUDA_MEMORY_CACHING=1`; in one of several
@@ -238,7 +238,7 @@ def debugging_switch_left_on(setup: Setup, hardware: HardwareFacts, stack: Stack
 
 @rule("ENV007", "attention-not-on-this-device", severity="error")
 def attention_not_on_this_device(setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
-    """FlashAttention is asked for on a device, or in a type, that it does not compute.
+    """FlashAttention is requested on a device, or in a type, that it does not support.
 
     ## What it does
     Compares `speed.attention` with the compute capability (8.0 for version 2, 9.0 for version 3) and with `model.dtype`

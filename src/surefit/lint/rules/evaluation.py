@@ -32,19 +32,19 @@ def sampled_scores(setup: Setup) -> Iterator[Finding]:
     """The answers that are scored are drawn at random.
 
     ## What it does
-    Looks at `do_sample` and `temperature` of the generation that is scored. A temperature without `do_sample: true` is
-    not meant where `do_sample` is said to be off. In SureFit's own config: `evaluate.temperature` with one answer per
-    prompt; with several `evaluate.samples` sampling is the measure.
+    Looks at `do_sample` and `temperature` of the generation that is scored. A temperature beside `do_sample: false`
+    does not count. In SureFit's own config: `evaluate.temperature` with one answer per prompt; with several
+    `evaluate.samples`, sampling is part of the metric.
 
     ## Why it is bad
-    The same model scores differently each time, by more than two checkpoints usually differ, and on average lower than
-    it could.
+    The same model scores differently each time, by more than two checkpoints usually differ, and lower on average than
+    with greedy answers.
 
     ## Example
     `temperature: 0.7` for ROUGE.
 
     ## Fix
-    Write `do_sample: false`, or a temperature of 0. Where sampling is part of the measure (pass@k), average many draws.
+    Write `do_sample: false`, or a temperature of 0. If sampling is part of the metric (pass@k), average many draws.
 
     ## Evidence
     A published report on summarising legal documents compared checkpoints by ROUGE at temperature 0.7.
@@ -64,12 +64,12 @@ def sampled_scores(setup: Setup) -> Iterator[Finding]:
 
 @rule("EVL002", "answers-longer-than-limit", severity="warning")
 def answers_longer_than_limit(config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
-    """The right answers are longer than what the model may write when it is scored.
+    """The right answers are longer than the model may write when it is scored.
 
     ## What it does
-    Where the held-out rows are a share of the training rows, compares the characters of their answers with
-    `evaluate.max_new_tokens`. A token is taken for eight characters, which no vocabulary reaches on ordinary text, so
-    what is reported is surely too long; more rows may be. It speaks up from one row in twenty.
+    If the held-out rows are a share of the training rows, compares the characters of their answers with
+    `evaluate.max_new_tokens`. A token counts as eight characters, more than any vocabulary reaches on ordinary text, so
+    every reported answer is certainly too long; others may be, too. It fires from one row in twenty.
 
     ## Why it is bad
     The answer is cut off, counted as truncated and scored as wrong, however good the model is.
@@ -107,7 +107,7 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
     both. (Two local files with the same content are refused when they are read: DAT001.)
 
     ## Why it is bad
-    The model has seen the answers. Scores, the held-out loss and the gate measure memory.
+    The model has seen the answers. Scores, the held-out loss and the gate measure memorisation.
 
     ## Example
     `train: data` with `eval: data/heldout.jsonl`: all .jsonl files of a directory are read.
@@ -118,7 +118,7 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
 
     ## Evidence
     A test shows that SureFit's own loader reads such a file as training rows. Kapoor & Narayanan 2023 (arXiv
-    2207.07048) collected published results from 17 fields that leakage had made too good.
+    2207.07048) collected published results from 17 fields that leakage had inflated.
     """
     train, held_out = config.data.train, config.data.eval
     if not isinstance(held_out, str):
@@ -180,38 +180,38 @@ def gate_on_a_handful(config: Config) -> Iterator[Finding]:
 
 @rule("EVL005", "best-metric-never-measured", severity="error")
 def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding]:
-    """The best checkpoint is to be chosen by a metric that is not measured while training.
+    """The best checkpoint is to be chosen by a metric that is not measured during training.
 
     ## What it does
     Looks for a `checkpoint.keep_best` other than `eval_loss` and `eval_perplexity` where `evaluate.in_training` is off.
 
     ## Why it is bad
-    Metrics of the task need generated answers. Without them no checkpoint has a score: none is the best one, and early
-    stopping never stops.
+    Metrics of the task need generated answers. Without them no checkpoint has a score, so none is the best, and early
+    stopping never stops the run.
 
     ## Example
     `keep_best: exact_match` without `in_training: true`.
 
     ## Fix
-    Write `evaluate.in_training: true`, or `keep_best: eval_loss`, which costs nothing more.
+    Write `evaluate.in_training: true`, or `keep_best: eval_loss`, which costs nothing extra.
 
     ## Evidence
     Reasoned from the design: the held-out loss is all that is measured at a checkpoint unless answers are asked for.
-    transformers stops at such a config as late as the first checkpoint, with "The `metric_for_best_model` training
+    transformers stops at such a config only at the first checkpoint, with "The `metric_for_best_model` training
     argument is set to …, which is not found in the evaluation metrics".
     """
     metric = config.checkpoint.keep_best
     if setup.tool == "surefit" and metric not in (None, *ALWAYS_MEASURED) and not config.evaluate.in_training:
         yield Finding(
             field="checkpoint.keep_best",
-            message=f"the best checkpoint is to be that with the best {metric}, which is not measured while training",
+            message=f"the best checkpoint is to be chosen by {metric}, which is not measured during training",
             help="write evaluate.in_training: true, or keep_best: eval_loss",
         )
 
 
 @rule("EVL006", "more-answers-than-examples", severity="info")
 def more_answers_than_examples(config: Config, resolved: Resolved, dataset: DatasetFacts) -> Iterator[Finding]:
-    """With `evaluate.in_training`, more answers are written than examples learnt.
+    """With `evaluate.in_training`, more answers are generated than examples are trained on.
 
     ## What it does
     Where the held-out rows are a share of the training rows, multiplies them (at most `evaluate.max_examples`) by the
@@ -247,26 +247,26 @@ def more_answers_than_examples(config: Config, resolved: Resolved, dataset: Data
 
 @rule("EVL007", "metric-unknown", severity="error", suppressible=False)
 def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
-    """A metric is named that the recipe does not give.
+    """A metric is named that the recipe does not have.
 
     ## What it does
     Compares `evaluate.gate.metric` and, where answers are scored while training, `checkpoint.keep_best` with the names
     that the recipe's scores can have. A pass@k needs as many `evaluate.samples`. Recipes of other packages that do not
-    say their names are left out.
+    list their metrics are skipped.
 
     ## Why it is bad
-    The name is looked up when there are scores: that of the gate after training, merging and all answers to the first
-    set, that of the best checkpoint after the first measurement. Then the run stops.
+    The name is looked up only when there are scores: the gate's after training, merging and all answers to the first
+    set, the best checkpoint's after the first measurement. Then the run stops.
 
     ## Example
     `gate: {metric: exact_macht, min: 0.6}`.
 
     ## Fix
-    Write one of the names that the finding lists; without `metric` the gate looks at the recipe's primary metric.
+    Write one of the names that the finding lists; without `metric` the gate uses the recipe's primary metric.
 
     ## Evidence
-    SureFit's own `evaluate` stopped so, late. transformers finds such a name at the first checkpoint, for which
-    huggingface/transformers#31450 gave it a better message: evaluators return metrics whose names are not obvious.
+    SureFit's own `evaluate` used to stop this late. transformers finds such a name at the first checkpoint;
+    huggingface/transformers#31450 improved its message, because the names of metrics are not obvious.
     """
     gate = config.evaluate.gate
     named = {"evaluate.gate.metric": gate.metric if gate else None}
@@ -280,7 +280,7 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
         if name not in context.metrics:
             yield Finding(
                 field=field,
-                message=f"the recipe {config.recipe} gives no metric {name!r}{did_you_mean(name, context.metrics)}",
+                message=f"the recipe {config.recipe} has no metric {name!r}{did_you_mean(name, context.metrics)}",
                 help=f"choose from {', '.join(context.metrics)}",
             )
         elif answers != name and answers.isdecimal() and int(answers) > samples:
@@ -298,14 +298,14 @@ def scoring_outlasts_training(
     """With `evaluate.in_training`, answering at the checkpoints may take longer than training.
 
     ## What it does
-    On a GPU whose data sheet is known compares two times: that of the held-out prompts, with answers of
-    `evaluate.max_new_tokens`, at every checkpoint, and that of training. Training rows are taken to be as long
-    as held-out ones, and without a tokenizer on this machine a token to have four bytes. Formula and a worked example
-    are in `facts/answering_time.py`. What other devices take, `surefit plan` says.
+    On a GPU whose data sheet is known, compares two times: that of answering the held-out prompts with
+    `evaluate.max_new_tokens` tokens each at every checkpoint, and that of training. Training rows are assumed to be as
+    long as held-out ones, and, without a tokenizer on this machine, a token to have four bytes. The formula and a
+    worked example are in `facts/answering_time.py`. For other devices, see `surefit plan`.
 
     ## Why it is bad
-    Every token of an answer reads all weights and the whole KV cache once more. A GPU that could train computes at a
-    small share of its speed meanwhile, and the run takes more than twice as long.
+    Every token of an answer reads all weights and the whole KV cache once more. Meanwhile the GPU computes at a small
+    share of its speed, and the run takes more than twice as long.
 
     ## Example
     1,000 held-out prompts with answers of up to 1,024 tokens at 20 checkpoints of a run of 200 steps.

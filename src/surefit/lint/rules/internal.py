@@ -9,13 +9,13 @@ from surefit.lint.rule import Finding, rule
 
 @rule("INT001", "rule-failed", severity="warning", suppressible=False)
 def rule_failed() -> Iterator[Finding]:
-    """A rule of SureFit failed, so that one thing was not checked.
+    """One of SureFit's rules failed, so one thing was not checked.
 
     ## What it does
     Stands in for a rule that raised an exception. The engine reports it, and all other rules still run.
 
     ## Why it is bad
-    What that rule looks for may be there, unseen.
+    What that rule looks for may be there, undetected.
 
     ## Example
     A column whose values are of a type that the rule's author did not think of.

@@ -22,11 +22,11 @@ def loss_on_the_prompt(setup: Setup) -> Iterator[Finding]:
     """The rows are conversations, and the loss falls on the prompts too.
 
     ## What it does
-    Looks at what the tool's settings let the loss fall on. SureFit trains on the assistant's turns only.
+    Looks at which tokens the tool's settings put the loss on. SureFit trains on the assistant's turns only.
 
     ## Why it is bad
     Most tokens of a conversation are the prompt: the system text, the tools, the document. The model learns to write
-    those; the answers, which are what is scored, get the small rest of the gradient.
+    those; the answers, which are what is scored, get only a small part of the gradient.
 
     ## Example
     TRL with `messages` and `tools` and without `assistant_only_loss`; Axolotl with `train_on_inputs: true`.
@@ -41,22 +41,21 @@ def loss_on_the_prompt(setup: Setup) -> Iterator[Finding]:
     if setup.conversations and setup.loss_on == "all":
         yield Finding(
             field="loss_on",
-            message=f"the rows are conversations, and by {setup.name('loss_on')} the loss falls on the prompts as well",
+            message=f"the rows are conversations, and with {setup.name('loss_on')} the loss falls on the prompts too",
             help="let the loss fall on the completion, or on the assistant's turns",
         )
 
 
 @rule("LAB002", "collator-overwrites-labels", severity="error")
 def collator_overwrites_labels(setup: Setup) -> Iterator[Finding]:
-    """The labels are masked, and the collator makes new ones.
+    """The labels are masked, but the collator makes new ones.
 
     ## What it does
-    Looks for transformers' `DataCollatorForLanguageModeling` where the loss is to fall on the answers only. (TRL has a
-    collator of the same name that keeps the mask; it is not meant where its module is stated.)
+    Looks for transformers' `DataCollatorForLanguageModeling` where the loss should fall on the answers only. (TRL has a
+    collator of the same name that keeps the mask; it is exempt if its module is stated.)
 
     ## Why it is bad
-    That collator replaces the labels by a copy of the ids: the mask that was so carefully made is gone, and the loss
-    falls on the prompts.
+    That collator replaces the labels with a copy of the ids: the mask is lost, and the loss falls on the prompts.
 
     ## Example
     Labels with -100 over the prompt, and `DataCollatorForLanguageModeling(tokenizer, mlm=False)` "for dynamic padding".
@@ -71,7 +70,7 @@ def collator_overwrites_labels(setup: Setup) -> Iterator[Finding]:
     if class_name(setup.collator) == "DataCollatorForLanguageModeling" and setup.loss_on in ("completion", "assistant"):
         yield Finding(
             field="collator",
-            message=f"{class_name(setup.collator)} replaces the labels by a copy of the ids: the loss, which is to "
+            message=f"{class_name(setup.collator)} replaces the labels with a copy of the ids: the loss, which is to "
             f"fall on the {setup.loss_on}, falls on the prompts too",
             help="use a collator that pads the labels with -100, such as DataCollatorForSeq2Seq",
         )
@@ -79,16 +78,16 @@ def collator_overwrites_labels(setup: Setup) -> Iterator[Finding]:
 
 @rule("LAB003", "length-limit-loses-rows", severity="warning")
 def length_limit_loses_rows(context: LintContext, setup: Setup, examples: ExampleFacts) -> Iterator[Finding]:
-    """A part of the rows is longer than the limit.
+    """Some of the rows are longer than the limit.
 
     ## What it does
-    Counts, in a sample, the examples with more tokens than `max_length`, and speaks up from one in twenty on. The chat
-    template's own tokens are not counted, so there are at least that many. Where all are too long, LAB010 speaks; where
-    documents are cut to fit (`data.too_long: truncate`), neither does: no row is lost.
+    Counts, in a sample, the examples with more tokens than `max_length`, and fires from one in twenty on. The chat
+    template's own tokens are not counted, so there are at least that many. If all are too long, LAB010 fires instead;
+    if documents are cut to fit (`data.too_long: truncate`), neither does: no row is lost.
 
     ## Why it is bad
-    SureFit leaves such rows out, other tools cut them. The rows that go are not any rows: they are the long ones, and
-    what they teach is missing from the model.
+    SureFit leaves such rows out, other tools cut them. They are not a random sample: they are the long ones, and the
+    model does not learn what they teach.
 
     ## Example
     `max_length: 512` for function calls whose tool descriptions take 900 tokens.
@@ -119,12 +118,12 @@ def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[F
     """Rows over the limit are cut at the right, where the answer is.
 
     ## What it does
-    Looks at the side on which the tool cuts, where the loss falls on the answers only. Where the rows are at hand and
-    none of them is too long, nothing is said. SureFit never cuts there: where it is asked to, it cuts the document.
+    Looks at the side on which the tool cuts, if the loss falls on the answers only. If the rows are available and none
+    is too long, nothing is reported. SureFit never cuts there: if asked to, it cuts the document.
 
     ## Why it is bad
-    The prompt stays and the answer goes: the end-of-turn token first, then the answer. Such a row teaches to stop
-    nowhere, or nothing at all.
+    The prompt stays and the answer goes: the end-of-turn token first, then the answer. Such a row teaches the model
+    never to stop, or nothing at all.
 
     ## Example
     `truncation=True` on a document of 200,000 tokens followed by its summary.
@@ -153,7 +152,7 @@ def length_in_characters(setup: Setup) -> Iterator[Finding]:
 
     ## What it does
     Looks at the unit of the length limit: in a Python script, for a filter that compares `len(row["text"])` with the
-    name that is handed on as `max_length`.
+    name that is passed on as `max_length`.
 
     ## Why it is bad
     A token is four characters of English, and one or two of Vietnamese, Chinese, code or numbers. The limit lets rows
@@ -192,13 +191,13 @@ def labels_dead(batch: BatchFacts) -> Iterator[Finding]:
     Counts, in the tensors of the first micro batches, the examples all of whose labels are masked.
 
     ## Why it is bad
-    They cost time and teach nothing. Where all are like that the loss is 0 or NaN, and the run "works".
+    They cost time and teach nothing. If all are like that, the loss is 0 or NaN, and the run "works".
 
     ## Example
-    A template that the answer's mask is looked up in, and not found.
+    A response template that the collator searches for and does not find.
 
     ## Fix
-    `surefit check --show 3` shows what is learnt of the rows. If that is right, the collator is not.
+    `surefit check --show 3` shows what is learnt from the rows. If that is right, the collator is wrong.
 
     ## Evidence
     huggingface/trl#6668: loss 0.0 in every step, because every label was masked. A published report on AMR parsing
@@ -218,8 +217,8 @@ def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
     """The labels in the batch are not those that tokenising gave the examples.
 
     ## What it does
-    Finds each example's ids in the tensors of the first micro batches, and compares the labels at that place with the
-    example's own: masked where those are, and the token itself elsewhere.
+    Finds each example's ids in the tensors of the first micro batches, and compares the labels there with the example's
+    own: masked where those are, and the token itself elsewhere.
 
     ## Why it is bad
     Between tokenising and the loss something has replaced or moved them: the loss falls on the prompts, or on tokens
@@ -229,7 +228,7 @@ def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
     A collator that makes labels as a copy of the ids (LAB002).
 
     ## Fix
-    Give the batch the labels that the data set has.
+    Give the batch the data set's own labels.
 
     ## Evidence
     huggingface/transformers#23530; a published report on summarising legal documents lost its masks in the collator.
@@ -239,7 +238,7 @@ def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
             field="data.train",
             message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have other labels than "
             f"tokenising gave them{found[1]}",
-            help="this is a fault of what makes the batches: please report it, with batch_audit.json",
+            help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
 
 
@@ -248,28 +247,29 @@ def mask_starts_inside_the_prompt(batch: BatchFacts) -> Iterator[Finding]:
     """What is learnt does not begin where the prompt ends.
 
     ## What it does
-    Decodes what stands before every run of learnt tokens in the first micro batches, and compares it with what the chat
-    template writes to ask for an answer. Not for plain text, of which everything is learnt.
+    Decodes what precedes every run of learnt tokens in the first micro batches, and compares it with what the chat
+    template writes to request an answer. Plain text, which is learnt whole, is exempt.
 
     ## Why it is bad
     When the model is used, its prompt ends there. If training starts earlier, it learns to write a part of the prompt;
     if later, the beginning of the answer is never learnt.
 
     ## Example
-    A prompt that is tokenised alone and cut off by its length, where its last token merges with the answer's first.
+    A prompt that is tokenised alone and masked by its length, although its last token merges with the answer's first.
 
     ## Fix
-    Look at the borders with `surefit check --show 3`; a template that rewrites earlier turns is the usual reason.
+    Look at the boundaries with `surefit check --show 3`; a template that rewrites earlier turns is the usual cause.
 
     ## Evidence
-    huggingface/trl#4201: the header of the assistant's turn was counted to the answer, for lack of a generation prompt.
+    huggingface/trl#4201: the header of the assistant's turn was counted as part of the answer, for lack of a generation
+    prompt.
     """
     if found := _seen(batch, "misplaced_mask"):
         yield Finding(
             field="data.train",
             message=f"{found[0].rows} of {plural(found[0].of, 'answer')} in the first batches do not begin where the "
             f"prompt ends{found[1]}",
-            help="look at the borders with `surefit check --show 3`",
+            help="look at the boundaries with `surefit check --show 3`",
         )
 
 
@@ -278,7 +278,7 @@ def padding_supervised(batch: BatchFacts) -> Iterator[Finding]:
     """The loss falls on padding.
 
     ## What it does
-    Counts the labels of the first micro batches at places where no example lies.
+    Counts the labels of the first micro batches at positions that belong to no example.
 
     ## Why it is bad
     The model learns to write padding tokens after an answer, and short rows weigh more than long ones.
@@ -290,15 +290,15 @@ def padding_supervised(batch: BatchFacts) -> Iterator[Finding]:
     Pad the labels with -100.
 
     ## Evidence
-    PyTorch's cross-entropy leaves out -100 only; transformers' `DataCollatorWithPadding` knows no labels, and code that
-    pads them by hand uses the same id for both.
+    PyTorch's cross-entropy ignores -100 only; transformers' `DataCollatorWithPadding` does not handle labels, and code
+    that pads them by hand uses the same id for both.
     """
     if found := _seen(batch, "supervised_padding"):
         yield Finding(
             field="data.train",
             message=f"the loss falls on {found[0].rows} of {plural(found[0].of, 'padding token')} in the first batches"
             + found[1],
-            help="this is a fault of what makes the batches: please report it, with batch_audit.json",
+            help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
 
 
@@ -310,7 +310,7 @@ def length_limit_loses_everything(context: LintContext, setup: Setup, examples: 
     As LAB003, where no example of the sample is within `max_length`.
 
     ## Why it is bad
-    SureFit stops because nothing is left. A tool that drops such rows without a word trains on an empty data set; one
+    SureFit stops because nothing is left. A tool that drops such rows silently trains on an empty data set; one
     that cuts them trains on prompts without answers.
 
     ## Example
@@ -320,7 +320,7 @@ def length_limit_loses_everything(context: LintContext, setup: Setup, examples: 
     Raise the limit.
 
     ## Evidence
-    measured: TRL 1.16 dropped every row of a set whose answers lay behind `max_length`, without an error, and trained
+    measured: TRL 1.16 dropped every row of a set whose answers lay beyond `max_length`, without an error, and trained
     "fine" on nothing. huggingface/trl#6320 made it drop them.
     """
     if examples.measured and examples.too_long == examples.measured and not _cuts(context):
@@ -337,8 +337,8 @@ def attention_mask_wrong(batch: BatchFacts) -> Iterator[Finding]:
     """Attention does not see an example's tokens, or sees padding before them.
 
     ## What it does
-    Compares the attention mask of the first micro batches with where the examples lie. Padding behind an example may be
-    unmasked: no token looks ahead.
+    Compares the attention mask of the first micro batches with the positions of the examples. Padding after an example
+    may be unmasked: no token looks ahead.
 
     ## Why it is bad
     Hidden tokens are missing from what the model reads. Padding that is seen is read as text, and how much there is
@@ -359,5 +359,5 @@ def attention_mask_wrong(batch: BatchFacts) -> Iterator[Finding]:
             field="data.train",
             message=f"the attention mask is wrong for {plural(found[0].rows, 'example')} of the first batches"
             + found[1],
-            help="this is a fault of what makes the batches: please report it, with batch_audit.json",
+            help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )

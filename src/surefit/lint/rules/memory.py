@@ -34,11 +34,11 @@ def does_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts)
     """Weights, gradients and optimizer alone are larger than the memory.
 
     ## What it does
-    Adds up what every optimizer step holds whatever the data is: the weights, the LoRA factors, the gradients, AdamW's
-    two float32 moments and its float32 masters. Activations are left to MEM002: staying below proves nothing.
+    Adds up what every optimizer step holds, whatever the data: the weights, the LoRA factors, the gradients, AdamW's
+    two float32 moments and its float32 masters. Activations are left to MEM002, so passing this rule proves nothing.
 
     ## Why it is bad
-    The run cannot start, and after minutes of downloading and loading it says so.
+    The run cannot start, and says so only after minutes of downloading and loading.
 
     ## Example
     Full training of Llama-3.1-8B in bfloat16 takes 8.03e9 × (2 + 2 + 8 + 4 + 4) bytes = 149.6 GiB, on a GPU with 79.
@@ -47,7 +47,7 @@ def does_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts)
     Train with LoRA, take a smaller model, or a larger GPU.
 
     ## Evidence
-    All of five published reports on fine-tuning ran out of memory without having expected it.
+    All of five published reports on fine-tuning ran out of memory unexpectedly.
     """
     full = resolved.config.adapter.kind == "full"
     yield from _too_large(
@@ -60,13 +60,13 @@ def does_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts)
 
 @rule("MEM002", "logits-do-not-fit", severity="warning")
 def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
-    """With the logits and activations of full-length rows, the memory does not suffice.
+    """The logits and activations of full-length rows do not fit in memory.
 
     ## What it does
-    Adds to MEM001's terms what one micro batch of `max_length` tokens holds: the activations, where the architecture is
-    one whose layers are known (Llama, Mistral, Qwen 2 and 3 and others), and what the loss takes: a chunk of logits, or
-    without `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed
-    form" in docs/plan-method.md.
+    Adds to MEM001's terms what one micro batch of `max_length` tokens holds: the activations, if the architecture's
+    layers are known (Llama, Mistral, Qwen 2 and 3 and others), and what the loss takes: a chunk of logits, or without
+    `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed form" in
+    docs/plan-method.md.
 
     ## Why it is bad
     The run starts, and dies at the first batch with a long enough row, which may come after hours.
@@ -76,8 +76,8 @@ def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareF
 
     ## Fix
     Lower `max_length` to what the rows need, or `per_device_train_batch_size`; or recompute the activations
-    (`gradient_checkpointing`); or share the tokens of each example among several devices (`parallel.mode: cp`, with all
-    weights trained fsdp and `parallel.cp`).
+    (`gradient_checkpointing`); or share the tokens of each example among several devices (`parallel.mode: cp`; if all
+    weights are trained, fsdp with `parallel.cp`).
 
     ## Evidence
     A published plan for training Qwen3-4B on 262,144 tokens counted 59 GB per GPU and left the logits out, which are
@@ -132,21 +132,21 @@ def _too_large(terms: list[Term], hardware: HardwareFacts, field: str, help_text
 
 @rule("MEM003", "offloaded-weights-cannot-train", severity="error")
 def offloaded_weights_cannot_train(setup: Setup) -> Iterator[Finding]:
-    """A device map moves weights to the CPU or to disk, and the model is to be trained.
+    """A device map moves weights to the CPU or to disk, but the model is to be trained.
 
     ## What it does
     Looks for `device_map` together with offloading. DeepSpeed's and FSDP's own offloading, which is made for training,
-    is not meant.
+    is exempt.
 
     ## Why it is bad
-    accelerate's hooks load a layer for its forward pass and leave an empty tensor on the `meta` device behind. The
-    backward pass finds that one and stops.
+    accelerate's hooks load a layer for its forward pass and then leave an empty tensor on the `meta` device. The
+    backward pass finds that tensor and stops.
 
     ## Example
     `device_map: auto` with `max_memory: {0: 20GiB, cpu: 60GiB}` for a 7B model on a 24 GB card.
 
     ## Fix
-    Load the model on the GPU; where it does not fit, in 4 bits, or with DeepSpeed's or FSDP's offloading.
+    Load the model on the GPU; if it does not fit, in 4 bits, or with DeepSpeed's or FSDP's offloading.
 
     ## Evidence
     A published report on training a 7B parser on one 24 GB card met "expected device meta but got cuda:0" and blamed
@@ -159,17 +159,17 @@ def offloaded_weights_cannot_train(setup: Setup) -> Iterator[Finding]:
             field="cpu_offload",
             message=f"{setup.name('device_map')} keeps weights off the GPU: the backward pass stops at the first "
             'of them, "expected device meta"',
-            help="load the model on the GPU (in 4 bits where it does not fit), or offload with DeepSpeed or FSDP",
+            help="load the model on the GPU (in 4 bits if it does not fit), or offload with DeepSpeed or FSDP",
         )
 
 
 @rule("MEM004", "eval-batch-does-not-fit", severity="warning")
 def eval_batch_does_not_fit(setup: Setup, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
-    """The held-out rows are measured in larger batches than the memory takes.
+    """The held-out rows are evaluated in larger batches than fit in memory.
 
     ## What it does
-    Where the evaluation batch is larger than the training batch, adds the logits of full-length rows (one number per
-    token and vocabulary entry) to the stored weights. Not where the loss is computed without them: TRL, Liger.
+    If the evaluation batch is larger than the training batch, adds the logits of full-length rows (one number per token
+    and vocabulary entry) to the stored weights. Skipped where the loss is computed without them: TRL, Liger.
 
     ## Why it is bad
     Training runs, and hours later the first evaluation stops it.
@@ -205,18 +205,18 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
     """Text is generated in the training loop.
 
     ## What it does
-    Looks for evaluation by generating: `predict_with_generate`, `eval_table_size` and the like. What SureFit's own
-    `evaluate.in_training` costs is EVL006's matter.
+    Looks for evaluation by generating: `predict_with_generate`, `eval_table_size` and the like. EVL006 covers the cost
+    of SureFit's own `evaluate.in_training`.
 
     ## Why it is bad
-    Keys and values of every answer come on top of what training holds, so the memory that sufficed for a step does not
-    suffice for an evaluation. And a GPU that generates token by token does not train.
+    Keys and values of every answer come on top of what training holds, so memory that is enough for a step is not
+    enough for an evaluation. And a GPU that generates token by token does not train.
 
     ## Example
-    ROUGE on generated summaries every 200 steps, of documents of 200,000 tokens.
+    ROUGE every 200 steps on generated summaries of documents of 200,000 tokens.
 
     ## Fix
-    Measure the loss while training, and score the checkpoints afterwards, in a process of their own.
+    Measure the loss during training, and score the checkpoints afterwards, in a separate process.
 
     ## Evidence
     A published report on summarising legal documents ran out of memory there, and moved ROUGE to the checkpoints.
@@ -238,11 +238,11 @@ def scoring_may_not_fit(
 
     ## What it does
     Adds up what a batch of answers takes at most (`facts/generation.py`): weights, keys and values of the longest
-    prompt and answer, and the widest moment beside them, all logits of attention where the GPU has no kernel that
-    spares them; with `evaluate.in_training`, also on top of what training keeps. The longest prompt is that of the
+    prompt and answer, and the largest temporary beside them, which is all logits of attention if the GPU has no kernel
+    that avoids them; with `evaluate.in_training`, also on top of what training keeps. The longest prompt is that of the
     held-out rows and of every set of `evaluate.also`, from a sample of each: its bytes, or its tokens where the bytes
-    are more than `data.max_length` and the tokenizer is on this machine. Of sets that are on the hub prompts are taken
-    to have `data.max_length` tokens.
+    are more than `data.max_length` and the tokenizer is on this machine. For sets on the hub, prompts are assumed to
+    have `data.max_length` tokens.
 
     ## Why it is bad
     The run trains to its end, or to its first checkpoint, and runs out of memory there.
@@ -252,10 +252,10 @@ def scoring_may_not_fit(
     GiB.
 
     ## Fix
-    A smaller `evaluate.batch_size`; for very long prompts `evaluate.prefill_chunk`, too.
+    Lower `evaluate.batch_size`; for very long prompts, set `evaluate.prefill_chunk`, too.
 
     ## Evidence
-    A published report on LLM ranking ran out of memory at its evaluation, one on 200,000-token summaries when it
+    A published report on LLM ranking ran out of memory at its evaluation; one on 200,000-token summaries did when it
     generated in the training loop. Only training drops rows that are longer than `data.max_length`.
     """
     if hardware.memory_bytes is None:
@@ -315,8 +315,8 @@ def cache_with_checkpointing(setup: Setup) -> Iterator[Finding]:
     Looks for `use_cache: true` beside gradient checkpointing.
 
     ## Why it is bad
-    It is not, with the models in transformers: the setting is dropped, with a warning. Models with code of their own
-    may not do so, and then the recomputed pass differs from the first.
+    It is not, with the models in transformers: the setting is dropped, with a warning. Models with custom code may keep
+    it, and then the recomputed pass differs from the first.
 
     ## Example
     `use_cache: true` from a config for inference.
@@ -337,15 +337,15 @@ def cache_with_checkpointing(setup: Setup) -> Iterator[Finding]:
 
 @rule("MEM008", "small-moments-quantised", severity="info")
 def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
-    """An optimizer that saves memory is used where there is next to none to save.
+    """A memory-saving optimizer is used where there is next to nothing to save.
 
     ## What it does
     With LoRA and an 8-bit or paged optimizer, compares what AdamW's moments of the factors take in float32 with what
     the weights take.
 
     ## Why it is bad
-    It saves some hundredths of the memory. In return the moments have 256 values each, and every factor is updated by a
-    kernel of its own.
+    It saves a few per cent of the memory. In return each moment has only 256 possible values, and every factor is
+    updated by a kernel of its own.
 
     ## Example
     `optimizer: adamw_8bit` for LoRA of rank 16 on Llama-3.1-8B: 0.3 GiB of moments beside 15 GiB of weights.

@@ -26,13 +26,13 @@ def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding
 
     ## Why it is bad
     The sum of weight and adapter is rounded to the few values the storage has. Most of an adapter's update is smaller
-    than the distance between two of them, so the merged model is another one than the one that was trained and scored.
+    than the distance between two of them, so the merged model is not the one that was trained and scored.
 
     ## Example
     LoRA on `load_in_4bit: true`, then `merge_and_unload()` on the same model.
 
     ## Fix
-    Merge into the dequantised base: the weights the adapter was trained beside, written out in 16 bits.
+    Merge into the dequantised base: the weights the adapter was trained on, written out in 16 bits.
 
     ## Evidence
     A published report on distillation saw its ties with the baseline fall from 70 % to 28 % after such a merge.
@@ -66,10 +66,10 @@ def _bits(setup: Setup) -> str:
 
 @rule("MRG002", "merge-into-another-base", severity="info")
 def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The adapter is trained beside a quantised base and will be merged into the original one.
+    """The adapter is trained on a quantised base and will be merged into the original one.
 
     ## What it does
-    Compares the quantisation while training with the base of the merge.
+    Compares the quantisation in training with the base of the merge.
 
     ## Why it is bad
     The adapter learnt to correct the quantisation's errors too, and the original base has none. The merged model is
@@ -91,7 +91,7 @@ def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Find
     if setup.adapter != "full" and elsewhere and setup.quantization in FROZEN_STORAGE:
         yield Finding(
             field="merge_into",
-            message=f"the adapter is trained beside a {setup.quantization} base and merged into the original one: "
+            message=f"the adapter is trained on a base in {setup.quantization} and merged into the original one: "
             "the merged model is not the one that was trained",
             help="merge into the dequantised base, or score the merged model as well",
         )
@@ -102,21 +102,21 @@ def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[F
     """An adapter belongs to a base whose files are quantised.
 
     ## What it does
-    Looks, for an adapter_config.json, at `quantization_config` in the config.json of the base that it names; where that
-    is nowhere to be read, at how the name ends (`-bnb-4bit`, `-GPTQ`, `-AWQ`).
+    For an adapter_config.json, looks at `quantization_config` in the config.json of the base that it names; if that
+    cannot be read, at the ending of the name (`-bnb-4bit`, `-GPTQ`, `-AWQ`).
 
     ## Why it is bad
-    Served beside that base it is what was trained. Merged it can only be into another model: the files hold packed
-    blocks, no matrices to add to. `merge_and_unload` rounds the sum to 16 values per block; loading the base in 16 bits
-    stops with a size mismatch.
+    Served on top of that base, it is what was trained. It can be merged only into another model: the files hold packed
+    blocks, not matrices to add to. `merge_and_unload` rounds the sum to 16 values per block; loading the base in 16
+    bits stops with a size mismatch.
 
     ## Example
     `"base_model_name_or_path": "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"`.
 
     ## Fix
-    Serve base and adapter side by side. Of a base in bitsandbytes' NF4 the adapter can be merged into the model that
-    the base was made from: `surefit merge ADAPTER --base ORIGINAL --trained-on nf4` measures what that changes. A copy
-    that leaves some layers in 16 bits (unsloth's "dynamic" ones) is not quite what that assumes.
+    Serve base and adapter side by side. If the base is in bitsandbytes' NF4, the adapter can be merged into the model
+    that the base was made from: `surefit merge ADAPTER --base ORIGINAL --trained-on nf4` measures what that changes. A
+    copy that leaves some layers in 16 bits (unsloth's "dynamic" ones) is not quite what that assumes.
 
     ## Evidence
     A published distillation project trained on a 4-bit base and merged: ties against its baseline fell from 70 % to
@@ -137,14 +137,14 @@ def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[F
 
 @rule("MRG003", "adapter-without-revision", severity="info")
 def adapter_without_revision(setup: Setup) -> Iterator[Finding]:
-    """An adapter names its base without saying which version of it.
+    """An adapter names its base but not which version of it.
 
     ## What it does
     Looks at `base_model_name_or_path` and `revision` in an adapter_config.json. Only names on the hub are judged.
 
     ## Why it is bad
-    An adapter is a difference. When the base on the hub changes, loading takes the new one without a word, and the sum
-    is a model that nobody trained.
+    An adapter is a difference. When the base on the hub changes, the new one is loaded silently, and the sum is a model
+    that nobody trained.
 
     ## Example
     `"base_model_name_or_path": "org/model", "revision": null`.
@@ -162,7 +162,7 @@ def adapter_without_revision(setup: Setup) -> Iterator[Finding]:
     if HUB_ID.fullmatch(base) and not base.startswith("surefit/"):
         yield Finding(
             field="base_model",
-            message=f"the adapter belongs to some version of {base}, and does not say to which",
+            message=f"the adapter belongs to some version of {base}, and does not say which",
             help=f"write the commit of {base} that it was trained on into revision",
         )
 

@@ -25,15 +25,15 @@ PATCHING = ("axolotl", "llamafactory")
 
 @rule("PCK001", "packing-needs-a-mask", severity="warning")
 def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
-    """Packed rows with an attention that only a dense mask keeps apart.
+    """Packed rows with an attention that needs a dense mask to keep examples apart.
 
     ## What it does
     Looks at the attention implementation where rows are packed. `eager` and `sdpa` see no document boundaries.
 
     ## Why it is bad
     transformers builds a block-diagonal mask from the positions, but only if no attention mask and no cache come with
-    them: otherwise the documents read each other, and nothing says so. Where the mask is built it is dense: the work
-    and the memory grow with the square of the packed row, and what packing saves is lost again.
+    them: otherwise the documents attend to each other, silently. If the mask is built, it is dense: work and memory
+    grow with the square of the packed row, and what packing saves is lost again.
 
     ## Example
     `packing: true` with `attn_implementation: sdpa`.
@@ -61,14 +61,14 @@ def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
 
 @rule("PCK002", "wrapped-packing", severity="warning")
 def wrapped_packing(setup: Setup) -> Iterator[Finding]:
-    """Examples are written one behind the other, and nothing keeps them apart.
+    """Examples are concatenated, and nothing keeps them apart.
 
     ## What it does
     Looks for the packing strategy `wrapped`, and for LLaMA-Factory's `packing` without `neat_packing`.
 
     ## Why it is bad
-    Examples read the ones before them. `wrapped` also cuts those at the border in two: an answer without its prompt, a
-    prompt without its answer. For pretraining on long text that is usual; conversations lose by it.
+    Examples attend to the ones before them. `wrapped` also cuts the ones at the boundary in two: an answer without its
+    prompt, a prompt without its answer. For pretraining on long text that is usual; it harms conversations.
 
     ## Example
     `packing_strategy: wrapped`.
@@ -103,14 +103,14 @@ def packing_with_cache(setup: Setup) -> Iterator[Finding]:
     Looks for `use_cache` where rows are packed.
 
     ## Why it is bad
-    With a cache transformers takes the batch for the beginning of a generation and does not look for document
-    boundaries in the positions: every document reads all those before it.
+    With a cache, transformers treats the batch as the start of a generation and does not look for document boundaries
+    in the positions: every document attends to all those before it.
 
     ## Example
     `packing: true` with `use_cache: true`.
 
     ## Fix
-    Set `use_cache: false`; a cache has no use in training.
+    Set `use_cache: false`; a cache is of no use in training.
 
     ## Evidence
     measured: logits of a packed row are off by 0.53 with the cache and by 2e-7 without it (transformers 5.23).
@@ -118,8 +118,8 @@ def packing_with_cache(setup: Setup) -> Iterator[Finding]:
     if setup.packing and setup.use_cache:
         yield Finding(
             field="use_cache",
-            message=f"{setup.name('packing')} with {setup.name('use_cache')}: the examples of a row read each other",
-            help="set use_cache to false: it has no use in training",
+            message=f"{setup.name('packing')} with {setup.name('use_cache')}: examples of a row attend to each other",
+            help="set use_cache to false: it is of no use in training",
         )
 
 
@@ -129,12 +129,12 @@ def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding
 
     ## What it does
     Compares the model type with those whose code in transformers was found to mix the documents of a packed row, with
-    positions that restart and no cache. Axolotl and LLaMA-Factory replace some of that code; there only the types that
-    nothing helps are named. Of SureFit's own attention, docs/packing.md lists what it cannot serve.
+    positions that restart and no cache. Axolotl and LLaMA-Factory replace some of that code; for them, only the types
+    that remain wrong are reported. docs/packing.md lists what SureFit's own attention cannot serve.
 
     ## Why it is bad
     A recurrent layer carries its state from one document into the next; attention with ALiBi or absolute positions
-    takes no boundaries at all. The logits are wrong from the second document on, and the loss still falls.
+    ignores boundaries entirely. The logits are wrong from the second document on, and the loss still falls.
 
     ## Example
     `packing: true` with a Mamba model.
@@ -143,8 +143,8 @@ def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding
     Do not pack with this model.
 
     ## Evidence
-    measured with transformers 5.23 on small random models: another first document changed the logits of the second by
-    1.3 to 6.6 (their standard deviation is 1.2) in bloom, mpt, xglm, biogpt, opt, rwkv, mamba, mamba2, falcon_mamba,
+    measured with transformers 5.23 on small random models: a different first document changed the logits of the second
+    by 1.3 to 6.6 (their standard deviation is 1.2) in bloom, mpt, xglm, biogpt, opt, rwkv, mamba, mamba2, falcon_mamba,
     recurrent_gemma, jamba, bamba, zamba2, lfm2, falcon_h1, granitemoehybrid, nemotron_h and qwen3_next; and by 0 in
     llama, qwen3, gemma2 and gpt2.
     """
@@ -172,12 +172,12 @@ def examples_run_together(batch: BatchFacts) -> Iterator[Finding]:
     """Examples share a row of the batch, and nothing keeps them apart.
 
     ## What it does
-    Finds the examples in the tensors of the first micro batches. Where several lie in one row, it asks for what keeps
-    them apart: boundaries (`cu_seq_lens_q`), a mask for every pair of tokens, or positions that start again at each and
-    no attention mask that would overrule them. Positions that do not count up from 0 are reported too.
+    Finds the examples in the tensors of the first micro batches. If several share a row, something has to keep them
+    apart: boundaries (`cu_seq_lens_q`), a mask for every pair of tokens, or positions that restart at each example with
+    no attention mask to override them. Positions that do not count up from 0 are reported too.
 
     ## Why it is bad
-    Every example reads all those before it in its row, and its positions are those of a longer text.
+    Every example attends to all those before it in its row, and its positions are those of a longer text.
 
     ## Example
     A collator that joins rows and passes an attention mask of ones.
@@ -194,20 +194,20 @@ def examples_run_together(batch: BatchFacts) -> Iterator[Finding]:
             yield Finding(
                 field="data.train",
                 message=f"{found.rows} of {plural(found.of, 'example')} in the first batches {what}{place}",
-                help="this is a fault of what makes the batches: please report it, with batch_audit.json",
+                help="this is a bug in what makes the batches: please report it, with batch_audit.json",
             )
 
 
 @rule("PCK006", "varlen-without-packing", severity="error")
 def varlen_without_packing(setup: Setup) -> Iterator[Finding]:
-    """The attention for packed rows is asked for, and rows are padded.
+    """The attention for packed rows is requested, but rows are padded.
 
     ## What it does
     Looks for `speed.attention: torch_varlen` where examples are not packed.
 
     ## Why it is bad
-    That attention knows documents by their boundaries and takes no mask, so it could not tell the padding from the
-    text. SureFit refuses to start.
+    That attention separates documents by their boundaries and takes no mask, so it could not tell padding from text.
+    SureFit refuses to start.
 
     ## Example
     `packing: false` with `attention: torch_varlen`.
@@ -216,8 +216,8 @@ def varlen_without_packing(setup: Setup) -> Iterator[Finding]:
     Leave `speed.attention` at auto.
 
     ## Evidence
-    measured: an attention registered with transformers without a mask of its own dropped the padding without a word;
-    the logits were off by 0.60.
+    measured: an attention registered with transformers without a mask of its own silently ignored the padding; the
+    logits were off by 0.60.
     """
     if setup.packing is False and setup.attention == "torch_varlen":
         yield Finding(

@@ -27,9 +27,9 @@ def four_bit_under_fsdp(setup: Setup) -> Iterator[Finding]:
     ZeRO-3. Tools that choose the storage type themselves, and configs that leave it open, are not judged.
 
     ## Why it is bad
-    bitsandbytes packs 4-bit weights into bytes (uint8). FSDP puts the weights of a layer end to end and needs one
-    floating type for all of them: it stops with "Cannot flatten integer dtype tensors" or "Must flatten tensors with
-    uniform dtype". FSDP2 leaves such weights out with a warning: every GPU then holds the whole model.
+    bitsandbytes packs 4-bit weights into bytes (uint8). FSDP flattens the weights of a layer into one tensor and needs
+    one floating type for all of them: it stops with "Cannot flatten integer dtype tensors" or "Must flatten tensors
+    with uniform dtype". FSDP2 leaves such weights out with a warning: every GPU then holds the whole model.
 
     ## Example
     `load_in_4bit: true`, `bnb_4bit_quant_storage: uint8`, `torch_dtype: bfloat16` under FSDP.
@@ -59,22 +59,22 @@ def four_bit_under_fsdp(setup: Setup) -> Iterator[Finding]:
 
 @rule("PAR002", "device-map-with-processes", severity="error")
 def device_map_with_processes(setup: Setup) -> Iterator[Finding]:
-    """A model is laid over all GPUs, and several processes want to train it.
+    """A model is spread over all GPUs, but several processes train it.
 
     ## What it does
     Looks for `device_map` auto, balanced or sequential where more than one process is started, and for any `device_map`
     under ZeRO-3.
 
     ## Why it is bad
-    Each process would lay its own copy over the GPUs of all the others. accelerate stops with "You can't train a model
-    that has been loaded with `device_map='auto'` in any distributed mode", transformers with "DeepSpeed Zero-3 is not
-    compatible with passing a `device_map`".
+    Each process would spread its own copy over the GPUs of all the others. accelerate stops with "You can't train a
+    model that has been loaded with `device_map='auto'` in any distributed mode", transformers with "DeepSpeed Zero-3 is
+    not compatible with passing a `device_map`".
 
     ## Example
     A 4-bit model with `device_map="auto"` under `accelerate launch --num_processes 2`.
 
     ## Fix
-    Leave `device_map` out where one process drives one GPU; keep it where one process drives them all.
+    Leave `device_map` out if one process drives one GPU; keep it if one process drives them all.
 
     ## Evidence
     A published report on LLM ranking on two T4s took this for a limit of 4-bit models ("4-bit + DDP does not work").
@@ -137,7 +137,7 @@ def _are(count: int) -> str:
 
 @rule("PAR004", "processes-not-divisible-by-machines", severity="error")
 def processes_not_divisible_by_machines(setup: Setup) -> Iterator[Finding]:
-    """The processes cannot be shared out evenly among the machines.
+    """The processes cannot be distributed evenly over the machines.
 
     ## What it does
     Divides the number of all processes by the number of machines.
@@ -167,14 +167,14 @@ def processes_not_divisible_by_machines(setup: Setup) -> Iterator[Finding]:
 
 @rule("PAR005", "fsdp-on-cpu-is-ddp", severity="error")
 def fsdp_on_cpu_is_ddp(setup: Setup) -> Iterator[Finding]:
-    """FSDP is asked for on a CPU, where accelerate uses DDP without a word.
+    """FSDP is requested on a CPU, where accelerate silently uses DDP.
 
     ## What it does
     Looks for FSDP in a config that also says to use no GPU.
 
     ## Why it is bad
     Nothing is split: every process holds the whole model and the whole optimizer. The losses are the same, so nobody
-    notices, and a test that was to show that FSDP works has shown nothing.
+    notices, and a test of FSDP has tested nothing.
 
     ## Example
     `distributed_type: FSDP` with `use_cpu: true`.
@@ -198,7 +198,7 @@ def more_processes_than_gpus(setup: Setup) -> Iterator[Finding]:
     """More processes start on a machine than it has GPUs.
 
     ## What it does
-    Compares the processes per machine with the GPUs per machine, where both are said.
+    Compares the processes per machine with the GPUs per machine, if both are given.
 
     ## Why it is bad
     The process beyond the last GPU stops with "CUDA error: invalid device ordinal" and takes the others with it, or two
@@ -211,7 +211,7 @@ def more_processes_than_gpus(setup: Setup) -> Iterator[Finding]:
     One process per GPU.
 
     ## Evidence
-    A published function-calling project had to mend how its job counted GPUs: `nvidia-smi -L` lists names, it takes
+    A published function-calling project had to fix how its job counted GPUs: `nvidia-smi -L` lists names, it takes
     `nvidia-smi -L | wc -l` to count them. https://docs.pytorch.org/docs/stable/elastic/run.html: one process per GPU.
     """
     each, gpus = _per_machine(setup), setup.gpus
@@ -231,7 +231,7 @@ def _per_machine(setup: Setup) -> int | None:
 
 @rule("PAR007", "weights-loaded-once-and-not-sent", severity="error")
 def weights_loaded_once_and_not_sent(setup: Setup) -> Iterator[Finding]:
-    """Only one process reads the weights, and the others are not sent them.
+    """Only one process reads the weights, and they are not sent to the others.
 
     ## What it does
     Looks, under the first FSDP, for `fsdp_cpu_ram_efficient_loading` with `fsdp_sync_module_states` switched off.
@@ -267,7 +267,7 @@ def unused_parameters_with_checkpointing(setup: Setup) -> Iterator[Finding]:
     Looks for `ddp_find_unused_parameters` together with gradient checkpointing in its old, reentrant form.
 
     ## Why it is bad
-    The backward pass runs the forward pass again, outside what DDP looked at: the first step stops with "Expected to
+    The backward pass runs the forward pass again, outside what DDP inspected: the first step stops with "Expected to
     mark a variable ready only once".
 
     ## Example
@@ -292,15 +292,15 @@ def unused_parameters_with_checkpointing(setup: Setup) -> Iterator[Finding]:
 
 @rule("PAR009", "quantised-weights-in-shards", severity="error", suppressible=False)
 def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterator[Finding]:
-    """Quantised weights are to be cut into shards, and their scales are kept beside them.
+    """Quantised weights are to be sharded, but their scales are stored separately.
 
     ## What it does
     Looks, in SureFit's own config, for `parallel.mode` fsdp, zero3 or tp together with `model.quantization` nf4 or fp8.
 
     ## Why it is bad
-    The layers read their scales from the weight itself, which is another object each time that it is gathered:
-    bitsandbytes then builds a new one inside the forward pass, that FSDP knows nothing of. zero3 gathers the weights
-    without their scales, and tensor parallelism cuts through the blocks that share one.
+    The layers read their scales from the weight itself, which is a new object each time it is gathered: bitsandbytes
+    then builds a new one inside the forward pass, which FSDP does not know about. zero3 gathers the weights without
+    their scales, and tensor parallelism splits the blocks that share one.
 
     ## Example
     `model.quantization: nf4`, `parallel.mode: fsdp`.
@@ -317,14 +317,14 @@ def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterato
 
 @rule("PAR010", "processes-without-micro-batches", severity="warning")
 def processes_without_micro_batches(config: Config) -> Iterator[Finding]:
-    """The micro batches of a step do not divide among the processes.
+    """The micro batches of a step cannot be distributed evenly over the processes.
 
     ## What it does
     Divides `train.global_batch_size` by the micro batch times the processes that read different rows, where rows are
     not packed.
 
     ## Why it is bad
-    Nothing that is learnt changes, but a process without rows computes an empty micro batch while it waits for the
+    What is learnt does not change, but a process without rows computes an empty micro batch while it waits for the
     others: a device is paid for and idle.
 
     ## Example
@@ -352,15 +352,15 @@ def processes_without_micro_batches(config: Config) -> Iterator[Finding]:
 
 @rule("PAR011", "scores-in-training-of-a-shared-model", severity="error", suppressible=False)
 def scores_in_training_of_a_shared_model(context: LintContext, config: Config) -> Iterator[Finding]:
-    """Answers are to be generated in training by a model that one process alone cannot run.
+    """Answers are to be generated in training, but one process alone cannot run the model.
 
     ## What it does
     Looks, in SureFit's own config, for `evaluate.in_training` with any `parallel.mode` but ddp.
 
     ## Why it is bad
-    The first process alone generates, while the others wait. Under fsdp, zero3, tp and pp it holds only a part of the
+    Only the first process generates, while the others wait. Under fsdp, zero3, tp and pp it holds only a part of the
     model and would wait for them in turn, forever. Under cp it holds all weights, but every attention waits for the
-    others' share of the tokens. Under zero2 it could answer; that has not been built or tried.
+    others' share of the tokens. Under zero2 it could answer, but that has not been built or tried.
 
     ## Example
     `evaluate.in_training: true`, `parallel.mode: fsdp`.
@@ -369,21 +369,21 @@ def scores_in_training_of_a_shared_model(context: LintContext, config: Config) -
     Leave it off, and run `surefit evaluate` afterwards; the held-out loss is measured in every mode.
 
     ## Evidence
-    Of the design: `fully_shard` gathers a layer by a call that all processes must make.
+    By design, `fully_shard` gathers a layer with a call that all processes must make.
     """
     yield from named_by(context, config, "PAR011")
 
 
 @rule("PAR012", "mode-excludes-setting", severity="error", suppressible=False)
 def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Finding]:
-    """A way to share the run does not go with another setting.
+    """The parallel mode cannot be combined with another setting.
 
     ## What it does
-    Looks up `parallel.mode` and `parallel.cp`, as they are decided, with the optimizer, fused LoRA, compiled layers,
-    NEFTune and flash attention in the table of what does not go together.
+    Looks up the resolved `parallel.mode` and `parallel.cp` in the table of conflicts, with the optimizer, fused LoRA,
+    compiled layers, NEFTune and flash attention.
 
     ## Why it is bad
-    The engine would stop after the model is loaded, or train something else than one process does.
+    The engine would stop after the model is loaded, or train something other than what one process trains.
 
     ## Example
     `speed.compile: true` with `parallel.mode: zero3`.
@@ -394,24 +394,24 @@ def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Find
     ## Evidence
     `config/capabilities.py` has a reason for each row; `tests/combinations` trains two steps of all pairs that it
     allows. Found by that test: 8-bit optimizers under fsdp and zero2, compiled layers under pp, fused LoRA under zero3
-    were refused by the engines only, after loading.
+    were refused only by the engines, after loading.
     """
     yield from named_by(context, config, "PAR012")
 
 
 @rule("PAR013", "model-not-shareable", severity="error", suppressible=False)
 def model_not_shareable(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """This model cannot be shared by as many processes, or not in this way.
+    """This model cannot be shared by that many processes, or not in this way.
 
     ## What it does
-    Divides the attention heads and the key heads by `parallel.tp`, compares the layers with `parallel.pp`, asks
-    whether tokens read each other only by attention where `parallel.cp` shares them, and whether `config.json` asks for
-    the routers' loss of a mixture of experts (`output_router_logits: true`) where layers or tokens are shared.
+    Divides the attention heads and the key heads by `parallel.tp`, compares the layers with `parallel.pp`, and checks
+    that only attention mixes tokens if `parallel.cp` shares them, and that `config.json` does not ask for the router
+    loss of a mixture of experts (`output_router_logits: true`) if layers or tokens are shared.
 
     ## Why it is bad
-    A head cannot be cut, and a stage needs a layer: training would stop after the model is loaded. A layer that hands
-    on a state would not see the tokens of the other processes. The routers' loss is of all layers and tokens of a micro
-    batch, and no process has them.
+    A head cannot be split, and a stage needs a layer: training would stop after the model is loaded. A layer that
+    carries a state from token to token would not see the tokens of the other processes. The router loss needs all
+    layers and tokens of a micro batch, and no process has them.
 
     ## Example
     `parallel: {mode: tp, tp: 4}` with a model of 14 attention heads and 2 key heads.
@@ -420,7 +420,7 @@ def model_not_shareable(context: LintContext, config: Config, model: ModelFacts)
     Another number of processes, or another `parallel.mode`.
 
     ## Evidence
-    Qwen2.5-0.5B has 14 heads and 2 key heads: `parallel/tensor.py` refused tp: 4 when the model was there.
+    Qwen2.5-0.5B has 14 heads and 2 key heads: `parallel/tensor.py` refused tp: 4 once the model was loaded.
     """
     decided = context.resolved.config if context.resolved else config
     found = sharing_obstacle(decided, model)

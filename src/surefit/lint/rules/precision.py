@@ -23,14 +23,14 @@ TYPICAL_WEIGHT = 0.02
     severity="warning",
 )
 def bf16_is_emulated(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
-    """bfloat16 is asked for on a GPU that only emulates it.
+    """bfloat16 is requested on a GPU that only emulates it.
 
     ## What it does
     Compares `model.dtype: bfloat16` with the GPU's compute capability; native support begins at 8.0 (Ampere).
 
     ## Why it is bad
     PyTorch accepts it and converts back and forth in software: a step can take many times longer than in float16 or
-    float32, with nothing that says why.
+    float32, and nothing says why.
 
     ## Example
     `dtype: bfloat16` on a T4 (7.5) or a Quadro RTX 6000 (7.5).
@@ -90,7 +90,7 @@ def _computed_in(setup: Setup) -> str | None:
 
 @rule("PRC003", "adapter-in-float32", severity="info")
 def adapter_in_float32(setup: Setup) -> Iterator[Finding]:
-    """The adapter is held in float32 beside a base that is computed in 16 bits.
+    """The adapter is held in float32 while the base computes in 16 bits.
 
     ## What it does
     Compares the adapter's type with the one the run computes in.
@@ -98,14 +98,14 @@ def adapter_in_float32(setup: Setup) -> Iterator[Finding]:
     ## Why it is bad
     Every adapted layer makes a float32 copy of its input, which stays until the backward pass. The result is not worse:
     float32 is PEFT's default because an optimizer that updates 16-bit factors directly rounds small steps away. And
-    code that casts by hand meets two types in one multiplication.
+    code that casts by hand runs into two types in one multiplication.
 
     ## Example
     QLoRA with `bf16: true` and PEFT's `autocast_adapter_dtype=True`.
 
     ## Fix
     Where the optimizer keeps float32 masters (SureFit's does; DeepSpeed's too), hold the adapter in the base's type:
-    `autocast_adapter_dtype=False`. Elsewhere leave it: it costs memory, and no quality.
+    `autocast_adapter_dtype=False`. Otherwise leave it: it costs memory, but no quality.
 
     ## Evidence
     A published report on function calling with QLoRA stopped at "float != bfloat16" until the adapter was cast to
@@ -132,7 +132,7 @@ def bf16_and_fp16(setup: Setup) -> Iterator[Finding]:
     Looks at the tool's two switches.
 
     ## Why it is bad
-    The run does not start, or which of the two it takes depends on the tool's version.
+    The run does not start, or the tool's version decides which of the two is used.
 
     ## Example
     `bf16: true` in a config that was copied from one for a T4 with `fp16: true`.
@@ -153,7 +153,7 @@ def bf16_and_fp16(setup: Setup) -> Iterator[Finding]:
 
 @rule("PRC005", "compute-type-mismatch", severity="warning")
 def compute_type_mismatch(setup: Setup) -> Iterator[Finding]:
-    """The 4-bit layers compute in another type than the rest of the run.
+    """The 4-bit layers compute in a different type from the rest of the run.
 
     ## What it does
     Compares `bnb_4bit_compute_dtype` with the 16-bit type the run trains in.
@@ -198,11 +198,11 @@ def updates_rounded_away(setup: Setup) -> Iterator[Finding]:
 
     ## What it does
     Where all weights are trained in 16 bits without float32 copies, compares a step (AdamW's are about the learning
-    rate) with the distance between neighbouring numbers of that type around 0.02, a usual weight. Of Axolotl's and
-    LLaMA-Factory's files, where weights loaded in 16 bits have such copies with FSDP and DeepSpeed only, it can tell.
+    rate) with the distance between neighbouring numbers of that type around 0.02, a usual weight. It can tell for
+    Axolotl's and LLaMA-Factory's files, where weights loaded in 16 bits have such copies only with FSDP and DeepSpeed.
 
     ## Why it is bad
-    A step below half that distance is rounded back, each time: most weights never move, whatever the number of steps.
+    A step below half that distance is rounded away every time: most weights never move, whatever the number of steps.
     The loss still falls, carried by the small weights.
 
     ## Example
@@ -231,7 +231,7 @@ def updates_rounded_away(setup: Setup) -> Iterator[Finding]:
 
 @rule("PRC007", "float16-weights-under-scaling", severity="error")
 def float16_weights_under_scaling(setup: Setup) -> Iterator[Finding]:
-    """The trained weights are float16, and fp16 training needs them in float32.
+    """The trained weights are float16, but fp16 training needs them in float32.
 
     ## What it does
     With the fp16 switch on, looks at the type of what is trained: the adapter, or with full training the base.
@@ -261,14 +261,14 @@ def float16_weights_under_scaling(setup: Setup) -> Iterator[Finding]:
 
 @rule("PRC008", "float16-beside-bfloat16", severity="warning")
 def float16_beside_bfloat16(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
-    """float16 is asked for where bfloat16 is as fast, or on a CPU.
+    """float16 is requested where bfloat16 is as fast, or on a CPU.
 
     ## What it does
     Looks for `model.dtype: float16` on a GPU with native bfloat16 (compute capability 8.0 and above) and on a CPU.
 
     ## Why it is bad
-    float16 ends at 65,504. Activations beyond it become infinite, the loss has to be scaled, and every time the scale
-    turns out too large a step is left out. bfloat16 has float32's range at the same speed; and a CPU gains nothing.
+    float16 ends at 65,504. Activations beyond it become infinite, the loss has to be scaled, and a step is skipped
+    every time the scale turns out too large. bfloat16 has float32's range at the same speed; and a CPU gains nothing.
 
     ## Example
     `dtype: float16` from a config for a T4, on an A100.
@@ -279,7 +279,7 @@ def float16_beside_bfloat16(config: Config, hardware: HardwareFacts) -> Iterator
     ## Evidence
     Micikevicius et al. 2018 (arXiv 1710.03740) on why float16 needs scaling; Kalamkar et al. 2019 (arXiv 1905.12322):
     bfloat16 trains the same models without it. huggingface/transformers#5651: an activation of T5 is 66,246, which
-    float16 does not have; google-research/text-to-text-transfer-transformer#539: it was trained in bfloat16.
+    float16 cannot represent; google-research/text-to-text-transfer-transformer#539: it was trained in bfloat16.
     """
     if config.model.dtype == "float16" and (hardware.kind == "cpu" or hardware.bf16):
         better = "float32 is exact there" if hardware.kind == "cpu" else "bfloat16 is as fast and cannot overflow"
@@ -293,20 +293,20 @@ def float16_beside_bfloat16(config: Config, hardware: HardwareFacts) -> Iterator
 
 @rule("PRC009", "fp8-without-fp8-arithmetic", severity="info")
 def fp8_without_fp8_arithmetic(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
-    """The base is stored in FP8, and the device cannot multiply it.
+    """The base is stored in FP8, but the device cannot multiply it.
 
     ## What it does
     Compares `model.quantization: fp8` with the device's compute capability; float8 products begin at 8.9 (Ada).
 
     ## Why it is bad
-    The memory is saved all the same. But every layer's weights are turned back into `model.dtype` for each product, so
-    a step takes longer than without quantization.
+    The memory is saved anyway. But every layer's weights are converted back to `model.dtype` for each product, so a
+    step takes longer than without quantization.
 
     ## Example
     `quantization: fp8` on an A100 (8.0).
 
     ## Fix
-    Write `none` where the model fits, `nf4` where the memory decides; or take a GPU from Ada or Hopper on.
+    Write `none` if the model fits, `nf4` if memory decides; or use an Ada, Hopper or newer GPU.
 
     ## Evidence
     NVIDIA's table of tensor-core types: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities.

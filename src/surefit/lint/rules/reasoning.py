@@ -41,18 +41,18 @@ def _model(context: LintContext) -> str:
 def reasoning_left_out(
     context: LintContext, config: Config, examples: ExampleFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:
-    """The rows have reasoning, and the chat template leaves it out.
+    """The rows have reasoning, but the chat template leaves it out.
 
     ## What it does
     Counts, in a sample, the rows with an answer that has reasoning: in `reasoning_content`, `reasoning` or `thinking`,
     or in its content before `</think>`. Renders such an answer with the chat template and the switches of the run.
 
     ## Why it is bad
-    A template leaves out without a word what it does not know. The answers are trained on without what leads to them,
-    and the dearest part of the data is never seen.
+    A template silently leaves out what it does not know. The answers are trained on without what leads to them, and the
+    most expensive part of the data is never seen.
 
     ## Example
-    Rows with `reasoning_content` on Llama 3, whose template knows no such field; or on DeepSeek-V3.1 without
+    Rows with `reasoning_content` on Llama 3, whose template has no such field; or on DeepSeek-V3.1 without
     `chat_template_kwargs: {thinking: true}`.
 
     ## Fix
@@ -88,16 +88,16 @@ def reasoning_left_out(
 def learns_not_to_think(
     context: LintContext, config: Config, examples: ExampleFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:
-    """The answers have no reasoning, and the model learns to write an empty thought.
+    """The answers have no reasoning, so the model learns to write an empty thought.
 
     ## What it does
-    Renders an answer without reasoning, and looks whether the model has to write `<think></think>` itself. Counts, in a
-    sample, the rows that are like that, and speaks up where most are.
+    Renders an answer without reasoning, and checks whether the model has to write `<think></think>` itself. Counts, in
+    a sample, the rows that are like that, and fires if most are.
 
     ## Why it is bad
     The prompt asks the model to think, and every row teaches it to stop at once. After a few hundred steps it no longer
-    thinks about anything. With the switch for answers without reasoning, the empty thought stands in the prompt,
-    nothing is unlearnt, and the model that is served can still be asked to think.
+    thinks about anything. With the switch for answers without reasoning, the empty thought is part of the prompt,
+    nothing is unlearnt, and the served model can still be asked to think.
 
     ## Example
     Questions and answers on Qwen3-8B without `chat_template_kwargs`.
@@ -118,8 +118,8 @@ def learns_not_to_think(
     ways = f"set model.chat_template_kwargs: {{{switch}: false}}, or " if switch else ""
     yield Finding(
         field="data.train",
-        message=f"{without} of {plural(examples.conversations, 'sampled conversation')} have no reasoning, and by the "
-        f"chat template of {_model(context)} the model has to write an empty thought before their answers: it learns "
-        "not to think",
+        message=f"{without} of {plural(examples.conversations, 'sampled conversation')} have no reasoning, and with "
+        f"the chat template of {_model(context)} the model has to write an empty thought before their answers: it "
+        "learns not to think",
         help=f"{ways}train on rows with reasoning (reasoning_content)",
     )

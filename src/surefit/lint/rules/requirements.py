@@ -11,20 +11,20 @@ from surefit.lint.rule import Finding, rule
 
 @rule("STK015", "numpy-left-open", severity="warning")
 def numpy_left_open(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """The requirements hold PyTorch at a release for NumPy 1, and leave NumPy open.
+    """The requirements pin PyTorch to a release for NumPy 1, and leave NumPy open.
 
     ## What it does
     Looks, in a requirements file, for a torch below 2.3 beside a numpy that may be 2 or newer.
 
     ## Why it is bad
-    Such a torch says nothing of numpy in its metadata. A fresh environment gets the newest, unless another package
-    holds it back: torch then warns at import, and `tensor.numpy()` stops with "Numpy is not available".
+    Such a torch does not mention numpy in its metadata. A fresh environment gets the newest numpy, unless another
+    package holds it back: torch then warns at import, and `tensor.numpy()` stops with "Numpy is not available".
 
     ## Example
     `torch==2.1.2` and `numpy>=1.26.0`.
 
     ## Fix
-    Write `numpy<2`, or a torch from 2.3 on.
+    Write `numpy<2`, or torch 2.3 or newer.
 
     ## Evidence
     Two of five published reports on fine-tuning pinned numpy below 2 after such a failure; pytorch/pytorch#107302.
@@ -44,17 +44,17 @@ def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding
     """The requirements ask for flash-attn, which has to be compiled.
 
     ## What it does
-    Looks for flash-attn in a requirements file, without an address or an index of its own for its wheel.
+    Looks for flash-attn in a requirements file, without a URL or an index of its own for its wheel.
 
     ## Why it is bad
-    The package index has its source only. Compiling takes 20 to 40 minutes, hours without ninja; and its build needs
-    torch, which pip does not show to it: `pip install -r` stops with "No module named 'torch'".
+    The package index has only its source. Compiling takes 20 to 40 minutes, hours without ninja; and its build needs
+    torch, which pip's build isolation hides from it: `pip install -r` stops with "No module named 'torch'".
 
     ## Example
     `flash-attn` or `flash-attn==2.5.8` among the requirements.
 
     ## Fix
-    Take it out and use sdpa, which has a flash kernel of its own in PyTorch; or name a wheel by its address
+    Take it out and use sdpa, which has a flash kernel of its own in PyTorch; or name a wheel by its URL
     (`flash-attn @ https://…`), one for this Python, torch and CUDA.
 
     ## Evidence
@@ -66,5 +66,5 @@ def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding
             field="flash-attn",
             message=f"{stack.said('flash-attn')} has no wheels on the package index: it is compiled for 20 to 40 "
             "minutes, and its build does not find torch",
-            help="take it out and use sdpa, or name a wheel by its address",
+            help="take it out and use sdpa, or name a wheel by its URL",
         )

@@ -61,10 +61,11 @@ def _total_steps(context: LintContext, setup: Setup) -> int | None:
 
 @rule("SCH002", "checkpoint-never-comes", severity="warning")
 def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding]:
-    """Checkpoints and held-out losses are spaced wider than the run is long.
+    """Checkpoints and held-out losses come less often than once per run.
 
     ## What it does
-    Compares `checkpoint.every` with the optimizer steps of the run. Other tools set the two apart: SCH005 and SCH006.
+    Compares `checkpoint.every` with the optimizer steps of the run. Other tools set the two separately: SCH005 and
+    SCH006.
 
     ## Why it is bad
     Until the last step nothing is saved and the held-out loss is never measured: a crash loses everything, and
@@ -96,16 +97,16 @@ def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding
     severity="warning",
 )
 def learning_rate_high(config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """The learning rate is above what pretrained models take.
+    """The learning rate is above what pretrained models tolerate.
 
     ## What it does
     Flags more than 5e-3 for LoRA and more than 1e-4 for full training. Models under 20 million parameters are exempt:
-    the rate a model takes falls as it gets wider (Yang et al. 2022, arXiv 2203.03466), and small ones train well at
+    the rate a model tolerates falls as it gets wider (Yang et al. 2022, arXiv 2203.03466), and small ones train well at
     rates that ruin a large one. So is a model whose size is not known.
 
     ## Why it is bad
     The first steps after warmup destroy what the model knew. The loss often still looks reasonable, because the model
-    learns the training rows' form anew.
+    relearns the form of the training rows.
 
     ## Example
     `adapter.kind: full` with LoRA's customary `learning_rate: 2e-4`.
@@ -137,7 +138,7 @@ def learning_rate_low(config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The learning rate is so low that a LoRA adapter hardly moves.
 
     ## What it does
-    Flags less than 1e-5 for LoRA. Models under 20 million parameters are exempt: their range is another one (SCH003).
+    Flags less than 1e-5 for LoRA. Models under 20 million parameters are exempt: their range differs (SCH003).
 
     ## Why it is bad
     The factor B starts at zero and has to grow before the adapter does anything. At such a rate the run ends first; the
@@ -165,21 +166,21 @@ def learning_rate_low(config: Config, model: ModelFacts) -> Iterator[Finding]:
 
 @rule("SCH005", "eval-never-fires", severity="warning")
 def eval_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The held-out rows are not measured while the run lasts.
+    """The held-out rows are never evaluated during the run.
 
     ## What it does
     In another tool's config: compares the steps between two evaluations with the steps of the run, and looks for
-    held-out rows beside an evaluation that is switched off. SureFit's own config: see SCH002.
+    held-out rows whose evaluation is switched off. SureFit's own config: see SCH002.
 
     ## Why it is bad
-    There is no held-out loss to stop by and none to choose a checkpoint by. Newer releases of transformers measure once
+    There is no held-out loss to stop by or to choose a checkpoint by. Newer releases of transformers evaluate once
     after the last step, older ones not at all.
 
     ## Example
     `eval_steps: 200` in a run of 86 steps.
 
     ## Fix
-    Evaluate some four to ten times per run.
+    Evaluate four to ten times per run.
 
     ## Evidence
     A published report on summarising legal documents evaluated every 200 steps of a run of 86: no evaluation ever ran,
@@ -208,7 +209,7 @@ def save_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """No checkpoint is written before the run is over.
 
     ## What it does
-    In another tool's config: compares the steps between two checkpoints with the steps of the run, where that has at
+    In another tool's config: compares the steps between two checkpoints with the steps of the run, if that has at
     least 50. SureFit's own config: see SCH002.
 
     ## Why it is bad
@@ -218,7 +219,7 @@ def save_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     `save_steps: 500`, the default of transformers, in a run of 86 steps.
 
     ## Fix
-    Save some four times per run.
+    Save about four times per run.
 
     ## Evidence
     The default of `save_steps` is 500 (https://huggingface.co/docs/transformers/main_classes/trainer), and a published
@@ -240,8 +241,8 @@ def best_model_out_of_step(setup: Setup) -> Iterator[Finding]:
     """The best checkpoint is wanted, but checkpoints and evaluations do not coincide.
 
     ## What it does
-    Where the best model is loaded at the end: checks that saving and evaluating follow the same strategy, and that
-    every checkpoint falls on an evaluation.
+    If the best model is loaded at the end, checks that saving and evaluating follow the same strategy, and that every
+    checkpoint falls on an evaluation.
 
     ## Why it is bad
     A checkpoint that was never measured cannot be the best: transformers stops at the start of the run with a
@@ -286,7 +287,7 @@ def two_warmups(setup: Setup) -> Iterator[Finding]:
     Looks for a number of warmup steps beside a share of the run.
 
     ## Why it is bad
-    One of the two has no effect: transformers takes the steps. Whoever changes the share later changes nothing.
+    One of the two has no effect: transformers uses the steps. Changing the share later changes nothing.
 
     ## Example
     `warmup_steps: 100` with `warmup_ratio: 0.03`.
@@ -309,21 +310,21 @@ def two_warmups(setup: Setup) -> Iterator[Finding]:
 
 @rule("SCH009", "patience-never-runs-out", severity="warning")
 def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) -> Iterator[Finding]:
-    """Early stopping is asked for, and the run is measured too seldom for it to stop anything.
+    """Early stopping is requested, but there are too few measurements for it to stop anything.
 
     ## What it does
     Counts the measurements of the run, one per `checkpoint.every` steps, of the held-out loss also one per
-    `train.eval_every` steps, and one at the end. The first sets the best
-    value; `early_stopping_patience` more without a better one have to follow before the last.
+    `train.eval_every` steps, and one at the end. The first sets the best value; `early_stopping_patience` more without
+    a better one have to follow before the last.
 
     ## Why it is bad
-    The run goes to its end whatever is measured, and the config reads as if it would not.
+    The run goes to its end whatever is measured, although the config reads otherwise.
 
     ## Example
     `early_stopping_patience: 3` with `every: auto`: a quarter of the run, so four measurements.
 
     ## Fix
-    Lower `checkpoint.every`, or the patience; of the held-out loss, set `train.eval_every`.
+    Lower `checkpoint.every`, or the patience; for the held-out loss, set `train.eval_every`.
 
     ## Evidence
     The arithmetic. A published report on summarising legal documents evaluated every 200 steps of a run of 86 steps,
@@ -357,8 +358,8 @@ def no_stable_phase(config: Config, resolved: Resolved) -> Iterator[Finding]:
     Counts the steps of the warmup, of the decay and of the run.
 
     ## Why it is bad
-    Warmup, stable, decay without the middle is a triangle: the rate is at its peak for one step. The decay is cut to
-    what the warmup leaves, so the config does not say what happens. (A warmup as long as the run: SCH001.)
+    Warmup, stable, decay without the middle is a triangle: the rate is at its peak for one step. The decay is shortened
+    to what the warmup leaves, so the config does not say what happens. (A warmup as long as the run: SCH001.)
 
     ## Example
     `schedule: wsd` with `decay: 500` in a run of 300 steps.

@@ -18,7 +18,7 @@ def secret_in_config(config: Config) -> Iterator[Finding]:
     ## What it does
     Compares every text in the config with the shapes of keys of the Hugging Face hub, OpenAI, GitHub, AWS and others,
     and with the tokens in the environment; looks for passwords in addresses (`https://user:password@host`,
-    `?api_key=…`) and behind names (`WANDB_API_KEY=…`). The value itself is never printed.
+    `?api_key=…`) and after names (`WANDB_API_KEY=…`). The value itself is never printed.
 
     ## Why it is bad
     Configs are committed, copied into run directories and reports, and sent to colleagues. A key in them is public.
@@ -27,7 +27,7 @@ def secret_in_config(config: Config) -> Iterator[Finding]:
     `data.train: https://user:hf_…@huggingface.co/datasets/owner/name`.
 
     ## Fix
-    Revoke the key, make a new one, and put that into the environment or a `.env` file: `HF_TOKEN=…`.
+    Revoke the key, create a new one, and put that into the environment or a `.env` file: `HF_TOKEN=…`.
 
     ## Evidence
     Meli et al. 2019 ("How Bad Can It Git?"): over 100,000 public repositories hold secrets, and thousands of new ones

@@ -21,7 +21,7 @@ CPUS_PER_PROCESS = 2
 
 @rule("SLM001", "space-after-backslash", severity="error")
 def space_after_backslash(job: JobScript) -> Iterator[Finding]:
-    """A continued line does not continue: something follows its backslash.
+    """A line does not continue, because something follows its backslash.
 
     ## What it does
     Looks for lines that end in a backslash and a space, or in a backslash and a comment.
@@ -68,8 +68,8 @@ def processes_are_not_gpus(job: JobScript) -> Iterator[Finding]:
     One process per GPU: `--nproc_per_node=$SLURM_GPUS_ON_NODE`.
 
     ## Evidence
-    A published function-calling project had to mend how its job counted GPUs. huggingface/accelerate#2521: an example
-    of accelerate itself took the number per node for the total.
+    A published function-calling project had to fix how its job counted GPUs. huggingface/accelerate#2521: one of
+    accelerate's own examples mistook the number per node for the total.
     """
     launch, gpus = job.launch, job.gpus_per_node
     if launch is None or not gpus or launch.multiplied or (launch.processes or 0) % (launch.machines or 1):
@@ -92,7 +92,7 @@ def launcher_in_every_task(job: JobScript) -> Iterator[Finding]:
     """Every task of a node starts a launcher, and every launcher starts processes for all GPUs.
 
     ## What it does
-    Multiplies the tasks that srun starts on a node with the processes that torchrun, accelerate or deepspeed start.
+    Multiplies the tasks that srun starts on a node by the processes that torchrun, accelerate or deepspeed start.
 
     ## Why it is bad
     Four tasks with four processes each are sixteen processes on four GPUs. They fight for the port ("address already in
@@ -154,13 +154,13 @@ def too_few_cpus(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM005", "no-signal-before-the-limit", severity="info")
 def no_signal_before_the_limit(job: JobScript) -> Iterator[Finding]:
-    """The job is not told before its time is up.
+    """The job gets no signal before its time is up.
 
     ## What it does
     Looks for `--signal` in a training job with a time limit of an hour or more.
 
     ## Why it is bad
-    At the limit SLURM sends SIGTERM and, as a rule 30 seconds later, SIGKILL: too short to save a large model. What was
+    At the limit SLURM sends SIGTERM and, by default 30 seconds later, SIGKILL: too soon to save a large model. What was
     trained since the last checkpoint is lost, or the checkpoint is cut short.
 
     ## Example
@@ -191,7 +191,7 @@ def master_on_localhost(job: JobScript) -> Iterator[Finding]:
     Looks for localhost or 127.0.0.1 as the meeting point in a job of more than one node.
 
     ## Why it is bad
-    localhost is another machine on every node: each waits for the others at its own door until the time-out.
+    localhost is a different machine on every node: each waits for the others on itself until the timeout.
 
     ## Example
     `export MASTER_ADDR=localhost` in a job with `--nodes=2`.
@@ -209,7 +209,7 @@ def master_on_localhost(job: JobScript) -> Iterator[Finding]:
             yield Finding(
                 path=job.path,
                 line=line,
-                message=f"{name} is {address}, and the job has {job.nodes} nodes: each would wait at itself",
+                message=f"{name} is {address}, and the job has {job.nodes} nodes: each would wait on itself",
                 help='name the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             )
             return
@@ -229,11 +229,11 @@ def _addresses(job: JobScript) -> Iterator[tuple[str, str, int]]:
 
 @rule("SLM007", "launch-misses-nodes", severity="error")
 def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
-    """The launch is not made for the nodes that the job has.
+    """The launch does not match the nodes that the job has.
 
     ## What it does
     In a job of several nodes: looks for anything that starts processes on the others (srun, mpirun, ssh…), and compares
-    the number of machines that torchrun or accelerate is told with that of the nodes.
+    the number of machines given to torchrun or accelerate with that of the nodes.
 
     ## Why it is bad
     A batch script runs on the first node only: without srun the others stay idle, and the launcher waits for them. With
@@ -272,7 +272,7 @@ def option_after_a_command(job: JobScript) -> Iterator[Finding]:
     """An #SBATCH line comes after the first command and is not read.
 
     ## What it does
-    Looks for #SBATCH lines below the first line that is no comment.
+    Looks for #SBATCH lines below the first line that is not a comment.
 
     ## Why it is bad
     sbatch stops reading options there and says nothing: the job gets the cluster's default instead.
@@ -303,7 +303,7 @@ def dos_line_breaks(job: JobScript) -> Iterator[Finding]:
     Looks for carriage returns at the ends of lines.
 
     ## Why it is bad
-    sbatch refuses the script; bash would take the carriage return for a part of the last word of every line.
+    sbatch refuses the script; bash would take the carriage return as part of the last word of every line.
 
     ## Example
     A script edited on Windows and copied to the cluster.
@@ -336,7 +336,7 @@ def port_is_fixed(job: JobScript) -> Iterator[Finding]:
     `export MASTER_PORT=29500` in a job with one of a node's four GPUs, submitted twice.
 
     ## Fix
-    `torchrun --standalone` on one node, or a port made of the job's number.
+    `torchrun --standalone` on one node, or a port derived from the job's number.
 
     ## Evidence
     TorchDR/TorchDR#249, m2lines/Samudra#805.

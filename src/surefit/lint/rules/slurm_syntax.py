@@ -17,14 +17,14 @@ OLD_GPUS = (
 
 @rule("SLM011", "directive-not-understood", severity="error")
 def directive_not_understood(job: JobScript) -> Iterator[Finding]:
-    """An #SBATCH line that sbatch refuses, or does not take for one.
+    """An #SBATCH line that sbatch refuses, or does not recognise.
 
     ## What it does
     Reads the directives by sbatch's own syntax: names of options, times, memory, counts, generic resources; looks for
-    lines that are meant as a directive and are a comment (`# SBATCH`, `#SBATCH--time`), and for the shebang.
+    lines that are meant as a directive but are a comment (`# SBATCH`, `#SBATCH--time`), and for the shebang.
 
     ## Why it is bad
-    sbatch refuses the job; or it passes over the line, and the job gets the cluster's default.
+    sbatch refuses the job; or it ignores the line, and the job gets the cluster's default.
 
     ## Example
     `#SBATCH --time=24h`, `#SBATCH --mem=64 GB`, `#SBATCH --ntask-per-node=1`.
@@ -42,7 +42,7 @@ def directive_not_understood(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM012", "variable-in-a-directive", severity="warning")
 def variable_in_a_directive(job: JobScript) -> Iterator[Finding]:
-    """A shell variable in an #SBATCH line, where nothing replaces it.
+    """A shell variable in an #SBATCH line, where nothing expands it.
 
     ## What it does
     Looks for `$NAME`, `$(…)` and backticks in directives.
@@ -64,22 +64,22 @@ def variable_in_a_directive(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=line,
-            message=f"{name} in an #SBATCH line stays as it stands: sbatch replaces no variables",
+            message=f"{name} in an #SBATCH line is taken literally: sbatch expands no variables",
             help="write the value, or give the option to sbatch on the command line",
         )
 
 
 @rule("SLM013", "rank-in-the-batch-shell", severity="warning")
 def rank_in_the_batch_shell(job: JobScript) -> Iterator[Finding]:
-    """The batch script sets a process's rank, for all of them.
+    """The batch script sets one rank for all processes.
 
     ## What it does
     Looks for RANK, LOCAL_RANK, NODE_RANK, MACHINE_RANK, SLURM_PROCID and the like that are set outside the command that
     srun starts.
 
     ## Why it is bad
-    The batch script runs once, on the first node: every process gets the same rank, and they wait for those that never
-    come, or fight for one place.
+    The batch script runs once, on the first node: every process gets the same rank, and they wait for others that never
+    come, or compete for one place.
 
     ## Example
     `export NODE_RANK=$SLURM_NODEID` above `srun torchrun --node_rank=$NODE_RANK …`: it is 0 on every node.
@@ -110,7 +110,7 @@ def python_behind_a_launcher(job: JobScript) -> Iterator[Finding]:
     Looks for `python` between torchrun, `accelerate launch` or deepspeed and the script.
 
     ## Why it is bad
-    The launcher starts Python itself and takes the next word for a file: "can't open file 'python'".
+    The launcher starts Python itself and takes the next word as a file: "can't open file 'python'".
 
     ## Example
     `torchrun --nproc_per_node=4 python train.py`.
@@ -132,7 +132,7 @@ def python_behind_a_launcher(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM015", "no-bf16-on-the-node", severity="error")
 def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
-    """The job asks for GPUs that do not multiply bf16, and for bf16.
+    """The job asks for bf16, and for GPUs that do not support it.
 
     ## What it does
     Compares the type of GPU in `--gres`, `--gpus` or `--constraint` with `--mixed_precision bf16` or `--bf16` of the
@@ -146,7 +146,7 @@ def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
     `#SBATCH --gres=gpu:v100:4` and `accelerate launch --mixed_precision bf16 train.py`.
 
     ## Fix
-    fp16, or GPUs from Ampere on.
+    Use fp16, or GPUs from Ampere on.
 
     ## Evidence
     A published report on LLM ranking on two T4 with "bf16 compute" took 16 seconds per iteration.
@@ -167,7 +167,7 @@ def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM016", "port-not-usable", severity="error")
 def port_not_usable(job: JobScript) -> Iterator[Finding]:
-    """The processes are to meet at a port that nobody may open.
+    """The processes are to meet at a port that they cannot open.
 
     ## What it does
     Looks for MASTER_PORT, `--master_port`, `--main_process_port` or the port of `--rdzv_endpoint` below 1,024 or above
@@ -175,13 +175,13 @@ def port_not_usable(job: JobScript) -> Iterator[Finding]:
 
     ## Why it is bad
     Ports go up to 65,535, and those below 1,024 belong to the system: the first process stops at once, and the others
-    wait for it until the time-out.
+    wait for it until the timeout.
 
     ## Example
     `export MASTER_PORT=295000`.
 
     ## Fix
-    A port from 1,024 to 65,535, as 20,000 + the job's number modulo 20,000.
+    Use a port from 1,024 to 65,535, such as 20,000 + the job's number modulo 20,000.
 
     ## Evidence
     ip(7): "The port numbers below 1024 are called privileged ports".

@@ -85,7 +85,7 @@ def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> 
 
 @rule("STK002", "protobuf-conflict", severity="warning")
 def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """The tracker was generated for another protobuf than the installed one.
+    """The tracker's code was generated for a different protobuf from the installed one.
 
     ## What it does
     Compares protobuf with what the trackers of the run ask for in their metadata; in a requirements file with what the
@@ -116,17 +116,17 @@ def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFa
 
     ## What it does
     Looks for flash-attn (flash-attn-3 for version 3), or for `kernels`, from which transformers takes a substitute:
-    SureFit does not, because it would be downloaded without a word.
+    SureFit does not, because it would be downloaded silently.
 
     ## Why it is bad
-    Loading the model stops with an ImportError. Installing the package is no quick remedy: it has no wheels on PyPI,
+    Loading the model stops with an ImportError. Installing the package is not a quick fix: it has no wheels on PyPI,
     and compiling it takes 20 to 40 minutes, hours without ninja.
 
     ## Example
     `attn_implementation: flash_attention_2` in a fresh environment.
 
     ## Fix
-    Take sdpa, which has a flash kernel of its own in PyTorch, or `pip install kernels` for a compiled one.
+    Use sdpa, which has a flash kernel of its own in PyTorch, or `pip install kernels` for a compiled one.
 
     ## Evidence
     A published report on distilling a model to math and code waited 20 to 40 minutes for it, or failed;
@@ -148,15 +148,15 @@ def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFa
 
 @rule("STK004", "torch-trio-mismatch", severity="warning")
 def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """Torchvision or torchaudio was built for another torch.
+    """Torchvision or torchaudio was built for a different torch.
 
     ## What it does
-    Compares what their metadata ask of torch, and the build tags (+cpu, +cu130) where both have one. In a requirements
+    Compares what their metadata require of torch, and the build tags (+cpu, +cu130) if both have one. In a requirements
     file: torchvision 0.N goes with torch 2.(N-15), torchaudio 2.N with torch 2.N.
 
     ## Why it is bad
     Their compiled operators do not load: "operator torchvision::nms does not exist". Older releases of transformers
-    import torchvision where it is installed, and fail with it; newer ones go on without.
+    import torchvision if it is installed, and fail with it; newer ones continue without it.
 
     ## Example
     torch 2.13.0 was upgraded alone, and torchvision 0.20.1 asks for torch==2.5.1.
@@ -165,8 +165,8 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
     Install the three together from one index, or uninstall torchvision and torchaudio: text models need neither.
 
     ## Evidence
-    meta-llama/llama-cookbook#710, pytorch/vision#8985. Measured: transformers 5.23 takes a torchvision that fails to
-    import for one that is not there.
+    meta-llama/llama-cookbook#710, pytorch/vision#8985. Measured: transformers 5.23 treats a torchvision that fails to
+    import as one that is not installed.
     """
     if not _uses(context, setup, stack):
         return
@@ -187,11 +187,11 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
 
 @rule("STK005", "library-skew", severity="warning")
 def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """The installed libraries ask for other versions of each other.
+    """The installed libraries require other versions of each other.
 
     ## What it does
     Compares transformers, peft, accelerate, datasets, tokenizers and huggingface-hub (and trl, where another tool is
-    used) with what each asks of the others in its own metadata. No table of ours is involved.
+    used) with what each requires of the others in its own metadata. No table of ours is involved.
 
     ## Why it is bad
     transformers refuses to be imported; the others fail later, at an argument or an import that moved.
@@ -310,7 +310,7 @@ def liger_on_cpu(setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
 
 @rule("STK009", "mlflow-twin-missing", severity="error")
 def mlflow_twin_missing(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """MLflow is installed without the half that it is made of.
+    """MLflow is installed without a matching mlflow-skinny, which it is built on.
 
     ## What it does
     Compares mlflow-skinny with what the installed mlflow asks for, when the run logs to MLflow.
@@ -363,7 +363,7 @@ def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) 
 
 @rule("STK011", "decoding-library-unfit", severity="info")
 def decoding_library_unfit(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """A library for constrained decoding is installed that does not do what it is there for.
+    """An installed library for constrained decoding does not do its job.
 
     ## What it does
     Looks for lm-format-enforcer up to 0.11.3 beside transformers 5, and for outlines; not where vllm brought them.
@@ -402,7 +402,7 @@ def outside_the_tested_range(context: LintContext, setup: Setup, stack: StackFac
     Compares the installed versions with the ranges that SureFit itself asks for.
 
     ## Why it is bad
-    It may well work. Only nobody has looked: an argument that moved would stop the run, a changed default would not.
+    It may well work, but nobody has tested it: a renamed argument would stop the run, a changed default would not.
 
     ## Example
     torch 2.15 where the tests ran up to 2.13.
@@ -456,7 +456,7 @@ def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: St
     """An 8-bit or paged optimizer is asked for, and bitsandbytes is not installed.
 
     ## What it does
-    Looks for bitsandbytes where the optimizer is one of its own.
+    Looks for bitsandbytes if the optimizer is one of its own.
 
     ## Why it is bad
     The run stops when the optimizer is made, after the model has been loaded.

@@ -13,15 +13,15 @@ from surefit.lint.rule import Finding, LintContext, rule
 
 @rule("TRK001", "tracker-would-prompt", severity="warning")
 def tracker_would_prompt(context: LintContext, setup: Setup, environment: EnvironmentFacts) -> Iterator[Finding]:
-    """A tracker that asks who logs is to be used, and nobody is logged in.
+    """A tracker that needs a login is to be used, and nobody is logged in.
 
     ## What it does
     Where a config names such a tracker (wandb): looks for a key or a mode (`WANDB_API_KEY`, `WANDB_MODE`, a login in
-    `~/.netrc`) on this machine and in the batch script. Another tool's config is judged where that tool is installed:
-    elsewhere it is trained on another machine.
+    `~/.netrc`) on this machine and in the batch script. Another tool's config is judged only if that tool is installed:
+    otherwise it is trained on another machine.
 
     ## Why it is bad
-    At a terminal the run waits at a question until somebody answers; in a batch job it stops with "api_key not
+    At a terminal the run waits at a prompt until somebody answers; in a batch job it stops with "api_key not
     configured (no-tty)" after the model was loaded. SureFit itself never asks: it stops before the model is loaded.
 
     ## Example
@@ -95,7 +95,7 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
 
     ## Why it is bad
     transformers' Trainer stops with a RuntimeError when it is made, after the model was loaded. SureFit stops before
-    that, and still nothing was trained.
+    that, but nothing is trained either way.
 
     ## Example
     `telemetry.tensorboard: true` without the package tensorboard.
