@@ -89,17 +89,17 @@ def _rows(code: str, ones: Iterable[Trait], others: Iterable[Trait], why: str, i
     yield from (Conflict(one, other, why, instead, code) for one in ones for other in others)
 
 
-NOT_PROVED = "that it trains what one process trains has not been proved"
+NOT_PROVED = "the result has not been proved to equal a single process's"
 WHOLE = "parallel.mode: ddp"
 CONFLICTS: tuple[Conflict, ...] = (
-    *_rows("PAR009", ["fsdp"], QUANTIZED, "the scales of quantised weights are kept beside them", WHOLE),
+    *_rows("PAR009", ["fsdp"], QUANTIZED, "the scales of quantised weights are stored separately", WHOLE),
     *_rows("PAR009", ["zero3"], QUANTIZED, "quantised weights lose their scales when they are cut up",
            "parallel.mode: zero2 or ddp"),
-    *_rows("PAR009", ["tp"], QUANTIZED, "the blocks of quantised weights run across the edges of slices",
+    *_rows("PAR009", ["tp"], QUANTIZED, "the blocks of quantised weights cross the edges of slices",
            "parallel.mode: pp or ddp"),
     *_rows("PAR012", ["fsdp"], BITSANDBYTES, "the optimizers of bitsandbytes cannot update shards", WHOLE),
     *_rows("PAR012", ZERO, NOT_ADAMW,
-           "DeepSpeed shares out the state of torch's AdamW, and of no other optimizer", WHOLE),
+           "DeepSpeed shards the state of torch's AdamW, and of no other optimizer", WHOLE),
     *_rows("PAR012", ["tp"], BITSANDBYTES, "it cannot update matrices that several processes share",
            "another parallel.mode"),
     *_rows("PAR012", ["zero3"], ["fused LoRA"],
@@ -108,7 +108,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("PAR012", ["zero2", "zero3", "tp", "pp", "cp", "shared tokens"], ["fused kernels"], NOT_PROVED),
     *_rows("PAR012", ["zero3"], ["compiled layers"], "they leave out the hooks with which zero3 gathers weights"),
     *_rows("PAR012", ["tp"], ["compiled layers"], NOT_PROVED),
-    *_rows("PAR012", ["pp"], ["compiled layers"], "torch cannot trace what leaves out other stages' layers"),
+    *_rows("PAR012", ["pp"], ["compiled layers"], "torch cannot trace the code that skips other stages' layers"),
     *_rows("PAR012", ["shared tokens"], ["NEFTune"],
            "its noise depends on the length of a document, of which each process has a part"),
     *_rows("PAR012", ["tp"], ["NEFTune"], "the embeddings that it adds noise to are shared"),
@@ -122,7 +122,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("ADP006", [*ZERO, "tp", "pp"], ["DoRA"], NOT_PROVED, "parallel.mode: ddp or fsdp"),
     *_rows("ADP006", ["shared tokens"], ["DoRA"], NOT_PROVED, "parallel.cp: 1"),
     *_rows("ADP009", ["experts"], ["dropout"],
-           "an expert's factors are added to its weights, which leaves no input of theirs to drop from"),
+           "an expert's factors are added to its weights, which leaves no input to apply dropout to"),
     *_rows("ADP009", ["DoRA"], ["experts"], "PEFT's DoRA has no magnitudes for stacks of experts",
            "adapter.use_dora: false"),
     *_rows("ADP009", QUANTIZED, ["experts"], "the experts are not quantised, and " + NOT_PROVED,

@@ -40,7 +40,7 @@ def combine(
         adapter = read_adapter(path)
         if adapter.wrapped:
             raise GateError(
-                "it has factors beside experts, and that PEFT combines such has not been proved",
+                "it has factors for experts, which PEFT has not been proved to combine",
                 path=path,
                 help="combine adapters of linear layers, or merge one after the other",
             )

@@ -258,7 +258,7 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
     base: Any = module.base_layer if isinstance(module, LoraLayer) else module
     if type(base) is not torch.nn.Linear:
         raise ModelError(
-            f"{name} is a {type(base).__name__}: the blocks of quantised weights run across the edges of slices",
+            f"{name} is a {type(base).__name__}: the blocks of quantised weights cross the edges of slices",
             field="model.quantization",
             help="set model.quantization: none, or parallel.mode: ddp or pp",
         )

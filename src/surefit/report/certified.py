@@ -115,11 +115,8 @@ def _into(certificate: Certificate) -> list[str]:
     said = []
     if certificate.quantization != "none":
         said.append(
-            f"It was trained on a base in {certificate.quantization}, "
-            f"and merged into the {certificate.into} weights."
+            f"It was trained on a base in {certificate.quantization}, and merged into the {certificate.into} weights."
         )
     if certificate.base_recorded is False:
-        said.append(
-            "The adapter does not say which base it was trained on: that the base is right is an assumption."
-        )
+        said.append("The adapter does not say which base it was trained on: that the base is right is an assumption.")
     return said

@@ -196,7 +196,7 @@ def test_a_stack_without_factors_is_refused_by_name(tmp_path, tiny_tokenizer, ro
 def test_adapters_of_experts_are_not_combined(tmp_path, tiny_tokenizer):
     folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[DOWN])
     streamed = FromFiles(ModelSection(name_or_path=str(folder / "base"), dtype="float32"), folder / "base", "cpu")
-    with pytest.raises(GateError, match="beside experts"):
+    with pytest.raises(GateError, match="factors for experts"):
         combine(streamed, [(folder / "adapter", 0.5), (folder / "adapter", 0.5)], "cat", tmp_path / "out")
 
 
