@@ -99,7 +99,7 @@ def test_its_error_says_recipe_line_and_row(home: Home, mistake: tuple[str, str]
     assert said["message"] == message.format(line)
     place = f"{said['path']}:{said['line']}" if said["line"] else said["path"]
     assert place.endswith(f"rows.jsonl:{row}")
-    assert "mend the recipe" in said["help"]
+    assert "fix the recipe" in said["help"]
 
 
 def test_every_verb_that_reads_rows_says_it(home: Home) -> None:

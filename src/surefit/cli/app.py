@@ -422,10 +422,10 @@ def demo(
 @app.command()
 def doctor(
     file: Annotated[Path | None, typer.Argument(help="With --fix-script: write it here, not to stdout.")] = None,
-    fix_script: Annotated[bool, typer.Option("--fix-script", help="Write the commands that mend it.")] = False,
+    fix_script: Annotated[bool, typer.Option("--fix-script", help="Write the commands that fix it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Look at this machine: what is there, what is wrong, how to mend it."""
+    """Look at this machine: what is there, what is wrong, how to fix it."""
     finish(as_json, lambda out: _cli("info").doctor(out, fix_script, file))
 
 

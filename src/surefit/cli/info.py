@@ -44,7 +44,7 @@ def hand_over(out: Output, config: str, output: Path | None) -> None:
 
 
 def doctor(out: Output, script: bool = False, script_file: Path | None = None) -> int:
-    """What this machine has, and what is wrong with it; with `script`, the commands that mend it."""
+    """What this machine has, and what is wrong with it; with `script`, the commands that fix it."""
     from surefit.doctor.probes import probe_all
     from surefit.doctor.script import fix_script
 

@@ -169,7 +169,7 @@ def _submit_next(path: Path, stage: str, before: Sequence[Mapping[str, Any]]) ->
         raise MachineError(
             error.message,
             path=error.path,
-            help=f"queued before it: {queued} (`scancel {queued}` takes that back); mend it, and add the rest with "
+            help=f"queued before it: {queued} (`scancel {queued}` takes that back); fix it, and add the rest with "
             f"`surefit slurm CONFIG --stage {stage} --submit`, which waits for what is queued",
         ) from error
 

@@ -10,7 +10,7 @@ from surefit.core.env import redact
 from surefit.doctor.probe import Probe
 
 HEADER = """\
-# Written by `surefit doctor --fix-script`: the commands that mend what it found, each below its reason.
+# Written by `surefit doctor --fix-script`: the commands that fix what it found, each below its reason.
 # Read it first. Then run it in the shell that will train, because some lines set variables of that shell:
 #     source FILE
 """
@@ -31,7 +31,7 @@ def fix_script(probes: Iterable[Probe], interpreter: str = sys.executable) -> st
         command = f"{shlex.quote(interpreter)} -m {probe.fix}" if probe.fix.startswith("pip ") else probe.fix
         lines.append(f"{command}\n" if probe.is_command else f"#   by hand: {_one_line(probe.fix)}\n")
     if len(lines) == 2:
-        lines.append("# Nothing to mend.\n")
+        lines.append("# Nothing to fix.\n")
     return "\n".join(lines)
 
 

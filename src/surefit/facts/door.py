@@ -145,7 +145,7 @@ def wrong_patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            yield key, f"{pattern!r:.60} is no regular expression: {error}", "mend it"
+            yield key, f"{pattern!r:.60} is not a regular expression: {error}", "fix it"
             continue
         if len(pattern) > 20_000 or _REPEATED_GROUP.search(pattern):
             problem = f"{pattern!r:.60} repeats a repetition: matching it may never end"

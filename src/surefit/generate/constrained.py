@@ -96,7 +96,7 @@ class Compiler:
         except (ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"the {grammar.kind} grammar cannot be compiled: {str(error).strip().splitlines()[-1]}",
-                help=f"mend it in the recipe; it begins {source[:80]!r}",
+                help=f"fix it in the recipe; it begins {source[:80]!r}",
             ) from error
 
 

@@ -143,7 +143,7 @@ def _verdict(
     if next(iter(causes.values()), None) == EXIT_SHORT:
         return EXIT_SHORT
     of_itself = {rank: code for rank, code in causes.items() if code != EXIT_SHORT}
-    help_text = f"mend the cause, then continue {where} with: {resume_command}"
+    help_text = f"fix the cause, then continue {where} with: {resume_command}"
     for rank, code in of_itself.items():
         if code < 0:
             name = signal.Signals(-code).name

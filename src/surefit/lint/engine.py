@@ -118,7 +118,7 @@ def _without_effect(ran: Mapping[str, Rule], reasons: Iterable[str], used: Conta
             message, help_text = f"{what} is ignored, and finds nothing here", f"remove {code} from lint.ignore"
         else:
             message = f"{what} cannot be ignored: what it finds stops the run all the same"
-            help_text = f"mend what {code} finds, and remove it from lint.ignore"
+            help_text = f"fix what {code} finds, and remove it from lint.ignore"
         yield Finding(f"lint.ignore.{code}", message, help_text, fix=Fix(f"lint.ignore.{code}", None))
 
 

@@ -28,7 +28,7 @@ def guarded(recipe: TaskRecipe, ours: bool) -> TaskRecipe:
     """The same recipe, whose functions raise `RecipeError` in place of whatever else escapes them.
 
     Args:
-        ours: it comes with SureFit, so that a failure is a bug of SureFit and not the user's to mend.
+        ours: it comes with SureFit, so that a failure is a bug of SureFit and not the user's to fix.
     """
     changed: dict[str, Any] = {
         name: _guarded(getattr(recipe, name), recipe.name, name, ours)
@@ -90,7 +90,7 @@ def _error(problem: str, arguments: Sequence[Any], ours: bool) -> RecipeError:
         field="recipe",
         help="this is a bug in SureFit, please report it with the row"
         if ours
-        else "mend the recipe, or the row if that is wrong: to_example refuses a row with DataError, parse returns "
+        else "fix the recipe, or the row if that is wrong: to_example refuses a row with DataError, parse returns "
         "None for what is no answer, and score gives that zeros",
     )
     if ours:
