@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +14,8 @@ from tests.cli.conftest import Surefit
 
 from surefit.cli.annotations import github, sarif
 from surefit.core.rundir import read_json
+from surefit.core.units import GIB
+from surefit.facts import hardware, stack
 
 
 @pytest.fixture
@@ -265,3 +268,30 @@ def test_fix_does_not_touch_the_record_of_a_run(surefit: Surefit, config: Path) 
     Path("runs/one/events.jsonl").write_text("")
     answer = surefit("check", "runs/one", "--fix")
     assert (answer.code, "the record of a run" in answer.text) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (None, "fused kernels need liger-kernel>=0.8.5,<0.9, and it is not installed"),
+        ("0.7.0", "fused kernels need liger-kernel>=0.8.5,<0.9, and liger-kernel 0.7.0 is installed"),
+        ("0.8.7", None),
+    ],
+)
+def test_fused_kernels_without_their_extra_stop_a_run_before_it_starts(
+    surefit: Surefit, config: Path, version: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = stack.stack_facts()
+    versions = {name: each for name, each in {**here.versions, "liger-kernel": version}.items() if each}
+    monkeypatch.setattr(stack, "stack_facts", lambda: replace(here, versions=versions))
+    card = hardware.DetectedGpu("NVIDIA A100-SXM4-80GB", 80 * GIB, (8, 0), "580.00")
+    monkeypatch.setattr(hardware, "detect_gpus", lambda: [card])
+    monkeypatch.setattr(hardware, "torch_is_cpu_build", lambda: False)
+    config.write_text(config.read_text() + "speed: {kernels: true}\n")
+    found = [each for each in surefit("check", config, "--json").json["findings"] if each["code"] == "CFG008"]
+    assert [each["message"] for each in found] == ([said] if said else [])
+    if said:
+        stopped = surefit("train", config)
+        assert (stopped.code, f"error[CFG008] speed.kernels: {said}" in stopped.text) == (1, True), stopped.text
+        assert "surefit[kernels]" in stopped.text
+        assert not Path("runs").exists()

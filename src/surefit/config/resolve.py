@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -324,10 +325,22 @@ def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
     return True, "norms, rope and gated MLPs in fewer passes over the activations"
 
 
+KERNEL_PACKAGES = {"liger-kernel": ">=0.8.5,<0.9", "triton": ">=3.6"}
+"""What fused kernels need, as the extra `kernels` has it."""
+
+
 def missing_for_kernels() -> str | None:
-    """The first package that fused kernels need and that is not installed."""
-    needed = {"liger-kernel": "liger_kernel", "triton": "triton"}
-    return next((package for package, module in needed.items() if find_spec(module) is None), None)
+    """The first requirement of fused kernels that is not installed, as pip takes it, such as "triton>=3.6"."""
+    from packaging.specifiers import SpecifierSet
+
+    for package, wanted in KERNEL_PACKAGES.items():
+        try:
+            fits = SpecifierSet(wanted).contains(version(package), prereleases=True)
+        except PackageNotFoundError:  # a GPU's nightly torch brings Triton under other names
+            fits = package == "triton" and find_spec("triton") is not None
+        if not fits:
+            return package + wanted
+    return None
 
 
 def _decide_tiled_mlp(config: Config, hardware: HardwareLike) -> tuple[bool, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,15 @@ import pytest
 
 from surefit.config.load import Loaded, load_config, parse_yaml
 from surefit.config.memory import CHECKPOINTING, MICRO, TILED, Needed
-from surefit.config.resolve import leaves, one_line_yaml, resolve, total_steps, write_resolved
+from surefit.config.resolve import (
+    KERNEL_PACKAGES,
+    leaves,
+    missing_for_kernels,
+    one_line_yaml,
+    resolve,
+    total_steps,
+    write_resolved,
+)
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.units import GIB
@@ -104,6 +114,30 @@ def test_kernels_are_taken_where_they_can_be(
     resolved = resolve(loaded(tmp_path, *overrides), Model(), hardware, 3000)
     assert resolved.config.speed.kernels is (reason is None)
     assert (reason or "in fewer passes") in resolved.provenance["speed.kernels"].detail
+
+
+@pytest.mark.parametrize(
+    ("installed", "missing"),
+    [
+        ({"liger-kernel": "0.8.5", "triton": "3.9.0"}, None),
+        ({"liger-kernel": "0.8.9", "triton": "3.6.0+git1"}, None),
+        ({"liger-kernel": "0.7.0", "triton": "3.9.0"}, "liger-kernel>=0.8.5,<0.9"),
+        ({"triton": "3.9.0"}, "liger-kernel>=0.8.5,<0.9"),
+    ],
+)
+def test_kernels_need_the_releases_that_the_extra_names(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], missing: str | None
+) -> None:
+    def version(package: str) -> str:
+        if package not in installed:
+            raise PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr("surefit.config.resolve.version", version)
+    assert missing_for_kernels() == missing
+    extra = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
+    named = extra["project"]["optional-dependencies"]["kernels"]
+    assert {package + wanted for package, wanted in KERNEL_PACKAGES.items()} == set(named)
 
 
 @pytest.mark.parametrize(("missing", "mode"), [(None, "ddp"), ("triton", "fsdp")])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from surefit.config.resolve import KERNEL_PACKAGES
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, MachineError, ModelError, did_you_mean
+from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
+from surefit.facts.stack import StackFacts
 from surefit.lint.engine import all_rules
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 
@@ -235,3 +238,37 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
                 help="write true" if dotted == "train.gradient_checkpointing" else "take it out",
                 fix=Fix(dotted, True if dotted == "train.gradient_checkpointing" else None),
             )
+
+
+@rule("CFG008", "fused-kernels-not-there", severity="error")
+def fused_kernels_not_there(
+    config: Config, setup: Setup, hardware: HardwareFacts, stack: StackFacts
+) -> Iterator[Finding]:
+    """Fused kernels are asked for, and what they need is not installed.
+
+    ## What it does
+    Looks, on a machine with a GPU, for `speed.kernels: true` without Liger, or with another release of it than the extra
+    `kernels` asks for: SureFit calls functions of it that no public interface promises.
+
+    ## Why it is bad
+    Training stops once the model is loaded.
+
+    ## Example
+    `speed.kernels: true` after `pip install surefit`, or beside the Liger that another tool has brought.
+
+    ## Fix
+    `pip install "surefit[kernels]"`, or leave it at auto, which trains without them where Liger is missing.
+
+    ## Evidence
+    `auto` asks for the same releases; `surefit doctor` names those that are here.
+    """
+    package, wanted = "liger-kernel", KERNEL_PACKAGES["liger-kernel"]
+    asked = setup.tool == "surefit" and config.speed.kernels is True
+    here = hardware.kind == "cuda" and hardware.source == "detected"
+    if asked and here and not (package in stack.versions and stack.allows(package, wanted)):
+        found = f"{package} {stack.versions[package]} is" if package in stack.versions else "it is not"
+        yield Finding(
+            field="speed.kernels",
+            message=f"fused kernels need {package}{wanted}, and {found} installed",
+            help='pip install "surefit[kernels]"; or leave it at auto',
+        )
