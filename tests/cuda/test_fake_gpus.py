@@ -20,7 +20,7 @@ from cuda_without_gpu import tensors_of_gpus
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_conditions import Params, select_sdp_backend
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GptOssConfig, LlamaConfig, LlamaForCausalLM
 from transformers.integrations import sdpa_attention
 
 from surefit.config.load import load_text
@@ -258,6 +258,26 @@ def test_the_plan_runs_the_same_kernels(capability: Any, dtype: torch.dtype) -> 
     assert planned(setting_of(capability, dtype)) == {expected}
     assert planned(setting_of(capability, dtype, padded=True)) == {"math" if expected == "math" else "efficient"}
     assert planned(setting_of(capability, dtype, packed=True)) == {"varlen" if expected == "flash" else expected}
+
+
+GPT_OSS = GptOssConfig(
+    vocab_size=128, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=HEADS,
+    num_key_value_heads=KEYS, head_dim=32, num_local_experts=2, num_experts_per_tok=1, sliding_window=16,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(GPUS[0], torch.float16), (GPUS[-1], torch.bfloat16)], ids=str)
+def test_sinks_are_planned_in_the_kernel_where_it_runs(capability: Any, dtype: torch.dtype) -> None:
+    """Elsewhere in the formula, which has no kernel of its own."""
+    flash = EXPECTED[capability, dtype][0] == "flash"
+    found = planned(setting_of(capability, dtype, packed=True, config=GPT_OSS))
+    assert found == ({"varlen"} if flash else set())
+    held = [
+        simulate(setting_of(capability, dtype, packed=True, rows=1, length=length, config=GPT_OSS), merge=False)
+        for length in (512, 2048)
+    ]
+    short, long = (each.terms["activations"] for each in held)
+    assert (long < 4.5 * short) == flash, "logits of all pairs of positions grow sixteenfold"
 
 
 H100_CONFIG = """model: {name_or_path: surefit/nano, dtype: bfloat16}

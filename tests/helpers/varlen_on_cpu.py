@@ -54,15 +54,18 @@ def backward(
     scale: float | None = None,
     window_size: list[int] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of query, key and value, by hand: autograd does not reach into an operator."""
+    """The gradients of query, key and value, by hand: autograd does not reach into an operator. As FlashAttention 2
+    has them (Dao 2023, algorithm 2): weights are made of `total`, their gradients with `out`, whatever these are."""
     factor, groups = scale or 1 / math.sqrt(query.shape[-1]), query.shape[1] // key.shape[1]
     gradients = []
-    grads = torch.split(grad_out.transpose(0, 1), starts.diff().tolist(), dim=1)
+    lengths = starts.diff().tolist()
+    moved = (grad_out * out).sum(-1, keepdim=True).transpose(0, 1)
+    given = (grad_out.transpose(0, 1), moved, total[..., None].to(query.dtype))
+    parts_of = zip(*(torch.split(tensor, lengths, dim=1) for tensor in given), strict=True)
     documents = _documents(query, key, value, starts, starts_k, scale, window_size)
-    for (q, k, v, logits), grad in zip(documents, grads, strict=True):
-        weights = logits.softmax(-1)
-        inner = grad @ v.transpose(1, 2)
-        inner = weights * (inner - (inner * weights).sum(-1, keepdim=True)) * factor
+    for (q, k, v, logits), (grad, own, sums) in zip(documents, parts_of, strict=True):
+        weights = (logits - sums).exp()
+        inner = weights * (grad @ v.transpose(1, 2) - own) * factor
         shared = [part.unflatten(0, (-1, groups)).sum(1) for part in (inner.transpose(1, 2) @ q, weights.mT @ grad)]
         gradients.append((inner @ k, *shared))
     return tuple(torch.cat(parts, 1).transpose(0, 1).contiguous() for parts in zip(*gradients, strict=True))

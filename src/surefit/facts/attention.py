@@ -19,7 +19,7 @@ KERNEL_CAPABILITY = (8, 0)
 KERNEL_DTYPES = ("bfloat16", "float16")
 KERNEL_WIDTH = 256
 """What `torch.nn.attention.varlen` runs on: FlashAttention 2 as torch builds it (flash_api.cpp: check of sm80, of the
-dtype, head width at most 256 and a multiple of 8). It takes no softcap, no sinks and no dropout."""
+dtype, head width at most 256 and a multiple of 8). It takes no softcap and no dropout; sinks are added behind."""
 
 WITHIN_A_DOCUMENT = frozenset({"full_attention", "sliding_attention", "attention"})
 """The entries of `layer_types` whose layers read what the attention function lets them read. All others in
@@ -178,7 +178,7 @@ def kernel_obstacle(needs: AttentionNeeds, *, dtype: str, capability: tuple[int,
         return f"heads of width {width}: the kernel takes multiples of 8 up to {KERNEL_WIDTH}"
     if needs.softcap:
         return f"a softcap of {needs.softcap:g} in the attention, which the kernel does not know"
-    return "attention sinks, which the kernel does not know" if needs.sinks else None
+    return None
 
 
 def _by_type(kind: str) -> str | None:

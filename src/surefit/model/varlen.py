@@ -3,9 +3,10 @@
 Registered with transformers under that name, together with its mask function (an attention without one would have its
 padding dropped, silently). A document's tokens read that document alone:
 
-- on a GPU that has it, in one kernel over the whole row, `torch.nn.attention.varlen`, with no mask at all;
+- on a GPU that has it, in one kernel over the whole row, `torch.nn.attention.varlen`, with no mask at all; sinks are
+  added to its result;
 - everywhere else exactly, one document at a time: `scaled_dot_product_attention`, or the textbook formula where a model
-  has a softcap or sinks, which neither of the two knows.
+  has sinks, or a softcap, which no kernel of torch's knows.
 
 Where several processes share the tokens of a row, `sharing` says which of them this one has (parallel/context.py).
 """
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.varlen import varlen_attn
+from torch.autograd.function import once_differentiable
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from surefit.core.errors import ModelError
@@ -310,7 +312,7 @@ def _kernel_takes(
 ) -> bool:
     """`facts.attention.kernel_obstacle` of the tensors themselves."""
     width = query.shape[-1]
-    if formula.dropout or formula.softcap or formula.sinks is not None or query.shape[2] != key.shape[2]:
+    if formula.dropout or formula.softcap or query.shape[2] != key.shape[2]:
         return False
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         return False
@@ -350,11 +352,67 @@ def _varlen(
         value = F.pad(value, (0, width - wide))
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
     back = (-1, 0) if formula.window is None else (formula.window - 1, 0)
-    gqa = _GQA if key.shape[1] != heads else {}
     borders = (documents.starts, read.starts, documents.longest, read.longest)
-    result = varlen_attn(q, k, v, *borders, scale=formula.scale, window_size=back, **gqa)
+    if formula.sinks is None:
+        gqa = _GQA if key.shape[1] != heads else {}
+        result = varlen_attn(q, k, v, *borders, scale=formula.scale, window_size=back, **gqa)
+    else:
+        result = _WithSinks.apply(q, k, v, formula.sinks, *borders, formula.scale, back)  # type: ignore[no-untyped-call]
     assert isinstance(result, torch.Tensor)
     return result.view(batch, length, heads, width)[..., :wide]
+
+
+class _WithSinks(torch.autograd.Function):
+    """`varlen_attn` with a logit beside those of the keys: (q, k, v, sinks, borders …) → (tokens, heads, width).
+
+    FlashAttention 2 takes no sinks (github.com/Dao-AILab/flash-attention/issues/1797), but gives l, the logarithm of
+    the sum of each row's exponentials. With a sink s it is l' = log(exp l + exp s), and the result exp(l - l') of what
+    it was. The backward pass makes the weights anew as exp(logit - l), and takes the product of the result and its
+    gradient from theirs: given l' and the result with the sink, it gives the gradients with the sink.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor,
+        starts: torch.Tensor,
+        starts_read: torch.Tensor,
+        longest: int,
+        longest_read: int,
+        scale: float | None,
+        back: tuple[int, int],
+    ) -> torch.Tensor:
+        gqa = _GQA if k.shape[1] != q.shape[1] else {}
+        borders = (starts, starts_read, longest, longest_read)
+        plain, sums = varlen_attn(
+            q, k, v, *borders, return_aux=AuxRequest(lse=True), scale=scale, window_size=back, **gqa
+        )
+        assert sums.shape == (q.shape[1], len(q)), "a row per head, though the docstring has it the other way round"
+        whole = torch.logaddexp(sums, sinks.to(sums.dtype)[:, None])
+        result = torch.empty_like(plain)
+        torch.mul(plain, (sums - whole).exp_().t()[..., None], out=result)
+        ctx.save_for_backward(q, k, v, sinks, starts, starts_read, result, whole)
+        ctx.places = longest, longest_read, back == (-1, 0)
+        ctx.formula = {"scale": scale, "window_size": list(back)}
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, sinks, starts, starts_read, result, whole = ctx.saved_tensors
+        dropped = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the random numbers of no dropout
+        gradients = torch.ops.torch_attn._varlen_attn_backward(
+            gradient.contiguous(), q, k, v, result, whole, starts, starts_read, *ctx.places, dropped, **ctx.formula
+        )
+        of_sinks = None
+        if ctx.needs_input_grad[3]:
+            share = (sinks.to(whole.dtype)[:, None] - whole).exp_()
+            moved = (gradient * result).sum(-1, dtype=whole.dtype)
+            of_sinks = -(share * moved.t()).sum(1).to(sinks.dtype)
+        return *gradients, of_sinks, *6 * (None,)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # it would be compiled again for every batch's lengths

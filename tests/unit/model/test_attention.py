@@ -204,7 +204,7 @@ def test_dropout_is_honoured(softcap: float | None) -> None:
         ({"width": 256}, True),
         ({"width": 264}, False),
         ({"softcap": 20.0}, False),
-        ({"s_aux": torch.zeros(4)}, False),
+        ({"s_aux": torch.zeros(4)}, True),
         ({"dropout": 0.1}, False),
         ({"sliding_window": 3}, True),
     ],
@@ -222,12 +222,14 @@ def test_without_the_assumption_a_cpu_takes_no_kernel() -> None:
     assert (calls.kernel, calls.exact) == (0, 1)
 
 
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["kernel", "one at a time"])
-def test_a_plan_runs_it_on_tensors_without_data(dtype: torch.dtype) -> None:
+def test_a_plan_runs_it_on_tensors_without_data(dtype: torch.dtype, sinks: bool) -> None:
     with FakeTensorMode(), gpu_assumed(), counting_attention() as calls:
         tensors = [tensor.to(dtype).requires_grad_() for tensor in qkv(1, 4, 13, 8)]
+        beside = {"s_aux": torch.zeros(4, dtype=dtype)} if sinks else {}
         starts = torch.empty(4, dtype=torch.int32)
-        result = attend(*tensors, cu_seq_lens_q=starts, max_length_q=7, document_lengths=(7, 1, 5))
+        result = attend(*tensors, cu_seq_lens_q=starts, max_length_q=7, document_lengths=(7, 1, 5), **beside)
         result.sum().backward()
     assert result.shape == (1, 13, 4, 8)
     assert [tensor.grad.shape for tensor in tensors] == [tensor.shape for tensor in tensors]
@@ -281,11 +283,16 @@ def test_what_is_chosen_and_why(
     assert reason in chosen.reason
 
 
-def test_a_softcap_and_sinks_are_left_to_the_formula() -> None:
+def test_a_softcap_is_left_to_the_formula_and_sinks_only_of_padded_rows() -> None:
     gemma = {**LLAMA, "model_type": "gemma2"}
     packed = resolve_attention("auto", packed=True, dtype="bfloat16", capability=(9, 0), config=gemma)
     assert packed == (NAME, "one document at a time: a softcap of 50 in the attention, which the kernel does not know")
     alone = resolve_attention("auto", packed=False, dtype="bfloat16", capability=(9, 0), config=gemma)
+    assert alone.name == "eager"
+    gpt_oss = {**LLAMA, "model_type": "gpt_oss"}
+    packed = resolve_attention("auto", packed=True, dtype="bfloat16", capability=(9, 0), config=gpt_oss)
+    assert packed == (NAME, "torch's variable-length kernel")
+    alone = resolve_attention("auto", packed=False, dtype="bfloat16", capability=(9, 0), config=gpt_oss)
     assert alone.name == "eager"
 
 
@@ -351,15 +358,18 @@ def test_rounding_in_16_bits_is_not_taken_for_documents_that_mix(dtype: torch.dt
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("window", [None, 4])
-def test_the_gpus_kernel_gives_what_one_document_at_a_time_gives(window: int | None) -> None:
+@pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
+def test_the_gpus_kernel_gives_what_one_document_at_a_time_gives(window: int | None, sinks: bool) -> None:
     tensors = [tensor.cuda().requires_grad_() for tensor in qkv(1, 4, 13, 64, dtype=torch.bfloat16)]
+    if sinks:
+        tensors.append(torch.tensor([0.5, -1.0, 2.0, 0.0], device="cuda", dtype=torch.bfloat16, requires_grad=True))
     batch = {name: pack_ids(DOCUMENTS)[name] for name in ("cu_seq_lens_q", "max_length_q", "document_lengths")}
     batch["cu_seq_lens_q"] = batch["cu_seq_lens_q"].cuda()
     with counting_attention() as calls:
-        found = attend(*tensors, **batch, sliding_window=window)
+        found = attend(*tensors[:3], **batch, sliding_window=window, s_aux=tensors[3] if sinks else None)
     assert calls.kernel == 1
     precise = [tensor.detach().float().requires_grad_() for tensor in tensors]
-    expected = attend(*precise, **batch, sliding_window=window)
+    expected = attend(*precise[:3], **batch, sliding_window=window, s_aux=precise[3] if sinks else None)
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
     found.float().square().sum().backward()
     expected.square().sum().backward()

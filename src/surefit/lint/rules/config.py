@@ -247,8 +247,8 @@ def fused_kernels_not_there(
     """Fused kernels are asked for, and what they need is not installed.
 
     ## What it does
-    Looks, on a machine with a GPU, for `speed.kernels: true` without Liger, or with another release of it than the extra
-    `kernels` asks for: SureFit calls functions of it that no public interface promises.
+    Looks, on a machine with a GPU, for `speed.kernels: true` without Liger, or with another release of it than the
+    extra `kernels` asks for: SureFit calls functions of it that no public interface promises.
 
     ## Why it is bad
     Training stops once the model is loaded.
