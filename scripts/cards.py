@@ -18,6 +18,7 @@ from typing import Any
 from surefit import __version__
 from surefit.cli.searching import letters
 from surefit.config.load import load_text
+from surefit.config.resolve import missing_for_kernels
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, duration_text
 from surefit.facts.gpus import GPUS
@@ -206,6 +207,8 @@ A cell is what `surefit plan` says of this config, with `--set` for card, model,
   close to call is simulated, unless it is too long for that. A dash: beyond the model's context.
 - **2 s**: two rows per micro batch; s: all but attention is recomputed, c: whole layers, no letter: nothing; t: MLPs in
   tiles. The global batch is 64 rows, packed.
+- From Ampere on with fused kernels, which `auto` takes where the extra `kernels` is installed; without them, runs take
+  more memory and time.
 - **690/s, 0.4 h**: tokens per second, and hours per million tokens: times the price of an hour, what a million tokens
   cost. SureFit has no list of prices.
 - **longest**: tokens of the longest row that certainly fits, in steps of 1,024, up to the model's context.
@@ -218,6 +221,8 @@ LONGEST = "In thousands of tokens (1k: 1,024), LoRA / QLoRA / full."
 
 
 def main() -> None:
+    if missing := missing_for_kernels():
+        sys.exit(f"the page is of a machine with fused kernels: pip install '{missing}'")
     start, rows = time.monotonic(), {}
     wanted = [(card, model, method) for model in MODELS for method in METHODS for card in CARDS]
     for done, (card, model, method) in enumerate(wanted, 1):
