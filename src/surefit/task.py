@@ -30,6 +30,7 @@ class Example:
         completion: the text the model should answer to `prompt` with; None where the row has no gold answer.
         reference: whatever `score` needs to judge an answer (parsed gold, schemas…).
         text: plain text to continue, for rows that are not a conversation; then `messages` is empty.
+        tokens: of rows that are tokens already, the ids and for each whether it is learnt; `text` has the ids then.
         document: the part of the last user turn that may be cut where the example is too long (`data.too_long`).
         part: the name of the task it belongs to, where the recipe is several (`TaskRecipe.parts`).
     """
@@ -41,6 +42,7 @@ class Example:
     text: str | None = None
     document: str | None = None
     part: str | None = None
+    tokens: tuple[tuple[int, ...], tuple[bool, ...]] | None = None
 
     @property
     def prompt(self) -> tuple[Message, ...]:

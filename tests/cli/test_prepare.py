@@ -169,3 +169,58 @@ def test_a_billion_rows_start_at_once_and_take_no_memory(surefit: Surefit, confi
     count, _, grown = map(float, program.stdout.split())
     assert count > 1e9
     assert grown < 100
+
+
+def write_kind(kind: str, folder: Path) -> Path:
+    """40 documents, as text or as the tokens that the text becomes."""
+    from surefit.config.schema import ModelSection
+    from surefit.model.tokenizer import load_tokenizer
+
+    texts = [f"document {n} " + "goes on " * (n % 9 + 1) for n in range(40)]
+    path = folder / ("rows.txt" if kind == "text" else "tokens.jsonl")
+    if kind == "text":
+        path.write_text("\n".join(texts) + "\n")
+        return path
+    tokenizer = load_tokenizer(ModelSection(name_or_path="surefit/nano"))
+    ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in (one.strip() for one in texts)]
+    rows = [{"input_ids": one, "labels": [-100, *one[1:]]} for one in ids]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.slow
+def test_documents_and_tokens_are_trained_on_from_memory_and_from_shards(surefit: Surefit, config: Path) -> None:
+    found = {}
+    for kind in ("text", "tokens"):
+        path = write_kind(kind, Path())
+        more = (
+            "--set",
+            "recipe=sft",
+            "--set",
+            f"data.train={path}",
+            "--set",
+            "data.eval=0.2",
+            "--set",
+            "evaluate.gate=null",
+        )
+        shards = ("--set", f"data.prepared=shards-{kind}")
+        checked = surefit("check", config, *more)
+        assert checked.code == EXIT_OK, checked.text
+        made = surefit("prepare", config, *more, *shards, "--json")
+        assert made.code == EXIT_OK, made.text
+        for name, where in (("memory", ()), ("shards", shards)):
+            answer = surefit("train", config, *more, *where, "--set", f"output_dir=runs/{kind}-{name}", "--json")
+            assert answer.code == EXIT_OK, answer.text
+            assert answer.json["rows"]["kept"] == made.json["rows"]
+        assert losses(f"runs/{kind}-memory") == losses(f"runs/{kind}-shards")
+        found[kind] = made.json["tokens"] / made.json["rows"]
+    assert found["text"] == pytest.approx(found["tokens"], rel=0.1)  # other rows are held out
+
+
+def test_a_row_of_other_tokens_is_named_by_its_line(surefit: Surefit, config: Path) -> None:
+    Path("tokens.jsonl").write_text('{"input_ids": [1, 2, 3]}\n{"input_ids": [1, 70000]}\n' * 10)
+    more = ("--set", "recipe=sft", "--set", "data.train=tokens.jsonl", "--set", "data.eval=surefit/requests-eval")
+    answer = surefit("prepare", config, *more, *SHARDS)
+    assert answer.code == EXIT_USAGE
+    assert "tokens.jsonl:2: input_ids: token 70,000 is none of the tokenizer's" in answer.text
+    assert "made with another one" in answer.text

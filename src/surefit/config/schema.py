@@ -136,7 +136,7 @@ class DataSection(Section):
     eval: Annotated[float, Field(gt=0, lt=1)] | PathText = 0.02
     """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
     source)."""
-    format: Literal["auto", "recipe", "messages", "prompt_completion", "text", "alpaca", "sharegpt"] = "auto"
+    format: Literal["auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt"] = "auto"
     """How rows are laid out; auto looks at the column names."""
     mix: dict[PathText, Annotated[float, Field(gt=0, le=1e6)]] = Field(default_factory=dict)
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
+from surefit.data.given import tokens_row
 from surefit.data.load import Rows, load_rows
 from surefit.data.messages import (
     TEXT_ALONE,
@@ -132,10 +133,11 @@ class Layout:
         columns: those that tell it.
         normal: row → what the `to_example` of a recipe without columns of its own is handed, whatever the layout:
             `{"messages": list, "tools": list or None}`, checked and ending with an assistant turn, or `{"text": str}`.
+            Of rows that are tokens already the example itself, with which a recipe has nothing to do.
     """
 
     columns: tuple[str, ...]
-    normal: Callable[[Row], dict[str, Any]]
+    normal: Callable[[Row], dict[str, Any] | Example]
 
 
 LAYOUTS = {
@@ -143,6 +145,7 @@ LAYOUTS = {
     "sharegpt": Layout(("conversations",), _sharegpt_row),
     "prompt_completion": Layout(("prompt", "completion"), _prompt_completion_row),
     "alpaca": Layout(("instruction", "output"), _alpaca_row),
+    "tokens": Layout(("input_ids",), tokens_row),
     "text": Layout(("text",), _text_row),
 }
 """In the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real ones."""
@@ -200,7 +203,8 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     def convert(row: Row) -> Example:
         _require_values(row, layout.columns)
         _refuse_media(row)
-        return recipe.to_example(layout.normal(row))
+        normal = layout.normal(row)
+        return normal if isinstance(normal, Example) else recipe.to_example(normal)
 
     return convert
 

@@ -146,17 +146,35 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
     """The token examples that each example makes: one, but where the chat template rewrites earlier turns.
 
     Raises:
-        DataError: the chat template refuses a conversation or does not fit it (see `conversation_segments`).
+        DataError: the chat template refuses a conversation or does not fit it (see `conversation_segments`), or a row
+            brings tokens that the tokenizer does not have.
         ModelError: the tokenizer has no chat template, or for plain text no end-of-text token.
     """
     rendered = iter(_all_segments([e for e in examples if e.text is None], tokenizer))
     conversations = [next(rendered) if e.text is None else [] for e in examples]
     pieces = _piecewise(tokenizer, [segments for own in conversations for segments in own])
-    texts = iter(_texts(tokenizer, [e.text for e in examples if e.text is not None]))
+    texts = iter(_texts(tokenizer, [e.text for e in examples if e.text is not None and e.tokens is None]))
+    known = len(tokenizer) if any(e.tokens for e in examples) else 0
     return [
-        [_joined(segments, pieces) for segments in own] if example.text is None else [next(texts)]
+        [_given(example.tokens, known)]
+        if example.tokens
+        else [next(texts)]
+        if example.text is not None
+        else [_joined(segments, pieces) for segments in own]
         for example, own in zip(examples, conversations, strict=True)
     ]
+
+
+def _given(tokens: tuple[tuple[int, ...], tuple[bool, ...]], known: int) -> Encoded:
+    """Tokens that a row brings, which the tokenizer has to know."""
+    ids, learnt = tokens
+    if max(ids, default=0) >= known:
+        raise DataError(
+            f"token {max(ids):,} is none of the tokenizer's {known:,}: these rows were made with another one",
+            field="input_ids",
+            help="tokenise them with this model's tokenizer, or train on their text",
+        )
+    return list(ids), [False, *learnt[1:]]
 
 
 def _joined(segments: Sequence[Segment], pieces: Iterator[list[int]]) -> Encoded:

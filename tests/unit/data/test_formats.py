@@ -172,6 +172,15 @@ BAD = [
     ({"instruction": "", "input": " ", "output": "4"}, "instruction", "empty"),
     ({"instruction": "x", "input": 3, "output": "4"}, "input", "expected text, got a number"),
     ({"instruction": "x", "output": "4", "history": [["only"]]}, "history[0]", "a question and an answer"),
+    ({"input_ids": []}, "input_ids", "no tokens"),
+    ({"input_ids": "5 6"}, "input_ids", "not valid JSON"),
+    ({"input_ids": [5, 1.5]}, "input_ids[1]", "a whole number is expected, not a number"),
+    ({"input_ids": [5, True]}, "input_ids[1]", "a whole number is expected"),
+    ({"input_ids": [5, -1]}, "input_ids[1]", "from 0, not -1"),
+    ({"input_ids": [5, 6], "labels": [5]}, "labels", "1 values for 2 input_ids"),
+    ({"input_ids": [5, 6, 7], "labels": [6, 7, -100]}, "labels[0]", "is the token itself or -100, not 6 where"),
+    ({"input_ids": [5, 6], "completion_mask": [0, 2]}, "completion_mask[1]", "0 or 1 is expected, not 2"),
+    ({"input_ids": [5, 6], "loss_mask": [1]}, "loss_mask", "1 values for 2 input_ids"),
     ({"text": "\n"}, "text", "empty"),
     ({"text": ["a"]}, "text", "expected text, got a list"),
     ({"conversations": [{"from": "humn", "value": "x"}]}, "conversations[0].from", "did you mean 'human'"),
@@ -204,8 +213,24 @@ GOOD_BY_LAYOUT = {
     "sharegpt": {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]},
     "prompt_completion": {"prompt": "a", "completion": "b"},
     "alpaca": {"instruction": "a", "output": "b"},
+    "tokens": {"input_ids": [1, 2]},
     "text": {"text": "a"},
 }
+
+
+@pytest.mark.parametrize(
+    ("row", "ids", "learnt"),
+    [
+        ({"input_ids": [5, 6, 7]}, (5, 6, 7), (True, True, True)),
+        ({"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}, (5, 6, 7), (False, True, False)),
+        ({"input_ids": [5, 6], "assistant_masks": [0, True], "text": "rest"}, (5, 6), (False, True)),
+        ({"input_ids": "[0, 5, 6]", "attention_mask": [0, 1, 1], "labels": [-100, 5, 6]}, (5, 6), (True, True)),
+    ],
+)  # fmt: skip
+def test_rows_of_tokens(examples, row, ids, learnt):
+    (found,) = examples(row)
+    assert found.tokens == (ids, learnt)
+    assert found.text == " ".join(map(str, ids))
 
 
 def test_all_bad_rows_are_reported_at_once(examples):

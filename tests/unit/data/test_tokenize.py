@@ -260,3 +260,13 @@ def test_what_an_earlier_call_left_in_the_backend_changes_nothing(tokenizer):
     before = encode_turns(tokenizer, examples)
     tokenizer(["a", "long " * 9], padding=True, truncation=True, max_length=4)
     assert encode_turns(tokenizer, examples) == before
+
+
+def test_tokens_that_a_row_brings_stay_as_they_are(tokenizer):
+    brought = Example(text="5 6 7", tokens=((5, 6, 7), (True, False, True)))
+    around = [chat("2+2?", "4"), brought, Example(text="plain")]
+    alone = [encode(tokenizer, [one])[0] for one in around]
+    assert encode(tokenizer, around) == alone
+    assert alone[1] == ([5, 6, 7], [False, False, True])
+    with pytest.raises(DataError, match=f"token 10,000 is none of the tokenizer's {len(tokenizer):,}"):
+        encode(tokenizer, [Example(text="10000", tokens=((10_000,), (True,)))])

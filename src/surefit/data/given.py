@@ -1,0 +1,72 @@
+"""Rows that are tokens already: `input_ids`, with `labels` or a mask where not all of them are learnt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surefit.core.errors import DataError
+from surefit.data.messages import json_list
+from surefit.metrics.strict_json import json_kind
+from surefit.task import Example, Row
+
+MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+"""Columns of 0 and 1 with which other tools say what is learnt: TRL's two, and the usual name."""
+_IGNORED = -100
+
+
+def tokens_row(row: Row) -> Example:
+    """A row of tokens as an example, whose text are its ids: rows of the same ids are the same row.
+
+    Positions that `attention_mask` calls padding are left out.
+
+    Raises:
+        DataError: a column is malformed, or of another length than `input_ids`.
+    """
+    ids = _numbers(row["input_ids"], "input_ids")
+    if not ids:
+        raise DataError("no tokens", field="input_ids")
+    if (negative := next((n for n, one in enumerate(ids) if one < 0), None)) is not None:
+        raise DataError(f"a token has a number from 0, not {ids[negative]}", field=f"input_ids[{negative}]")
+    learnt = _learnt(row, ids)
+    if row.get("attention_mask") is not None:
+        kept = _mask(row["attention_mask"], "attention_mask", ids)
+        ids = [one for one, keep in zip(ids, kept, strict=True) if keep]
+        learnt = [one for one, keep in zip(learnt, kept, strict=True) if keep]
+    return Example(text=" ".join(map(str, ids)), tokens=(tuple(ids), tuple(learnt)))
+
+
+def _learnt(row: Row, ids: list[int]) -> list[bool]:
+    if row.get("labels") is not None:
+        labels = _numbers(row["labels"], "labels")
+        _require_length(labels, ids, "labels")
+        for n, (label, own) in enumerate(zip(labels, ids, strict=True)):
+            if label not in (own, _IGNORED):
+                raise DataError(
+                    f"a label is the token itself or {_IGNORED}, not {label} where input_ids has {own}",
+                    field=f"labels[{n}]",
+                    help="labels are not shifted: the model does that",
+                )
+        return [label != _IGNORED for label in labels]
+    name = next((name for name in MASKS if row.get(name) is not None), None)
+    return [True] * len(ids) if name is None else _mask(row[name], name, ids)
+
+
+def _mask(value: Any, field: str, ids: list[int]) -> list[bool]:
+    mask = [int(one) if isinstance(one, bool) else one for one in json_list(value, field)]
+    _require_length(mask, ids, field)
+    if (wrong := next((n for n, one in enumerate(mask) if one not in (0, 1)), None)) is not None:
+        raise DataError(f"0 or 1 is expected, not {mask[wrong]!r}", field=f"{field}[{wrong}]")
+    return [one == 1 for one in mask]
+
+
+def _numbers(value: Any, field: str) -> list[int]:
+    found: list[Any] = json_list(value, field)
+    wrong = next((n for n, one in enumerate(found) if not isinstance(one, int) or isinstance(one, bool)), None)
+    if wrong is not None:
+        raise DataError(f"a whole number is expected, not {json_kind(found[wrong])}", field=f"{field}[{wrong}]")
+    return found
+
+
+def _require_length(found: list[Any], ids: list[int], field: str) -> None:
+    if len(found) != len(ids):
+        raise DataError(f"{len(found):,} values for {len(ids):,} input_ids", field=field)
