@@ -228,6 +228,7 @@ def test_the_passport_names_the_data(made: Callable[..., Rows]) -> None:
     assert content["content_sha256"] == hashlib.sha256(b"".join(digests)).hexdigest()
     assert content["columns"] == {"prompt": 3, "completion": 3}
     assert content["scripts"] == {"Latin": 1.0}
+    assert sum(content["languages"].values()) == pytest.approx(1, abs=0.01)
     json.dumps(content, allow_nan=False)
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from surefit.core.errors import DataError, RecipeError
 from surefit.core.sampling import portions
 from surefit.data import tokenize
+from surefit.data.audit.languages import language_of
 from surefit.data.audit.sample import Tally, chosen_detectors, look_at_rows
 from surefit.data.formats import row_converter
 from surefit.data.messages import trained_on
@@ -89,6 +90,7 @@ class Seen:
         prompts: hash of each prompt; zeros for a row that is no example.
         prompt_keys: bands of what the users say.
         scripts: writing system → characters.
+        languages: language → rows.
         tried: rows whose round trip was tried.
         texts: what users and assistant say.
         asked: what the users say; empty where prompts are not compared.
@@ -106,6 +108,7 @@ class Seen:
     prompts: npt.NDArray[np.bytes_]
     prompt_keys: Hashes
     scripts: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
     tried: int = 0
     texts: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -156,6 +159,7 @@ class Looker:
             prompts=np.array([prompt_digest(e) for e in examples] if asked else [], DIGEST),
             prompt_keys=text_keys(asked),
             scripts=_scripts(texts),
+            languages=Counter(language_of(text) for text in texts if text),
             tried=self._round_trips(first, examples, tally),
             texts=texts,
             asked=asked,

@@ -100,6 +100,7 @@ def passport(
         },
         "supervised_share": round(learnt / total, 6) if total else None,
         "scripts": _shares(audit.scripts),
+        "languages": _shares(audit.languages),
         "scored": {name: dict(entry) for name, entry in audit.scored.items()},
         "observations": {
             name: {

@@ -58,6 +58,7 @@ class Audit:
         learnt: of each token example, the length of what is.
         whole: of each token example, the lengths of both together.
         scripts: writing system → its letters in what users and assistant say.
+        languages: language → rows in which users and assistant speak it (`languages.language_of`).
         scored: name of a scored set → its source, rows and leaks.
         workers: processes that looked.
     """
@@ -72,6 +73,7 @@ class Audit:
     learnt: Lengths
     whole: Lengths
     scripts: Mapping[str, int]
+    languages: Mapping[str, int]
     scored: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     workers: int = 1
 
@@ -159,6 +161,7 @@ def audit(
             learnt=seen.learnt,
             whole=seen.whole,
             scripts=dict(seen.scripts.most_common()),
+            languages=dict(seen.languages.most_common()),
             scored={name: _scored_entry(others, leaks[name]) for name, others in scored.items()},
             workers=workers,
         )
@@ -239,6 +242,7 @@ class Whole:
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
         self.tally, self.scripts, self.tried, self.usable = Tally(), Counter[str](), 0, 0
+        self.languages: Counter[str] = Counter()
         self.sha256 = hashlib.sha256()
         self.given, self.learnt, self.whole = Lengths(), Lengths(), Lengths()
         self.contents, self.targets = spool.column("contents", DIGEST), spool.column("targets", np.uint64)
@@ -254,6 +258,7 @@ class Whole:
         """The next chunk."""
         self.tally.merge(part.tally)
         self.scripts.update(part.scripts)
+        self.languages.update(part.languages)
         self.tried += part.tried
         self.sha256.update(part.rows)
         self.usable += int(np.count_nonzero(part.longest >= 0))
