@@ -113,7 +113,7 @@ def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: 
         digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\n")
     for example in examples:
         # Keys are not sorted: templates write them in the order they have.
-        content = [example.messages, example.tools, example.text]
+        content: list[Any] = [example.messages, example.tools, example.text]
         content += [part for part in (example.document, example.tokens) if part]
         digest.update(json.dumps(content, default=str).encode() + b"\n")
     return digest.hexdigest()[:40]

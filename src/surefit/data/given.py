@@ -60,7 +60,7 @@ def _mask(value: Any, field: str, ids: list[int]) -> list[bool]:
 
 
 def _numbers(value: Any, field: str) -> list[int]:
-    found: list[Any] = json_list(value, field)
+    found = list(json_list(value, field))
     wrong = next((n for n, one in enumerate(found) if not isinstance(one, int) or isinstance(one, bool)), None)
     if wrong is not None:
         raise DataError(f"a whole number is expected, not {json_kind(found[wrong])}", field=f"{field}[{wrong}]")
