@@ -1,13 +1,15 @@
-"""Tokens in shards: rows/s of a core, memory, start, and `kill -9`, against `datasets.map`.
+"""Tokens in shards: rows/s of a core, memory, start, training and `kill -9`, against `datasets.map` and datatrove.
 
-    python benchmarks/data_scale.py [--gb 1 --gb 10 | --rows-mb 100] [--kills 20] [--no-peer] [--cache DIR] [--json]
+    python benchmarks/data_scale.py [--gb 1 --gb 10 | --rows-mb 100] [--kills 20] [--no-peer] [--anew] [--docs] [--json]
 
 Chat rows of seeded words, one to four exchanges of log-normal lengths, are written once for each size, in eight files.
-Every measurement has a process of its own. The peer renders the same template, tokenises the same segments and masks
-the same tokens, a batch of 256 rows at a time, with `datasets.map(batched=True, num_proc=2)`; its first 1,000 rows are
-compared with the shards'. All tokenizers have one thread, so that two workers are two cores. datatrove's
-`DocumentTokenizer` writes the tokens of texts, without template and label mask: it cannot do the same work and is not
-measured.
+Every measurement has a process of its own, and every one that has ended is kept in CACHE/measured.json: the same
+command goes on behind it, `--anew` begins again. Shards and rows are deleted as soon as nothing needs them.
+
+Both peers render the same template and mask the same tokens, 256 rows at a time, with two processes
+(data_scale_parts.py); their first 1,000 rows are compared with the shards'. All tokenizers have one thread, so that two
+workers are two cores. Above 2 GB the peers and the single worker are left out: the peers' copies need the room that
+the shards are in, and the ratios are those of 1 GB.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import resource
@@ -25,74 +28,52 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+from data_scale_parts import LONGEST, conversation, vocabulary, write_rows
 
-MODEL = "surefit/nano"
+from surefit.core.rundir import write_json
+from surefit.core.units import duration_text
+
+PARTS = Path(__file__).with_name("data_scale_parts.py")
+DOCS = Path(__file__).parents[1] / "docs" / "data-at-scale.md"
+BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 CONFIG = """recipe: sft
 model: {{name_or_path: surefit/nano, dtype: float32}}
 adapter: {{r: 4}}
-data: {{train: {train}, prepared: {prepared}, max_length: {longest}, eval: {scored}}}
-train: {{max_steps: 1, global_batch_size: 2, per_device_train_batch_size: 1}}
+data: {{train: {train}, {prepared}max_length: {longest}, eval: {scored}}}
+train: {{max_steps: {steps}, global_batch_size: 2, per_device_train_batch_size: 2}}
 evaluate: {{gate: null}}
 output_dir: {output}
 """
 MANY_ROWS, MANY_SHARDS = 10**9, 10_000
-COMPARED = 1000
-LONGEST = 4096
-"""Tokens; longer rows are left out."""
-FILES = 8
-"""Of the rows: small ones are still several shards."""
+STEPS = 16
+"""Of a training; the first four are not looked at."""
+WITH_PEERS = 2 * 10**9
+"""Bytes of rows up to which the peers and the single worker are measured."""
+TOLD_SECONDS = 30.0
 COMMAND = [sys.executable, "-m", "surefit"]
+SECONDS_PER_GB = {
+    "rows": 60, "one_worker": 420, "two_workers": 240, "datasets_map": 420, "datatrove": 420, "feed": 5, "training": 5,
+}  # fmt: skip
+"""Guesses of two quiet cores, until a smaller size has been measured."""
+SECONDS = {"feed": 20, "training": 150, "many": 20, "killed": 420}
+"""Likewise, whatever the size."""
 
 
-# Rows
-
-
-def conversation(words: list[str], rng: random.Random) -> list[dict[str, str]]:
-    """One to four exchanges: questions of about 30 words, answers of about 120."""
-    messages = []
-    for _ in range(rng.randint(1, 4)):
-        for role, median in (("user", 30), ("assistant", 120)):
-            length = max(3, min(600, int(median * rng.lognormvariate(0, 0.7))))
-            start = rng.randrange(len(words) - length)
-            messages.append({"role": role, "content": " ".join(words[start : start + length])})
-    return messages
-
-
-def vocabulary(rng: random.Random) -> list[str]:
-    """A long text of 20,000 made-up words, some far more frequent than others."""
-    parts = ["ta", "re", "ing", "lo", "mi", "con", "ser", "va", "de", "pos", "ti", "er", "an", "un", "st", "all"]
-    known = ["".join(rng.choices(parts, k=rng.randint(1, 4))) for _ in range(20_000)]
-    return [known[int(20_000 * rng.random() ** 3)] + rng.choice(["", "", "", "", ",", "."]) for _ in range(200_000)]
-
-
-def write_rows(path: Path, size: int) -> Path:
-    """A directory with JSON Lines of about `size` bytes in `FILES` files, unless it is there."""
-    if path.exists():
-        return path
-    rng = random.Random(0)
-    words, temporary = vocabulary(rng), path.with_suffix(".part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for number in range(FILES):
-        with (temporary / f"{number}.jsonl").open("w") as file:
-            written = 0
-            while written < size // FILES:
-                written += file.write(json.dumps({"messages": conversation(words, rng)}) + "\n")
-    temporary.rename(path)
-    return path
-
-
-def config_of(work: Path, name: str, train: Path) -> Path:
-    """A config whose shards belong in WORK/NAME."""
-    path = work / f"{name}.yaml"
-    scored = work / "scored.jsonl"  # so that no row is held out, and the peer's are the same
+def config_of(work: Path, name: str, train: Path, shards: Path | None, steps: int = 1) -> Path:
+    """WORK/NAME.yaml, whose run is WORK/run-NAME."""
+    path, scored = work / f"{name}.yaml", work / "scored.jsonl"
+    # A file of its own is scored on, so that no row is held out and the peers' rows are the same.
     scored.write_text(json.dumps({"messages": conversation(vocabulary(rng := random.Random(1)), rng)}) + "\n")
-    places = {"train": train, "prepared": work / name, "output": work / f"run-{name}", "scored": scored}
-    path.write_text(CONFIG.format(**places, longest=LONGEST))
+    prepared = f"prepared: {shards}, " if shards else ""
+    places = {"train": train, "prepared": prepared, "output": work / f"run-{name}", "scored": scored}
+    path.write_text(CONFIG.format(**places, longest=LONGEST, steps=steps))
     return path
 
 
@@ -113,59 +94,100 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(int(child))
 
 
-def peak_of(pid: int) -> int:
-    """The most that a process has had in memory (VmHWM), in MiB; 0: it has ended."""
+def memory_of(pid: int) -> dict[str, int]:
+    """VmHWM (the most so far) and VmRSS (now) of a process in MiB; empty: it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM")), 0)
+        return {}
+    found = (line.split() for line in lines if line.startswith(("VmHWM", "VmRSS")))
+    return {words[0].rstrip(":"): int(words[1]) // 1024 for words in found}
 
 
-def run(command: list[str], cwd: Path) -> dict[str, Any]:
-    """A command to its end: wall and processor seconds (all its processes), the peak of the largest process in MiB."""
+class Watch:
+    """Memory of a command's processes, and what is told while it runs."""
+
+    def __init__(self, child: subprocess.Popen[bytes], say: Callable[[float], None]) -> None:
+        self.peaks: dict[int, int] = {}
+        self.together = 0
+        self._child, self._say, self._start = child, say, time.monotonic()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        told = self._start
+        while self._child.poll() is None:
+            now = {pid: memory_of(pid) for pid in descendants(self._child.pid)}
+            for pid, one in now.items():
+                self.peaks[pid] = max(self.peaks.get(pid, 0), one.get("VmHWM", 0))
+            self.together = max(self.together, sum(one.get("VmRSS", 0) for one in now.values()))
+            if time.monotonic() - told > TOLD_SECONDS:
+                told = time.monotonic()
+                self._say(told - self._start)
+            time.sleep(0.1)
+
+    def ended(self) -> dict[str, int]:
+        """The peak of the largest process, and the most that all had at once (pages that they share counted twice)."""
+        self._thread.join()
+        return {"peak_mib": max(self.peaks.values(), default=0), "together_mib": self.together}
+
+
+def run(command: list[str], cwd: Path, say: Callable[[float], None]) -> dict[str, Any]:
+    """A command to its end: wall and processor seconds (all its processes), memory in MiB, output."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    print(" ".join(command[1:]), file=sys.stderr)  # what is being measured
-    peaks: dict[int, int] = {}
     with subprocess.Popen(command, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        watch = threading.Thread(target=_watch, args=(child, peaks))
-        watch.start()
-        out, err = child.communicate()
-        watch.join()
+        watch = Watch(child, say)
+        try:
+            out, err = child.communicate()
+        except BaseException:
+            child.terminate()
+            raise
+        memory = watch.ended()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if child.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {child.returncode}:\n{(err or out).decode()[-3000:]}")
-    return {
-        "seconds": time.monotonic() - start,
-        "cpu_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "peak_mib": max(peaks.values(), default=0),
-        "out": out.decode(),
-    }
-
-
-def _watch(child: subprocess.Popen[bytes], peaks: dict[int, int]) -> None:
-    while child.poll() is None:
-        for pid in descendants(child.pid):
-            peaks[pid] = max(peaks.get(pid, 0), peak_of(pid))
-        time.sleep(0.1)
-
-
-def own(part: str, *arguments: str) -> list[str]:
-    return [sys.executable, __file__, "--part", part, *arguments]
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": time.monotonic() - start, "cpu_seconds": used, **memory, "out": out.decode()}
 
 
 # Measurements
 
 
-def prepared(work: Path, rows: Path, workers: int) -> dict[str, Any]:
-    name = f"shards-{workers}"
-    config = config_of(work, name, rows)
-    done = run([*COMMAND, "prepare", str(config), "--workers", str(workers), "--json"], work)
-    made = json.loads(done.pop("out"))
-    return done | _paces(made["rows"], made["tokens"], done, workers) | {"sha256": content(work / name)}
+@dataclass(frozen=True)
+class Size:
+    """One size, its places, and how its stages tell how far they are."""
+
+    size: int
+    cache: Path
+    say: Callable[[float], None]
+
+    @property
+    def rows(self) -> Path:
+        return self.cache / f"rows-{self.size}"
+
+    @property
+    def work(self) -> Path:
+        return self.cache / f"work-{self.size}"
+
+    @property
+    def shards(self) -> Path:
+        return self.work / "shards"
+
+    def part(self, name: str, *arguments: object) -> dict[str, Any]:
+        done = run([sys.executable, str(PARTS), name, *map(str, arguments)], self.work, self.say)
+        return done | json.loads(done.pop("out").splitlines()[-1])
 
 
-def _paces(rows: int, tokens: int, done: dict[str, Any], workers: int) -> dict[str, Any]:
+def prepared(at: Size, workers: int) -> dict[str, Any]:
+    """`surefit prepare`, begun anew; the shards of two workers stay."""
+    shutil.rmtree(at.shards, ignore_errors=True)
+    config = config_of(at.work, "prepare", at.rows, at.shards)
+    done = run([*COMMAND, "prepare", str(config), "--workers", str(workers), "--json"], at.work, at.say)
+    made = json.loads(done.pop("out").splitlines()[-1])
+    return done | paces(made["rows"], made["tokens"], done, workers) | {"sha256": content(at.shards)}
+
+
+def paces(rows: int, tokens: int, done: dict[str, Any], workers: int) -> dict[str, Any]:
     return {
         "rows": rows,
         "tokens": tokens,
@@ -175,53 +197,70 @@ def _paces(rows: int, tokens: int, done: dict[str, Any], workers: int) -> dict[s
     }
 
 
-def mapped(work: Path, rows: Path) -> dict[str, Any]:
-    cache = work / "datasets"
-    done = run(own("map", str(rows), str(cache), str(work / "shards-1")), work)
-    made = json.loads(done.pop("out").splitlines()[-1])
-    shutil.rmtree(cache, ignore_errors=True)
-    return done | _paces(made["rows"], made["tokens"], done, 2) | {"same_rows": made["same"]}
+def peer(at: Size, part: str) -> dict[str, Any]:
+    place = at.work / "peer"
+    try:
+        done = at.part(part, at.rows, place, at.shards)
+    finally:
+        for left in at.work.glob("peer*"):
+            shutil.rmtree(left, ignore_errors=True)
+    assert done["same"], f"the tokens of {part} are not those of the shards"
+    return done | paces(done["rows"], done["tokens"], done, 2)
 
 
-def first_step(work: Path, rows: Path) -> dict[str, Any]:
-    """From the start of `surefit train` to the line of its first step."""
-    config = config_of(work, "shards-1", rows)
-    metrics, start = work / "run-shards-1" / "metrics.jsonl", time.monotonic()
+def trained(at: Size, name: str, rows: Path, shards: Path | None) -> dict[str, Any]:
+    """`surefit train`: seconds from its start to the line of its first step, and tokens/s of its steps."""
+    config = config_of(at.work, name, rows, shards, STEPS)
+    metrics, start = at.work / f"run-{name}" / "metrics.jsonl", time.monotonic()
+    shutil.rmtree(metrics.parent, ignore_errors=True)
     found = None
     with subprocess.Popen(
         [*COMMAND, "train", str(config), "--json"],
-        cwd=work, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        cwd=at.work, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as child:  # fmt: skip
+        watch = Watch(child, at.say)
         while child.poll() is None and found is None:
             if metrics.is_file() and '"loss"' in metrics.read_text():
                 found = time.monotonic() - start
             time.sleep(0.02)
         _, err = child.communicate()
+        memory = watch.ended()
     if child.returncode:
         raise SystemExit(f"train ended with {child.returncode}:\n{err.decode()[-3000:]}")
-    return {"seconds": found or time.monotonic() - start}
+    steps = [one for one in map(json.loads, metrics.read_text().splitlines()) if "tokens_per_second" in one][4:]
+    pace = {"tokens_s": median(one["tokens_per_second"] for one in steps)}
+    pace["step_seconds"] = median(one["seconds"] for one in steps)
+    return {"first_step_seconds": found or time.monotonic() - start, **pace, **memory}
 
 
-def killed(work: Path, rows: Path, kills: int) -> dict[str, Any]:
+def training(at: Size, few: Path) -> dict[str, Any]:
+    """From the shards, and from few rows in memory, whose second start is looked at: their tokens are in the cache."""
+    trained(at, "memory", few, None)
+    return {"shards": trained(at, "shards", at.rows, at.shards), "memory": trained(at, "memory", few, None)}
+
+
+def killed(at: Size, rows: Path, kills: int) -> dict[str, Any]:
     """`kill -9` of all processes of `prepare` at moments over its whole length; then the same command to its end."""
-    whole = config_of(work, "whole", rows)
+    whole, again = at.work / "whole", at.work / "killed"
     command = [*COMMAND, "prepare", "--workers", "2"]
-    seconds = run([*command, str(whole)], work)["seconds"]
-    expected, same, hit = content(work / "whole"), 0, 0
+    seconds = run([*command, str(config_of(at.work, "whole", rows, whole))], at.work, at.say)["seconds"]
+    expected, same, hit = content(whole), 0, 0
+    config = config_of(at.work, "killed", rows, again)
     for number in range(kills):
-        config = config_of(work, "killed", rows)
-        shutil.rmtree(work / "killed", ignore_errors=True)
+        shutil.rmtree(again, ignore_errors=True)
         with subprocess.Popen(
             [*command, str(config)],
-            cwd=work, env=environment(), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=at.work, env=environment(), start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         ) as child:  # fmt: skip
             time.sleep(seconds * (number + 0.5) / kills)
             hit += child.poll() is None
             if child.returncode is None:
                 os.killpg(child.pid, signal.SIGKILL)
-        run([*command, str(config)], work)
-        same += content(work / "killed") == expected
-    return {"moments": kills, "while_it_ran": hit, "same_bytes": same, "seconds": seconds}
+        run([*command, str(config)], at.work, at.say)
+        same += content(again) == expected
+        tell(f"  killed {number + 1} of {kills}: {same} with the same bytes")
+    return {"moments": kills, "while_it_ran": hit, "same_bytes": same, "whole_seconds": seconds}
 
 
 def content(directory: Path) -> str:
@@ -235,89 +274,11 @@ def content(directory: Path) -> str:
     return digest.hexdigest()
 
 
-# What runs in a process of its own
-
-
-def part_map(rows: str, cache: str, shards: str) -> None:
-    """The peer; prints rows, tokens, and whether the first are those of the shards."""
-    import datasets
-
-    from surefit.data.sharded import ShardedTokens
-
-    found = datasets.load_dataset("json", data_files=f"{rows}/*.jsonl", split="train", cache_dir=cache)
-    made = found.map(
-        _peer_batch, batched=True, batch_size=256, num_proc=2, remove_columns=found.column_names,
-        load_from_cache_file=False, fn_kwargs={"model": MODEL},
-    )  # fmt: skip
-    own_rows, total = ShardedTokens(Path(shards)), 0
-    for batch in made.with_format("arrow").iter(10_000):
-        total += len(batch["input_ids"].combine_chunks().flatten())
-    same = all(
-        np.array_equal(own_rows[i][0], made[i]["input_ids"]) and np.array_equal(own_rows[i][1], made[i]["labels"])
-        for i in range(min(COMPARED, len(own_rows)))
-    )
-    print(json.dumps({"rows": len(made), "tokens": total, "same": same}))
-
-
-_TOKENIZERS: dict[str, Any] = {}
-
-
-def _peer_batch(batch: dict[str, list[Any]], model: str) -> dict[str, list[Any]]:
-    """Template, tokens and labels of conversations, as a careful user writes it."""
-    from surefit.config.schema import ModelSection
-    from surefit.model.tokenizer import load_tokenizer
-
-    if model not in _TOKENIZERS:
-        _TOKENIZERS[model] = load_tokenizer(ModelSection(name_or_path=model))
-    tokenizer = _TOKENIZERS[model]
-    segments: list[tuple[int, str, bool]] = []
-    for number, messages in enumerate(batch["messages"]):
-        done = 0
-        for turn, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            prompt = tokenizer.apply_chat_template(messages[:turn], add_generation_prompt=True, tokenize=False)
-            whole = tokenizer.apply_chat_template(messages[: turn + 1], tokenize=False)
-            segments += [(number, whole[done : len(prompt)], False), (number, whole[len(prompt) :], True)]
-            done = len(whole)
-    encoded = tokenizer([text for _, text, _ in segments], add_special_tokens=False)["input_ids"]
-    ids: list[list[int]] = [[] for _ in batch["messages"]]
-    labels: list[list[int]] = [[] for _ in batch["messages"]]
-    for (number, _, learnt), piece in zip(segments, encoded, strict=True):
-        ids[number] += piece
-        labels[number] += piece if learnt else [-100] * len(piece)
-    fitting = [number for number, one in enumerate(ids) if len(one) <= LONGEST]
-    return {"input_ids": [ids[n] for n in fitting], "labels": [labels[n] for n in fitting]}
-
-
-def part_many(shards: str) -> None:
-    """Training's reader over 10^9 rows, which are one shard's again and again; prints seconds and MiB."""
-    from surefit.data.sharded import ShardedTokens, read_manifest
-    from surefit.train.sampler import batch_rows, survey
-
-    directory = Path(shards)
-    before, start = peak_of(os.getpid()), time.monotonic()
-    rows = ShardedTokens(directory, read_manifest(directory))
-    found = survey(rows)
-    opened = time.monotonic() - start
-    first = rows[batch_rows(0, 0, len(rows), 256)[0]]
-    one = time.monotonic() - start
-    batches = 100
-    tokens = sum(len(rows[row][0]) for step in range(batches) for row in batch_rows(step, 0, len(rows), 256))
-    spent = time.monotonic() - start - one
-    assert len(found.lengths) == len(rows)
-    assert len(first[0])
-    about = {"rows": len(rows), "shards": len(rows.rows), "open_seconds": opened, "first_row_seconds": one}
-    memory = {"start_mib": before, "peak_mib": peak_of(os.getpid())}
-    print(json.dumps(about | {"rows_s": batches * 256 / spent, "tokens_read": tokens} | memory))
-
-
-def virtual(work: Path) -> Path:
+def many(at: Size) -> dict[str, Any]:
     """10^9 rows in 10,000 shards that all are one, under as many names."""
-    from surefit.data.sharded import read_manifest
-
-    manifest = json.loads((work / "shards-1" / "manifest.json").read_text())
-    place, per_shard = work / "many", MANY_ROWS // MANY_SHARDS
+    manifest = json.loads((at.shards / "manifest.json").read_text())
+    place, per_shard = at.work / "many", MANY_ROWS // MANY_SHARDS
+    shutil.rmtree(place, ignore_errors=True)
     real = place / "real"
     real.mkdir(parents=True)
     np.save(real / "input_ids.npy", np.resize(np.arange(20, dtype="<i4"), per_shard * 20))
@@ -327,58 +288,168 @@ def virtual(work: Path) -> Path:
         (place / f"shard-{number:06d}").symlink_to("real")
     one = {"rows": per_shard, "tokens": per_shard * 20, "longest": 20, "repeat": 1, "sha256": "0" * 64}
     (place / "manifest.json").write_text(json.dumps(manifest | {"shards": [one] * MANY_SHARDS}))
-    assert len(read_manifest(place).shards) == MANY_SHARDS
-    return place
+    return at.part("many", place)
 
 
 # Together
 
 
-def measure(size: int, cache: Path, kills: int, kill_size: int, with_peer: bool) -> dict[str, Any]:
-    rows, work = write_rows(cache / f"rows-{size}", size), cache / f"work-{size}-{os.getpid()}"
-    few = write_rows(cache / f"rows-{min(size, kill_size)}", min(size, kill_size))
-    work.mkdir()
+Measured = dict[str, dict[str, Any]]
+"""Stage → what was measured, with `wall_seconds` and `load`."""
+
+
+def stages_of(size: int, with_peer: bool, first: bool, kills: int) -> list[str]:
+    """In their order; what does not depend on the size is measured with the smallest."""
+    small = size <= WITH_PEERS
+    names = ["rows", *(["one_worker"] if small else []), "two_workers"]
+    names += ["datasets_map", "datatrove"] if small and with_peer else []
+    return [*names, "feed", "training", *(["many", *(["killed"] if kills else [])] if first else [])]
+
+
+def expected(stage: str, size: int, known: dict[str, Measured]) -> float:
+    """Seconds that a stage takes, from the largest size that was measured, else as guessed."""
+    for text in sorted(known, key=int, reverse=True):
+        if stage in known[text] and stage in SECONDS_PER_GB and stage not in SECONDS:
+            return float(known[text][stage]["wall_seconds"]) * size / int(text)
+    return SECONDS.get(stage, 0) + SECONDS_PER_GB.get(stage, 0) * size / 1e9
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(size: int, options: argparse.Namespace, known: dict[str, Measured], names: list[str]) -> None:
+    """The stages of one size that have not been measured, each kept as soon as it has ended."""
+    own, cache = known.setdefault(str(size), {}), options.cache
+    few = Size(min(size, int(options.kill_mb * 1e6)), cache, lambda _: None)
+
+    def say(stage: str, seconds: float) -> None:
+        done, of = len(list(at.shards.glob("shard-*"))), planned_shards(at.shards)
+        left = seconds / done * (of - done) if done and stage in ("one_worker", "two_workers") else None
+        left = max(0.0, expected(stage, size, known) - seconds) if left is None else left
+        tell(f"  {stage}: {duration_text(seconds)}, about {duration_text(left)} left")
+
+    for stage in [name for name in names if name not in own]:
+        at = Size(size, cache, partial(say, stage))
+        at.work.mkdir(parents=True, exist_ok=True)
+        tell(f"{size / 1e9:g} GB, {stage}: about {duration_text(expected(stage, size, known))}")
+        if stage != "rows":
+            write_rows(at.rows, size)
+            write_rows(few.rows, few.size)
+        if stage in ("datasets_map", "datatrove", "feed", "training", "many") and not planned_shards(at.shards):
+            prepared(at, 2)  # they have gone since they were measured
+        start = time.monotonic()
+        found = STAGES[stage](at, few.rows, options.kills)
+        own[stage] = found | {"wall_seconds": time.monotonic() - start, "load": os.getloadavg()[0]}
+        write_json(cache / "measured.json", known)
+        tell(f"  {stage}: {duration_text(own[stage]['wall_seconds'])}")
+    if "one_worker" in own:
+        assert own["one_worker"]["sha256"] == own["two_workers"]["sha256"], "the bytes depend on the number of workers"
+    shutil.rmtree(cache / f"work-{size}", ignore_errors=True)
+    if size > WITH_PEERS:
+        shutil.rmtree(cache / f"rows-{size}", ignore_errors=True)
+
+
+def planned_shards(directory: Path) -> int:
+    """How many there will be; 0 where none are begun."""
     try:
-        one, two = prepared(work, rows, 1), prepared(work, rows, 2)
-        shutil.rmtree(work / "shards-2")
-        peer = mapped(work, rows) if with_peer else None
-        step = first_step(work, rows)
-        many = json.loads(run(own("many", str(virtual(work))), work)["out"])
-        kill = killed(work, few, kills)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    ratios = {"two_workers_to_one": two["rows_s"] / one["rows_s"]}
-    assert one["sha256"] == two["sha256"], "the bytes depend on the number of workers"
-    if peer is not None:
-        assert peer["same_rows"], "the peer's tokens are not those of the shards"
-        ratios["to_datasets_map"] = two["rows_s"] / peer["rows_s"]
-        ratios["to_datasets_map_per_cpu_second"] = two["rows_cpu_s"] / peer["rows_cpu_s"]
-    return {
-        "bytes": sum(path.stat().st_size for path in rows.iterdir()),
-        "load": os.getloadavg()[0], "one_worker": one, "two_workers": two,
-        "datasets_map": peer, "first_step": step, "many": many, "killed": kill, "ratios": ratios,
-    }  # fmt: skip
+        return len(json.loads((directory / "plan.json").read_text())["tasks"])
+    except (OSError, ValueError):
+        return 0
 
 
-def lines(found: list[dict[str, Any]]) -> Iterator[str]:
-    for one in found:
-        yield f"{one['bytes'] / 1e9:.2f} GB of rows, load {one['load']:.1f}"
-        for name in ("one_worker", "two_workers", "datasets_map"):
-            if (of := one[name]) is None:
-                continue
-            paces = f"{of['rows_s']:,.0f} rows/s, {of['rows_cpu_s']:,.0f} rows per processor second"
-            yield f"  {name:14} {of['seconds']:8.1f} s  {paces}, peak {of['peak_mib']:,} MiB"
-        yield "  ratios: " + ", ".join(f"{name} {value:.2f}" for name, value in one["ratios"].items())
-        yield f"  first training step after {one['first_step']['seconds']:.1f} s"
-        many, kill = one["many"], one["killed"]
+def rows_written(at: Size) -> dict[str, Any]:
+    return {"bytes": sum(path.stat().st_size for path in write_rows(at.rows, at.size).iterdir())}
+
+
+STAGES: dict[str, Callable[[Size, Path, int], dict[str, Any]]] = {
+    "rows": lambda at, few, kills: rows_written(at),
+    "one_worker": lambda at, few, kills: prepared(at, 1),
+    "two_workers": lambda at, few, kills: prepared(at, 2),
+    "datasets_map": lambda at, few, kills: peer(at, "map"),
+    "datatrove": lambda at, few, kills: peer(at, "trove"),
+    "feed": lambda at, few, kills: at.part("feed", at.shards),
+    "training": lambda at, few, kills: training(at, few),
+    "many": lambda at, few, kills: many(at),
+    "killed": lambda at, few, kills: killed(at, few, kills),
+}
+
+
+# The table
+
+
+WORKERS = {
+    "one_worker": "one worker", "two_workers": "two workers",
+    "datasets_map": "`datasets.map(num_proc=2)`", "datatrove": "datatrove, two workers",
+}  # fmt: skip
+
+
+def ratios(one: Measured) -> Iterator[tuple[str, str]]:
+    """Of rows/s, and of rows per processor second."""
+    for name in ("one_worker", "datasets_map", "datatrove"):
+        if name in one:
+            wall, cpu = (one["two_workers"][key] / one[name][key] for key in ("rows_s", "rows_cpu_s"))
+            yield f"two workers to {WORKERS[name]}", f"{wall:.2f} × its rows/s, {cpu:.2f} × per processor second"
+
+
+def lines(known: dict[str, Measured], sizes: list[int]) -> Iterator[tuple[str, str]]:
+    """(what, how much) of every measurement."""
+    for size in sizes:
+        one = known[str(size)]
+        gb = f"{one['rows']['bytes'] / 1e9:.2g} GB: "
+        for name, words in WORKERS.items():
+            if name in one:
+                of = one[name]
+                paces = f"{of['rows_s']:,.0f} rows/s, {of['rows_cpu_s']:,.0f} per processor second"
+                memory = f"largest process {of['peak_mib']:,} MiB, all {of['together_mib']:,}"
+                tokens = f"{of['rows']:,} rows, {of['tokens']:,} tokens"
+                yield (
+                    gb + words,
+                    f"{tokens} in {duration_text(of['seconds'])}: {paces}; {memory}; load {of['load']:.1f}",
+                )
+        yield from ((gb + what, much) for what, much in ratios(one))
+        feed, run = one["feed"], one["training"]
         yield (
-            f"  {many['rows']:,} rows: open in {many['open_seconds']:.2f} s, peak {many['peak_mib']:,} MiB "
-            f"(at the start {many['start_mib']:,}), {many['rows_s']:,.0f} shuffled rows/s"
+            f"{gb}rows of {feed['bytes'] / 1e9:.2g} GB of shards",
+            f"first batch after {feed['ready_seconds']:.2f} s; a row {feed['row_seconds'] * 1e6:.0f} µs, from memory "
+            f"{feed['memory_row_seconds'] * 1e6:.0f}; peak {feed['peak_mib']:,} MiB",
         )
-        yield f"  killed at {kill['moments']} moments ({kill['while_it_ran']} at work): {kill['same_bytes']} same bytes"
-    if len(found) > 1:
-        peaks = [one["two_workers"]["peak_mib"] for one in found]
-        yield f"peak of the largest to the smallest: {peaks[-1] / peaks[0]:.2f}"
+        for name, words in (("shards", "training from them"), ("memory", "training from few rows in memory")):
+            of = run[name]
+            yield (
+                gb + words,
+                f"first step after {of['first_step_seconds']:.1f} s, {of['tokens_s']:,.0f} tokens/s, a step "
+                f"{of['step_seconds']:.2f} s; peak {of['peak_mib']:,} MiB",
+            )
+        if "many" in one:
+            of = one["many"]
+            yield (
+                f"{of['rows']:,} virtual rows in {of['shards']:,} shards",
+                f"open in {of['open_seconds']:.2f} s, {of['rows_s']:,.0f} shuffled rows/s, peak {of['peak_mib']:,} MiB "
+                f"({of['start_mib']:,} at the start)",
+            )
+        if "killed" in one:
+            of = one["killed"]
+            yield (
+                f"`kill -9` at {of['moments']} moments",
+                f"{of['while_it_ran']} while it ran; {of['same_bytes']} times the same bytes",
+            )
+    if len(sizes) > 1:
+        peaks = [known[str(size)]["two_workers"]["peak_mib"] for size in sizes]
+        yield "peak of the largest size to the smallest", f"{peaks[-1] / peaks[0]:.2f}"
+
+
+def into_docs(found: list[tuple[str, str]]) -> None:
+    """Put the table, and how it was made, between its two marks in docs/data-at-scale.md."""
+    before, mark, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (mark and end):
+        raise SystemExit(f"{DOCS} has no {BEGIN.strip()} and {END.strip()}")
+    cores = len(os.sched_getaffinity(0))
+    command = " ".join(["python", "benchmarks/data_scale.py", *sys.argv[1:]])
+    head = f"`{command}` on {time.strftime('%Y-%m-%d')}, {cores} cores; the start of the processes is included.\n\n"
+    table = "| | |\n| --- | --- |\n" + "".join(f"| {what} | {much} |\n" for what, much in found)
+    DOCS.write_text(before + BEGIN + head + table + END + after, encoding="utf-8")
 
 
 def main() -> None:
@@ -388,21 +459,29 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--kill-mb", type=float, default=32)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "surefit-data-scale")
-    parser.add_argument("--no-peer", action="store_true", help="leave out datasets.map, which needs the room twice")
+    parser.add_argument("--no-peer", action="store_true", help="leave out datasets.map and datatrove")
+    parser.add_argument("--anew", action="store_true", help="forget what was measured before")
+    parser.add_argument("--docs", action="store_true", help=f"write the table into {DOCS.name}")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.part:
-        parts: dict[str, Callable[..., None]] = {"map": part_map, "many": part_many}
-        parts[options.part[0]](*options.part[1:])
-        return
-    sizes = [int(gb * 1e9) for gb in options.gb or ()] + [int(mb * 1e6) for mb in options.rows_mb or ()]
-    kill_size = int(options.kill_mb * 1e6)
-    cache = options.cache.resolve()
-    found = [
-        measure(size, cache, options.kills, kill_size, not options.no_peer) for size in sorted(sizes or [10**9, 10**10])
-    ]
-    print(json.dumps(found, indent=2) if options.json else "\n".join(lines(found)))
+    sizes = sorted([int(gb * 1e9) for gb in options.gb or ()] + [int(mb * 1e6) for mb in options.rows_mb or ()])
+    sizes = sizes or [10**9, 10**10]
+    options.cache = options.cache.resolve()
+    kept = options.cache / "measured.json"
+    known: dict[str, Measured] = json.loads(kept.read_text()) if kept.is_file() and not options.anew else {}
+    todo = {size: stages_of(size, not options.no_peer, size == sizes[0], options.kills) for size in sizes}
+    left = [(name, size) for size, names in todo.items() for name in names if name not in known.get(str(size), {})]
+    tell(f"{len(left)} stages, about {duration_text(math.fsum(expected(*one, known) for one in left))}")
+    for size, names in todo.items():
+        if any(name not in known.get(str(size), {}) for name in names):
+            measure(size, options, known, names)
+    found = list(lines(known, sizes))
+    if options.docs:
+        into_docs(found)
+    if options.json:
+        print(json.dumps({str(size): known[str(size)] for size in sizes}))
+    else:
+        print("\n".join(f"{what}: {much}" for what, much in found))
 
 
 if __name__ == "__main__":

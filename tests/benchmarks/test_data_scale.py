@@ -1,11 +1,13 @@
-"""benchmarks/data_scale.py in miniature: the peer's rows are the same, and so are the bytes after `kill -9`."""
+"""benchmarks/data_scale.py in miniature: the peers' rows are the same, and so are the bytes after `kill -9`."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,15 +16,24 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks/data_scale.py"
 
 @pytest.mark.long
 def test_the_benchmark_runs_in_miniature(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--rows-mb", "1", "--kills", "2", "--cache", str(tmp_path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
-    (found,) = json.loads(done.stdout)
-    one, two, peer = found["one_worker"], found["two_workers"], found["datasets_map"]
-    assert one["sha256"] == two["sha256"]
-    assert peer["same_rows"]
-    assert (one["rows"], one["tokens"]) == (peer["rows"], peer["tokens"])
-    assert found["killed"]["same_bytes"] == found["killed"]["moments"] == 2
-    assert found["many"]["rows"] == 10**9
-    assert found["many"]["peak_mib"] < 1500
-    assert found["first_step"]["seconds"] > 0
+    pytest.importorskip("datatrove")
+    (one,) = measured(tmp_path).values()
+    assert one["one_worker"]["sha256"] == one["two_workers"]["sha256"]
+    for peer in ("datasets_map", "datatrove"):
+        assert one[peer]["same"]
+        assert [one[peer][key] for key in ("rows", "tokens")] == [one["one_worker"][key] for key in ("rows", "tokens")]
+    assert one["killed"]["same_bytes"] == one["killed"]["moments"] == 2
+    assert one["many"]["rows"] == 10**9
+    assert one["many"]["peak_mib"] < 1500
+    assert one["training"]["shards"]["first_step_seconds"] > 0
     assert not list(tmp_path.glob("work-*"))
+    start = time.monotonic()
+    assert measured(tmp_path) == {"1000000": one}, "what has been measured was measured again"
+    assert time.monotonic() - start < one["one_worker"]["wall_seconds"] + one["two_workers"]["wall_seconds"]
+
+
+def measured(cache: Path) -> dict[str, dict[str, Any]]:
+    command = [sys.executable, str(SCRIPT), "--rows-mb", "1", "--kills", "2", "--cache", str(cache), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
