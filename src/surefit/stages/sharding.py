@@ -139,25 +139,21 @@ def _alone(directory: Path, group: tuple[int, int] | None, watcher: Watcher) -> 
     Raises:
         MachineError: another process makes some of them.
     """
-    whole = directory / ".lock"
-    others = [lock for lock in sorted(directory.glob(".lock-*-of-*")) if not _beside(lock, group)]
+    beside = set(directory.glob(f".lock-*-of-{group[1]}")) if group else set()
+    others = sorted({*directory.glob(".lock-*-of-*")} - beside)
     with contextlib.ExitStack() as stack:
         if group is not None:
             stack.enter_context(locked(directory / ".lock-{}-of-{}".format(*group), "prepare", watcher.note))
         with contextlib.ExitStack() as passing:  # of another division it is enough that nobody is at work
             for lock in others:
                 (passing if group else stack).enter_context(locked(lock, "prepare", watcher.note))
-        stack.enter_context(locked(whole, "prepare", watcher.note, shared=group is not None))
+        stack.enter_context(locked(directory / ".lock", "prepare", watcher.note, shared=group is not None))
         if group is not None:
             yield
             return
         sweep(directory)
         yield
         sweep(directory)  # on a cluster a process may have been killed, and another have done its work
-
-
-def _beside(lock: Path, group: tuple[int, int] | None) -> bool:
-    return group is not None and lock.name.endswith(f"-of-{group[1]}")
 
 
 def prepared_directory(config: Config) -> Path:
