@@ -28,6 +28,9 @@ from surefit.train.step import mean_loss, train_step
 
 HELPERS = Path(__file__).parent
 STEPS = 20
+EPSILON = 1e-5
+"""With 1e-8 a gradient that is rounding alone becomes a step of full size, and what is compared is how a processor
+rounds: losses 1.8e-5 apart after twenty steps on one EPYC, 1.6e-6 with this."""
 SIZES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 128, "head_dim": 16, "attention_dropout": 0.0, "use_cache": False,
@@ -140,6 +143,9 @@ def micro_batches(step, packed=False, count=2):
 def optimizer_of(model):
     optimizer = MasterAdamW(model, 0.01)
     optimizer.learning_rate = 3e-3
+    for inner in optimizer.inner:
+        for group in inner.param_groups:
+            group["eps"] = EPSILON
     return optimizer
 
 
