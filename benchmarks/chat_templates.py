@@ -19,6 +19,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby, product
@@ -45,6 +46,7 @@ TOOLS = ({
 },)  # fmt: skip
 CALL_ID = "surefit01"
 REASONING = ("none", "field", "tags")
+CALLING: dict[str, Any] = {"system": False, "tools": True, "reasoning": "none"}
 MARKS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]|\[\|\w+\|\]|\[e~\[")
 """What templates write that tokenizers have as one token."""
 
@@ -138,6 +140,10 @@ def _compared(
 ) -> Iterator[str]:
     given, whole = rendered(tokenizer, read, turn, True), rendered(tokenizer, read, turn + 1, False)
     text, written = str(tokenizer.decode(before)), str(tokenizer.decode(learnt))
+    if end := next_begins(tokenizer, bool(read.messages[turn].get("tool_calls"))):
+        if not written.endswith(end):
+            yield f"turn {turn} is {written!r}, without the {end!r} that ends it"
+        written = written.removesuffix(end)
     if text != given:
         yield f"turn {turn} is trained behind {text[-60:]!r}, asked for with {given[-60:]!r}"
     if before != tokenize_prompt(Example(example.messages[:turn], example.tools), tokenizer):
@@ -147,6 +153,37 @@ def _compared(
             yield f"turn {turn} is {written!r}, written as {whole[len(given) :]!r}"
     elif not _accounted(read.messages[turn - 1], read.messages[turn], given, whole, written):
         yield f"turn {turn} is {written!r}, which nothing accounts for"
+
+
+def next_begins(tokenizer: PreTrainedTokenizerFast, calls: bool) -> str:
+    """Of a template that writes nothing behind an answer: the mark with which the next turn begins, behind a call that
+    of a result. Empty for all others, and where no mark does."""
+    asked: Message = {"role": "user", "content": "?"}
+    own: Message = {"role": "assistant", "content": "answer"}
+    try:
+        if not rendered(tokenizer, Example((asked, own)), 2, False).rstrip().endswith("answer"):
+            return ""
+        turns = (asked, own, asked) if not calls else (asked, *conversation(1, "", **CALLING).messages[1:3])
+        before, longer = (rendered(tokenizer, Example(turns), n, False) for n in (2, 3))
+        if calls and (end := next_begins(tokenizer, False)) and before.endswith(end):
+            return ""
+    except Exception:  # templates raise what they like
+        return ""
+    rest = longer.removeprefix(before)
+    mark = MARKS.match(rest.lstrip()) if longer.startswith(before) else None
+    return rest[: len(rest) - len(rest.lstrip())] + mark[0] if mark else ""
+
+
+def with_marks(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The tokenizer, with everything that the template marks turns with as a token of its own."""
+    marks = set()
+    for calls in (False, True):
+        with suppress(Exception):  # templates raise what they like
+            turns = conversation(2, "", **CALLING | {"tools": calls}).messages
+            marks |= set(MARKS.findall(rendered(tokenizer, Example(turns), len(turns), False)))
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": sorted(marks)})
+    return tokenizer
 
 
 def said(written: str, plain: Sequence[str] = ()) -> str:
@@ -218,8 +255,9 @@ COLUMNS = {
 
 def judge(template: str) -> Judged:
     """All conversations with one template."""
-    tokenizer, judged = byte_tokenizer(), Judged()
+    tokenizer, judged = copy.deepcopy(byte_tokenizer()), Judged()
     tokenizer.chat_template = template
+    tokenizer = with_marks(tokenizer)
     for shape, example, read in conversations(template):
         try:
             count, wrong = differences(example, read, tokenizer)

@@ -78,3 +78,21 @@ def test_a_run_is_resumed_only_with_the_same_examples(surefit: Surefit, thinking
     other = surefit("train", thinking, "--resume", "--set", "train.max_steps=4", "--set", "data.thinking=only_last")
     assert other.code != 0
     assert "data.train" in other.text
+
+
+GLM = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_without_an_end_of_turn_the_next_turns_token_is_learnt(surefit: Surefit, thinking: Path) -> None:
+    Path("thinking.jinja").write_text(GLM)
+    row = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    Path("rows.jsonl").write_text((json.dumps({"messages": row}) + "\n") * 8)
+    shown = surefit("check", thinking, "--show", "1")
+    assert shown.code == 0, shown.text
+    assert "<|user|>2+2?<|assistant|>⟦4<|user|>⟧" in shown.stdout
+    assert "TPL002" not in shown.text
+    Path("thinking.jinja").write_text(GLM.replace("'<|' + m.role + '|>' +", "'\\n' + m.role + ': ' +"))
+    assert "TPL002" in surefit("check", thinking).text

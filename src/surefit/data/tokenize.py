@@ -17,6 +17,7 @@ from surefit.core.errors import DataError, ModelError
 from surefit.data.cache import Encoded
 from surefit.data.turns import Segment, cut, renderings
 from surefit.facts.thinking import Reads, as_read, how_read
+from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example, Message
 
 if TYPE_CHECKING:
@@ -78,7 +79,17 @@ def _all_segments(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBas
     """The segments of every example; the template is called for all of them at once, which is twice as fast."""
     needed = [renderings(example) for example in examples]
     texts = iter(_render([(e, *one) for e, ones in zip(examples, needed, strict=True) for one in ones], tokenizer))
-    return [cut(example, {one: next(texts) for one in ones}) for example, ones in zip(examples, needed, strict=True)]
+    ends = ends_by_next(tokenizer)
+    pairs = zip(examples, needed, strict=True)
+    return [cut(example, {one: next(texts) for one in ones}, ends) for example, ones in pairs]
+
+
+def ends_by_next(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """`facts.turn_end.ends_of_turn` of a tokenizer."""
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        return {}
+    return ends_of_turn(template, tokenizer.special_tokens_map, tokenizer.get_added_vocab())
 
 
 def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from surefit.core.errors import DataError
 from surefit.data.messages import trained_on
 from surefit.facts.thinking import CLOSING, OPENING, split_thoughts, thoughts_of
+from surefit.facts.turn_end import end_of
 from surefit.task import Example, Message
 
 Segment = tuple[str, bool]
@@ -37,12 +38,15 @@ def renderings(example: Example) -> list[Rendering]:
     return list(dict.fromkeys(needed))
 
 
-def cut(example: Example, rendered: Mapping[Rendering, str]) -> list[list[Segment]]:
+def cut(
+    example: Example, rendered: Mapping[Rendering, str], ends: Mapping[str, str] | None = None
+) -> list[list[Segment]]:
     """The texts to train on, each in segments: what the model is given and what it has to write, in turns.
 
     Args:
         example: a conversation. Where it does not end with an answer, the last text ends with what asks for one.
         rendered: its `renderings`, in their order.
+        ends: of a template that writes no end of a turn, what begins the next one (facts/turn_end.py).
 
     Raises:
         DataError: the text with an answer does not start with what asks for it, so nothing says what is to be written.
@@ -60,6 +64,7 @@ def cut(example: Example, rendered: Mapping[Rendering, str]) -> list[list[Segmen
             if asks:  # an earlier turn of a prompt, which is only shown
                 continue
             raise _not_answering(i, message, prompt, upto)
+        answer += end_of(message, ends or {})
         if not texts or not prompt.startswith(done):
             texts.append([])
             done = ""

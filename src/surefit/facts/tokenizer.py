@@ -17,6 +17,7 @@ from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
 from surefit.facts.model import ModelFacts, chat_template_in
 from surefit.facts.template import TemplateExceeds, TemplateRefused, render
 from surefit.facts.thinking import as_read, how_read
+from surefit.facts.turn_end import ends_of_turn, first_in
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TOOLS = re.compile(r"\btools\b")
@@ -41,6 +42,7 @@ class TokenizerFacts:
         mentions_tools: the template uses the variable `tools`.
         turn_end: the text that the template writes after an assistant's answer; None where it has no template or the
             template refuses a question and an answer.
+        ends_with_next: it writes nothing there, and a token at the start of the next turn, which ends an answer.
         end_of_turn: the first added token in `turn_end`, and its id; None where there is none.
     """
 
@@ -60,14 +62,15 @@ class TokenizerFacts:
     marks_generation: bool = False
     mentions_tools: bool = False
     turn_end: str | None = None
+    ends_with_next: bool = False
     end_of_turn: str | None = None
     end_of_turn_id: int | None = None
 
     def without_template(self) -> TokenizerFacts:
         """The same, for a run that does not use the tokenizer's own chat template."""
         return replace(
-            self, chat_template=None, marks_generation=False, mentions_tools=False, turn_end=None, end_of_turn=None,
-            end_of_turn_id=None,
+            self, chat_template=None, marks_generation=False, mentions_tools=False, turn_end=None,
+            ends_with_next=False, end_of_turn=None, end_of_turn_id=None,
         )  # fmt: skip
 
 
@@ -128,8 +131,9 @@ def _facts(
     stops: tuple[int, ...],
     template: str | None,
 ) -> TokenizerFacts:
-    turn_end = _turn_end(place, template, {f"{role}_token": text for role, text in named.items() if text})
-    end_of_turn = _first_in(turn_end or "", added)
+    special = {f"{role}_token": text for role, text in named.items() if text}
+    turn_end = _turn_end(place, template, special)
+    end_of_turn = first_in(turn_end or "", added)
     shared = {token for token in added if token in vocabulary}
     plain = _largest(vocabulary, {vocabulary[token] for token in shared})
     ids = {role: added.get(text, vocabulary.get(text)) for role, text in named.items() if text}
@@ -146,6 +150,7 @@ def _facts(
         marks_generation=bool(template and _GENERATION.search(template)),
         mentions_tools=bool(template and _TOOLS.search(template)),
         turn_end=turn_end,
+        ends_with_next=bool(template and ends_of_turn(template, special, added)),
         end_of_turn=end_of_turn,
         end_of_turn_id=added.get(end_of_turn) if end_of_turn else None,
     )
@@ -256,9 +261,3 @@ def _turn_end(path: Path, template: str | None, special: Mapping[str, str]) -> s
     except TemplateRefused:
         return None
     return text.rpartition(_ANSWER)[2] if _ANSWER in text else None
-
-
-def _first_in(text: str, tokens: Mapping[str, int]) -> str | None:
-    """The token that stands first in a text; of two that start at the same place the longer one."""
-    places = [(text.find(token), -len(token), token) for token in tokens if token and token in text]
-    return min(places)[2] if places else None

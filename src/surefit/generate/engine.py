@@ -24,6 +24,7 @@ from transformers import (
 
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.progress import OnProgress, silent
+from surefit.data.tokenize import ends_by_next
 from surefit.facts.thinking import Reads, as_read, how_read
 from surefit.generate.constrained import Compiler, Constrain
 from surefit.generate.processors import Draw, RefuseNaN, StopTexts, decode_answer
@@ -134,7 +135,7 @@ def generate(
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The tokens that end an answer: those of the model's generation config, the tokenizer's end of sequence, and the
-    token that the chat template writes after an assistant's turn.
+    token that the chat template writes after an assistant's turn, or begins the next one with (GLM).
 
     The last is missing from the generation config of base models that are fine-tuned with a chat template (Qwen2.5
     ends turns with `<|im_end|>`, its base model only knows `<|endoftext|>`); without it a perfect answer never ends.
@@ -142,6 +143,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])
     ids |= {tokenizer.eos_token_id, _end_of_turn_id(tokenizer)}
+    ids |= {_first_added(tokenizer, end) for end in ends_by_next(tokenizer).values()}
     return sorted(i for i in ids if i is not None)
 
 
@@ -157,8 +159,12 @@ def _end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     if answer not in text:
         return None
-    tail = tokenizer(text.rpartition(answer)[2], add_special_tokens=False).input_ids
-    return next((i for i in tail if i in tokenizer.added_tokens_decoder), None)
+    return _first_added(tokenizer, text.rpartition(answer)[2])
+
+
+def _first_added(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    return next((i for i in ids if i in tokenizer.added_tokens_decoder), None)
 
 
 def padding_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

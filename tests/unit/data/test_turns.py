@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefit.core.errors import DataError
 from surefit.data.dataset import build_dataset
 from surefit.data.sampled import token_examples
 from surefit.data.tokenize import conversation_segments, encode_turns, tokenize_prompt
+from surefit.generate.engine import stop_token_ids
 from surefit.task import Example
 
 from .conftest import as_examples, chat
@@ -206,3 +209,57 @@ def test_how_many_examples_a_sample_makes():
     assert token_examples(one, PUBLISHED["qwen3"]) == 1.0
     assert token_examples(many, "{{ raise_exception('no') }}") == 1.0
     assert token_examples([], PUBLISHED["qwen3"]) == 1.0
+
+
+TINY = LlamaConfig(
+    vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, eos_token_id=None
+)
+CALLED = {"type": "function", "function": {"name": "look", "arguments": {"word": "x"}}}
+
+
+def with_tokens(template: str, *tokens: str):
+    tokenizer = copy.deepcopy(byte_tokenizer())
+    tokenizer.chat_template = template
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    return tokenizer
+
+
+def test_a_turn_that_the_next_one_ends_is_learnt_with_what_ends_it():
+    """GLM has no end of turn: https://huggingface.co/zai-org/GLM-4.6 stops at <|user|> and <|observation|>."""
+    tokenizer = with_tokens(PUBLISHED["glm4moe"], "<|user|>", "<|assistant|>", "<|observation|>")
+    turns = (ask(1), {**say(1), "tool_calls": [CALLED]}, {"role": "tool", "content": "7"}, say(2), ask(3), say(3))
+    (segments,) = conversation_segments(Example(turns), tokenizer)
+    learnt = [text for text, own in segments if own]
+    assert [text[-len("<|observation|>") :] for text in learnt[:1]] == ["<|observation|>"]
+    assert [text[-len("2<|user|>") :] for text in learnt[1:]] == ["2<|user|>", "3<|user|>"]
+    # Nothing is there twice: all but the last token is transformers' own rendering.
+    assert "".join(text for text, _ in segments) == rendered(tokenizer, Example(turns), 6, False) + "<|user|>"
+    assert stop_token_ids(LlamaForCausalLM(TINY), tokenizer) == sorted(
+        tokenizer.convert_tokens_to_ids(["</s>", "<|user|>", "<|observation|>"])
+    )
+
+
+def test_a_turn_whose_end_is_written_with_the_next_one_is_learnt_with_it():
+    template = (
+        "{% for m in messages %}{{ '<u>' if m.role == 'user' else '<a>' }}{{ m.content }}"
+        "{% if not loop.last or m.role == 'user' %}<end>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    tokenizer = with_tokens(template, "<u>", "<a>", "<end>")
+    (segments,) = conversation_segments(Example((ask(1), say(1), ask(2), say(2))), tokenizer)
+    assert segments == [("<u>q1<end><a>", False), ("a1<end>", True), ("<u>q2<end><a>", False), ("a2<end>", True)]
+
+
+def test_words_that_begin_the_next_turn_end_none():
+    template = "{% for m in messages %}{{ m.role + ': ' + m.content + ' ' }}{% endfor %}" + (
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    (segments,) = conversation_segments(Example((ask(1), say(1))), with_tokens(template, "<u>"))
+    assert segments == [("user: q1 assistant: ", False), ("a1 ", True)]
+
+
+def test_a_comparison_without_the_end_is_noticed(monkeypatch):
+    assert judge(PUBLISHED["glm4moe"]).wrong == []
+    monkeypatch.setattr("surefit.data.tokenize.ends_by_next", lambda tokenizer: {})
+    assert all("without the '<|" in what for what in judge(PUBLISHED["glm4moe"]).wrong)
+    assert judge(PUBLISHED["glm4moe"]).wrong

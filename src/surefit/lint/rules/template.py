@@ -77,7 +77,8 @@ def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: Token
     ## What it does
     Renders a question and an answer with the model's chat template, and looks at what stands after the answer: a
     special token, and one at which generation stops by generation_config.json or the tokenizer. SureFit adds the token
-    that ends a turn to the generation config of what it writes, so there only a template without any is a finding.
+    that ends a turn to the generation config of what it writes, and where a turn is ended by the token that begins the
+    next one (GLM) it trains on that. There only a template without any is a finding.
 
     ## Why it is bad
     The model learns to end its turns with a token that nothing listens to, or with none: the answer is right, and then
@@ -96,7 +97,8 @@ def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: Token
     if tokenizer.turn_end is None or not tokenizer.file or (context.examples and not context.examples.conversations):
         return
     if tokenizer.end_of_turn is None:
-        if not (tokenizer.eos_token and tokenizer.eos_token in tokenizer.turn_end):
+        learnt = setup.tool == "surefit" and tokenizer.ends_with_next
+        if not learnt and not (tokenizer.eos_token and tokenizer.eos_token in tokenizer.turn_end):
             yield Finding(
                 field="base_model",
                 message=f"the chat template of {_model(context)} writes {tokenizer.turn_end!r} after an answer: "
