@@ -96,3 +96,53 @@ def test_without_an_end_of_turn_the_next_turns_token_is_learnt(surefit: Surefit,
     assert "TPL002" not in shown.text
     Path("thinking.jinja").write_text(GLM.replace("'<|' + m.role + '|>' +", "'\\n' + m.role + ': ' +"))
     assert "TPL002" in surefit("check", thinking).text
+
+
+def said(surefit: Surefit, config: Path, **turn: object) -> str:
+    """What `check --show 1` says of a row whose answer has these entries."""
+    row = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"} | turn]
+    Path("rows.jsonl").write_text((json.dumps({"messages": row}) + "\n") * 8)
+    return surefit("check", config, "--show", "1").text
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(5, "a number"), ({"a": 1}, "an object"), (True, "true or false"), ([7], "a number is not read")],
+)
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_that_is_no_text_is_refused(
+    surefit: Surefit, thinking: Path, name: str, value: object, kind: str
+) -> None:
+    text = " ".join(said(surefit, thinking, **{name: value}).split())
+    place = f"messages[1].{name}" + ("[0]" if isinstance(value, list) else "")
+    assert f"rows.jsonl:1: {place}:" in text
+    assert kind in text
+
+
+THOUGHT = "⟦<think>\nt\n</think>\n\n4"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"reasoning": ["t"]},
+        {"thinking": [{"type": "text", "text": "t"}]},
+        {"content": [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "4"}]},
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "t"}]}, {"type": "text", "text": "4"}]},
+        {"content": [{"type": "reasoning", "value": "t"}, {"type": "text", "value": "4"}]},
+    ],
+)
+def test_parts_that_hold_reasoning_are_read(surefit: Surefit, thinking: Path, turn: dict[str, object]) -> None:
+    assert THOUGHT in said(surefit, thinking, **turn)
+
+
+def test_no_reasoning_is_none(surefit: Surefit, thinking: Path) -> None:
+    plain = said(surefit, thinking)
+    assert "⟦" in plain
+    assert [said(surefit, thinking, reasoning_content=nothing) for nothing in ("", None)] == [plain, plain]
+
+
+def test_parts_of_a_user_hold_no_reasoning(surefit: Surefit, thinking: Path) -> None:
+    row = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, {"role": "assistant", "content": "4"}]
+    Path("rows.jsonl").write_text((json.dumps({"messages": row}) + "\n") * 8)
+    assert "a part of type 'image' is not read here" in " ".join(surefit("check", thinking).text.split())

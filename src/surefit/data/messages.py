@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
+from surefit.facts.thinking import FIELDS
 from surefit.metrics.strict_json import json_kind, strict_json
 from surefit.task import Message
 
 ROLES = ("system", "user", "assistant", "tool")
+THOUGHTS = ("thinking", "reasoning")
+"""`type` of a content's parts that hold reasoning: Mistral's and Anthropic's, and LLaMA-Factory's."""
 TEXT_ALONE = "take rows of text alone: images, sound and video are not trained on"
 SHAREGPT_ROLES = {
     "system": "system",
@@ -84,6 +87,7 @@ def _message(item: Any, field: str) -> Message:
     role = item.get("role")
     if role not in ROLES:
         raise _bad_role(item, role, field)
+    thoughts, item = _thoughts(item, field) if role == "assistant" else ({}, item)
     message: Message = {"role": role, "content": _content(item, role, field)}
     if item.get("tool_calls"):
         if role != "assistant":
@@ -93,7 +97,7 @@ def _message(item: Any, field: str) -> Message:
         raise DataError("the assistant's message is empty", field=f"{field}.content")
     if item.get("weight") not in (None, 0, 1):
         raise DataError(f"weight must be 0 or 1, not {item['weight']!r}", field=f"{field}.weight")
-    rest = {key: value for key, value in item.items() if key not in ("role", "content", "tool_calls")}
+    rest = {key: value for key, value in item.items() if key not in ("role", "content", "tool_calls")} | thoughts
     # A key set to null is a key that the file's writer did not fill; templates ask whether a key is there.
     return message | {key: value for key, value in rest.items() if value is not None}
 
@@ -107,6 +111,31 @@ def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
     return DataError(f"unknown role {role!r}{hint}", field=f"{field}.role", help=help_text)
 
 
+def _thoughts(item: Mapping[str, Any], field: str) -> tuple[dict[str, str], Mapping[str, Any]]:
+    """The reasoning of an assistant's message by field, and the message without the parts that hold some.
+
+    Raises:
+        DataError: reasoning that is no text: templates pass over it without a word.
+    """
+    found = {name: _joined(item[name], f"{field}.{name}") for name in FIELDS if item.get(name) is not None}
+    parts = item.get("content")
+    if not isinstance(parts, list):
+        return found, item
+    thoughts = [isinstance(part, Mapping) and part.get("type") in THOUGHTS for part in parts]
+    own, kept = ([part if held is wanted else "" for part, held in zip(parts, thoughts, strict=True)]
+                 for wanted in (True, False))  # fmt: skip
+    if any(thoughts) and not found:
+        found = {FIELDS[0]: _joined(own, f"{field}.content")}
+    return found, {**item, "content": kept}
+
+
+def _joined(value: Any, field: str) -> str:
+    """A text, or a list of parts that are texts."""
+    if isinstance(value, list):
+        return "".join(_part_text(part, f"{field}[{i}]") for i, part in enumerate(value))
+    return text(value, field)
+
+
 def _content(item: Mapping[str, Any], role: str, field: str) -> str:
     """The text of a message; parts of type text are joined. Only a message that calls tools may have none."""
     content = item.get("content")
@@ -114,21 +143,22 @@ def _content(item: Mapping[str, Any], role: str, field: str) -> str:
         if role == "assistant" and item.get("tool_calls"):
             return ""
         raise DataError("the message has no content", field=f"{field}.content")
-    if isinstance(content, list):
-        return "".join(_part_text(part, f"{field}.content[{i}]") for i, part in enumerate(content))
-    return text(content, f"{field}.content")
+    return _joined(content, f"{field}.content")
 
 
 def _part_text(part: Any, field: str) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
+    if isinstance(part, Mapping) and part.get("type") in ("text", *THOUGHTS):
+        held = next((part[key] for key in (part["type"], "text", "value") if part.get(key) is not None), None)
+        if isinstance(held, str) or (isinstance(held, list) and part["type"] != "text"):
+            return _joined(held, f"{field}.{part['type']}")
     kind = f"a part of type {part.get('type')!r}" if isinstance(part, Mapping) else json_kind(part)
+    calls = isinstance(part, Mapping) and part.get("type") in ("tool_call", "tool_use")
     raise DataError(
-        f'{kind} is not text: only {{"type": "text", "text": …}} can be read',
+        f'{kind} is not read here: only {{"type": "text", "text": …}} and an assistant\'s reasoning can be',
         field=field,
-        help=TEXT_ALONE if isinstance(part, Mapping) else None,
+        help="write calls as tool_calls of the message" if calls else TEXT_ALONE if isinstance(part, Mapping) else None,
     )
 
 

@@ -132,12 +132,12 @@ BAD = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]},
         "messages[0].content[0]",
-        "a part of type 'image' is not text",
+        "a part of type 'image' is not read here",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, ANSWER]},
         "messages[0].content[0]",
-        "a part of type 'image_url' is not text",
+        "a part of type 'image_url' is not read here",
     ),
     ({"messages": [USER, ANSWER], "images": ["cat.png"]}, "images", "comes with images, and only text is trained on"),
     ({"prompt": "<image> 2+2?", "completion": "4", "image": "x.png"}, "image", "comes with image"),
