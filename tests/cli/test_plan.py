@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from tests.cli.conftest import Surefit
 
+from surefit import nano
+
 
 def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, config: Path) -> None:
     planned = surefit("plan", config, "--gpu", "t4", "--json")
@@ -149,3 +151,25 @@ def test_a_model_without_layers(surefit: Surefit, config: Path, tmp_path: Path) 
     answer = surefit("plan", config, "--set", f"model.name_or_path={tmp_path / 'empty'}")
     assert answer.code == 2, answer.text
     assert "num_hidden_layers" in answer.text
+
+
+@pytest.mark.parametrize("where", ["directory", "hub"])
+def test_a_model_of_no_catalogue_is_planned_from_its_config(
+    surefit: Surefit, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    repository = tmp_path / "hub/models--org--unknown"
+    place = tmp_path / "base" if where == "directory" else repository / "snapshots/c0ffee"
+    place.mkdir(parents=True)
+    (place / "config.json").write_bytes((nano.PATH / "config.json").read_bytes())
+    if where == "hub":
+        (repository / "refs").mkdir()
+        (repository / "refs/main").write_text("c0ffee")
+    name = str(place) if where == "directory" else "org/unknown"
+    plan = surefit("plan", config, "--quick", "--json", "--set", f"model.name_or_path={name}")
+    assert plan.code == 0, plan.text
+    same = surefit("plan", config, "--quick", "--json").json
+    kept = ("weights", "adapter", "optimizer", "gradients")
+    found, expected = ([each for each in one["memory"] if each["term"] in kept] for one in (plan.json, same))
+    assert found == expected != []

@@ -420,7 +420,8 @@ def cached_snapshot(name: str, revision: str | None = None) -> Path | None:
 
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, dict[str, Any]]:
-    """The packaged models: hub id → `{"gated", "chat_template", "config"}`, numbers only, nobody's text."""
+    """The packaged models: hub id → `{"gated", "chat_template", "config"}`, and `weight_bytes` where `config` does not
+    tell. Numbers only, nobody's text; scripts/catalogue.py writes them."""
     entries = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(CATALOGUE.glob("*.json")))
     return {entry["name"]: entry for entry in entries}
 
@@ -451,7 +452,7 @@ def known_model(name: str) -> dict[str, Any] | None:
 
 
 def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:
-    return build_facts(
+    facts = build_facts(
         name,
         entry["config"],
         None,
@@ -460,6 +461,7 @@ def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:
         has_chat_template=entry["chat_template"],
         gated=entry["gated"],
     )
+    return replace(facts, weight_bytes=facts.weight_bytes or entry.get("weight_bytes"))
 
 
 def _hub_facts(name: str, revision: str | None, patience: float | None) -> ModelFacts:
