@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from low_bits_files import nano_copy
+from tests.cli.conftest import Surefit
+
 from surefit import nano
 
 CONFIG = """\
@@ -42,3 +46,35 @@ def test_an_edited_template_is_not_used(surefit, tmp_path: Path) -> None:
     assert (tmp_path / "run/merged/chat_template.jinja").read_text(encoding="utf-8") == template
     file.write_text(template, encoding="utf-8")
     assert surefit("evaluate", "run", "--variant", "adapter").code == 0
+
+
+OTHER = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>Well: "
+
+
+@pytest.mark.parametrize(
+    ("entry", "option", "said"),
+    [
+        (OTHER, None, "training takes chat_template.jinja"),
+        (None, "plain", "training takes plain"),
+        (None, None, None),
+        ("the same", None, None),
+        (None, "the same", None),
+    ],
+)
+def test_two_templates_of_one_model_are_said(
+    surefit: Surefit, config: Path, tmp_path: Path, entry: str | None, option: str | None, said: str | None
+) -> None:
+    base = nano_copy(tmp_path / "base")
+    own = base / "chat_template.jinja"
+    tokenizer = base / "tokenizer_config.json"
+    same = own.read_text() + "\n"
+    if entry:
+        text = same if entry == "the same" else entry
+        tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"chat_template": text}))
+    set_to = [] if option is None else ["--set", f"model.chat_template={own if option == 'the same' else option}"]
+    found = surefit("check", config, "--set", f"model.name_or_path={base}", *set_to)
+    text = " ".join(found.text.split())
+    assert ("TPL012" in text, found.code) == (said is not None, 0)
+    assert (said or "") in text
+    if entry == OTHER:
+        assert "Well:" in text

@@ -71,6 +71,8 @@ class ModelFacts:
         pickle_only: there are weights, but only in formats that can run code when they are loaded.
         source: where the facts come from.
         chat_template: the template's text; None where there is none or (see `has_chat_template`) it was not read.
+        other_template: one that others may take in its place: tokenizer_config.json's beside a chat_template.jinja, or
+            the model's own where the config names another.
         has_chat_template: None where it is not known.
         gated: access has to be granted by the owner; None where it is not known.
         custom_code: config.json points to Python code that comes with the model; code_files: in which files.
@@ -105,6 +107,7 @@ class ModelFacts:
     has_weights: bool
     source: Source
     chat_template: str | None = field(default=None, repr=False)
+    other_template: str | None = field(default=None, repr=False)
     has_chat_template: bool | None = None
     expected_parameters: int | None = None
     expert_parameters: int | None = None
@@ -231,7 +234,9 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
         chat_template=chat_template_in(directory),
         pickle_only=tensors is None and any(next(directory.glob(pattern), None) for pattern in PICKLES),
     )
-    return replace(facts, dequantized_from=stored.method if stored else None, unreadable=problem)
+    other = _template_beside(directory) if facts.chat_template else None
+    stored_as = stored.method if stored else None
+    return replace(facts, dequantized_from=stored_as, unreadable=problem, other_template=other)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -404,6 +409,11 @@ def chat_template_in(directory: Path) -> str | None:
             return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
         except OSError as error:
             raise ModelError(f"cannot be read: {error.strerror}", path=file, help="download the file again") from None
+    return _template_beside(directory)
+
+
+def _template_beside(directory: Path) -> str | None:
+    """tokenizer_config.json's entry."""
     config = directory / "tokenizer_config.json"
     return template_of(read_json_object(config)) if config.is_file() else None
 

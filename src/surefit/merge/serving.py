@@ -137,14 +137,17 @@ def _with_adapter(run: RunDir, length: str, dtype: str) -> dict[str, list[str]]:
     allowed = next((each for each in RANKS if each >= rank), rank)
     base = shlex.quote(model_path(settings["base_model_name_or_path"]))
     named = shlex.quote(f"adapter={run.adapter}")
+    # Servers know one template, the base's, where they are given no other.
+    written = run.adapter / "chat_template.jinja"
+    template = f" --chat-template {shlex.quote(str(written))}" if written.is_file() else ""
     return {
         f"vLLM, the base with the adapter beside it (rank {rank})": [
             f"vllm serve {base} --enable-lora --max-lora-rank {allowed} --lora-modules {named} --dtype {dtype} "
-            f"--max-model-len {length} --generation-config vllm"
+            f"--max-model-len {length} --generation-config vllm{template}"
         ],
         f"SGLang, the base with the adapter beside it (rank {rank})": [
             f"python -m sglang.launch_server --model-path {base} --enable-lora --max-lora-rank {rank} "
-            f"--lora-paths {named} --dtype {dtype} --context-length {length}"
+            f"--lora-paths {named} --dtype {dtype} --context-length {length}{template}"
         ],
     }
 

@@ -135,7 +135,7 @@ def gather(
     model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision, patience))
     if model is not None and (chosen := config.model.chat_template) is not None:
         text = attempt(lambda: template_text(chosen))
-        model = replace(model, chat_template=text, has_chat_template=True)
+        model = replace(model, chat_template=text, has_chat_template=True, other_template=model.chat_template)
     if model is not None and (tokens := config.model.add_tokens):
         found = model
         tokenizer = attempt(lambda: facts_of_tokenizer(found))

@@ -365,13 +365,82 @@ def asked_in_another_way(context: LintContext, config: Config, tokenizer: Tokeni
     except TemplateRefused:
         return
     if trained != asked:
-        pairs = enumerate(zip(trained, asked, strict=False))
-        same = next((i for i, (a, b) in pairs if a != b), min(len(trained), len(asked)))
+        same = _parting(trained, asked)
         yield Finding(
             field="evaluate.chat_template_kwargs",
             message=f"training asks for an answer with {_end(trained, same)}, and scoring with {_end(asked, same)}",
             help="set it in model.chat_template_kwargs, which is for both; or say in lint.ignore why they differ",
         )
+
+
+@rule("TPL012", "two-chat-templates", severity="warning")
+def two_chat_templates(
+    context: LintContext, config: Config, model: ModelFacts, tokenizer: TokenizerFacts
+) -> Iterator[Finding]:
+    """The model has another chat template than the one that is trained with.
+
+    ## What it does
+    Renders a short conversation, with a tool where the rows have tools, with both: with `model.chat_template` and the
+    model's own; or with chat_template.jinja and the entry in tokenizer_config.json, where a model has both. Templates
+    that write the same are fine.
+
+    ## Why it is bad
+    SureFit and transformers take chat_template.jinja, and what SureFit saves has the template of training alone. But
+    whoever serves the base with the adapter beside it asks with the base's own, and older tools read
+    tokenizer_config.json: the model is given another text than it has learnt to answer.
+
+    ## Example
+    `model.chat_template: plain` for an instruct model.
+
+    ## Fix
+    Leave `model.chat_template` out for a model that has a template. Otherwise serve `merged/`, or give the server
+    `adapter/chat_template.jinja`, as the commands that `surefit serve-check` prints do. Of two in one directory, delete the
+    one that is not meant.
+
+    ## Evidence
+    transformers' `PreTrainedTokenizerBase.save_pretrained` writes chat_template.jinja beside tokenizer_config.json;
+    what was saved before keeps its entry.
+    """
+    own, other = tokenizer.chat_template, model.other_template
+    if not own or not other or own.strip() == other.strip() or context.is_foreign:
+        return
+    if not makes_conversations(context, config):
+        return
+    tools = TOOLS if context.examples and context.examples.with_tools else None
+    trained, served = (_conversation(each, tokenizer, tools) for each in (own, other))
+    if trained is None or trained == served:
+        return
+    same = _parting(trained, served or "")
+    writes = "refuses that" if served is None else f"writes {_end(served, same)}"
+    if config.model.chat_template:
+        field, first, second = "model.chat_template", config.model.chat_template, "own template"
+        advice = "leave it out, or give the server adapter/chat_template.jinja"
+    else:
+        field, first, second = "model.name_or_path", "chat_template.jinja", "tokenizer_config.json"
+        advice = "delete the one that is not meant: other tools may take it"
+    message = f"training takes {first}, which writes {_end(trained, same)}; {_model(context)}'s {second} {writes}"
+    yield Finding(field=field, message=message, help=advice)
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
+
+
+def _conversation(template: str, tokenizer: TokenizerFacts, tools: list[dict[str, object]] | None) -> str | None:
+    """A question, an answer, and what asks for another; None where the template refuses it."""
+    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
+    special = {role: text for role, text in named.items() if text is not None}
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}, {"role": "user", "content": "?"}]
+    try:
+        seen = [as_read(turn, how_read(template)) for turn in turns]
+        return render(template, seen, tools=tools, add_generation_prompt=True, special=special)
+    except TemplateRefused:
+        return None
+
+
+def _parting(first: str, second: str) -> int:
+    """Where two texts part."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _end(text: str, same: int) -> str:
