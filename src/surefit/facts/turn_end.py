@@ -20,7 +20,9 @@ _ANSWER = {"role": "assistant", "content": _MARK}
 _CALL = {"id": "surefit01", "type": "function", "function": {"name": "look", "arguments": {"word": "x"}}}
 _CALLING = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _RESULT = {"role": "tool", "name": "look", "tool_call_id": "surefit01", "content": "found"}
-_NEXT = {"user": ([_ASKED, _ANSWER], _ASKED), "tool": ([_ASKED, _CALLING], _RESULT)}
+_NEXT: Mapping[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "user": ([_ASKED, _ANSWER], _ASKED), "tool": ([_ASKED, _CALLING], _RESULT)
+}  # fmt: skip
 
 
 def ends_of_turn(template: str, special: Mapping[str, str], tokens: Iterable[str]) -> dict[str, str]:

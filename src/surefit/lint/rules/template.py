@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from surefit.config.schema import Config
 from surefit.core.errors import did_you_mean
@@ -394,8 +395,8 @@ def two_chat_templates(
 
     ## Fix
     Leave `model.chat_template` out for a model that has a template. Otherwise serve `merged/`, or give the server
-    `adapter/chat_template.jinja`, as the commands that `surefit serve-check` prints do. Of two in one directory, delete the
-    one that is not meant.
+    `adapter/chat_template.jinja`, as the commands that `surefit serve-check` prints do. Of two in one directory, delete
+    the one that is not meant.
 
     ## Evidence
     transformers' `PreTrainedTokenizerBase.save_pretrained` writes chat_template.jinja beside tokenizer_config.json;
@@ -422,10 +423,12 @@ def two_chat_templates(
     yield Finding(field=field, message=message, help=advice)
 
 
-TOOLS = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}
+]
 
 
-def _conversation(template: str, tokenizer: TokenizerFacts, tools: list[dict[str, object]] | None) -> str | None:
+def _conversation(template: str, tokenizer: TokenizerFacts, tools: list[dict[str, Any]] | None) -> str | None:
     """A question, an answer, and what asks for another; None where the template refuses it."""
     named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
     special = {role: text for role, text in named.items() if text is not None}
