@@ -89,7 +89,7 @@ def ends_by_next(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     template = tokenizer.chat_template
     if not isinstance(template, str):
         return {}
-    return ends_of_turn(template, tokenizer.special_tokens_map, tokenizer.get_added_vocab())
+    return ends_of_turn(template, tokenizer.special_tokens_map, tokenizer.get_added_vocab)
 
 
 def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -150,7 +150,7 @@ def _facts(
         marks_generation=bool(template and _GENERATION.search(template)),
         mentions_tools=bool(template and _TOOLS.search(template)),
         turn_end=turn_end,
-        ends_with_next=bool(template and ends_of_turn(template, special, added)),
+        ends_with_next=bool(template and ends_of_turn(template, special, lambda: added)),
         end_of_turn=end_of_turn,
         end_of_turn_id=added.get(end_of_turn) if end_of_turn else None,
     )

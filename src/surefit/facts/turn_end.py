@@ -7,7 +7,7 @@ write the end of a turn only once another follows (Apertus, Hy3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -25,16 +25,17 @@ _NEXT: Mapping[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def ends_of_turn(template: str, special: Mapping[str, str], tokens: Iterable[str]) -> dict[str, str]:
+def ends_of_turn(template: str, special: Mapping[str, str], tokens: Callable[[], Iterable[str]]) -> dict[str, str]:
     """What ends an answer ("user") and a call ("tool"), where that is the beginning of the turn behind it; empty for a
     template that ends its turns.
 
     Args:
         template: its text.
         special: `bos_token` and the others, by name.
-        tokens: the tokenizer's added tokens.
+        tokens: gives the tokenizer's added tokens, of which some have thousands; only such a template needs them.
     """
-    return _ends(template, tuple(sorted(special.items())), frozenset(tokens))
+    named = tuple(sorted(special.items()))
+    return _ends(template, named, frozenset(tokens())) if _writes_no_end(template, named) else {}
 
 
 def end_of(message: Mapping[str, Any], ends: Mapping[str, str]) -> str:
@@ -43,10 +44,13 @@ def end_of(message: Mapping[str, Any], ends: Mapping[str, str]) -> str:
 
 
 @lru_cache(maxsize=8)
-def _ends(template: str, special: tuple[tuple[str, str], ...], tokens: frozenset[str]) -> dict[str, str]:
+def _writes_no_end(template: str, special: tuple[tuple[str, str], ...]) -> bool:
     answered = _rendered(template, special, [_ASKED, _ANSWER])
-    if _MARK not in answered or answered.rpartition(_MARK)[2].strip():
-        return {}
+    return _MARK in answered and not answered.rpartition(_MARK)[2].strip()
+
+
+@lru_cache(maxsize=8)
+def _ends(template: str, special: tuple[tuple[str, str], ...], tokens: frozenset[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for role, (turns, following) in _NEXT.items():
         before, whole = (_rendered(template, special, each) for each in (turns, [*turns, following]))
