@@ -211,6 +211,25 @@ def test_several_adapters_are_refused_with_the_way_to_stack_them(surefit: Surefi
 
 
 @pytest.mark.slow
+def test_code_that_was_allowed_goes_with_what_is_merged(
+    surefit: Surefit, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    base = nano_copy(tmp_path / "base")
+    own_code(base)
+    edit(base, architectures=["HouseForCausalLM"])
+    (base / "configuration_house.py").write_text(
+        "from transformers import LlamaConfig\n\n\nclass HouseConfig(LlamaConfig):\n    model_type = 'house'\n"
+    )
+    (base / "modeling_house.py").write_text(
+        "from transformers import LlamaForCausalLM\n\nfrom .configuration_house import HouseConfig\n\n\n"
+        "class HouseForCausalLM(LlamaForCausalLM):\n    config_class = HouseConfig\n"
+    )
+    run = trained(surefit, config, base, "runs/first", "model.trust_remote_code=true")
+    assert {"configuration_house.py", "modeling_house.py"} <= {file.name for file in run.merged.iterdir()}
+
+
+@pytest.mark.slow
 def test_rows_of_new_tokens_are_merged_first(surefit: Surefit, config: Path) -> None:
     tokens = 'model.add_tokens=["<call>", "</call>"]'
     plain = trained(surefit, config, "surefit/nano", "runs/plain")

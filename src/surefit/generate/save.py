@@ -66,7 +66,7 @@ def _write_weights(
 
 def save_surroundings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, base: Path, directory: Path) -> None:
     """Write all that belongs to a model's weights: config, tokenizer with its chat template, how images are prepared,
-    and the base's generation config completed by `stop_token_ids`."""
+    the Python code that config.json names, and the base's generation config completed by `stop_token_ids`."""
     stops = stop_token_ids(model, tokenizer)
     # Carried over as it is: transformers refuses to write settings that it finds inconsistent.
     generation = read_json(base / GENERATION_CONFIG) if (base / GENERATION_CONFIG).exists() else {}
@@ -76,7 +76,9 @@ def save_surroundings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    for file in (base / name for name in PROCESSOR):
+    # Code of the model's own, without which its config.json means nothing.
+    code = base.glob("*.py") if getattr(config, "auto_map", None) else ()
+    for file in (*(base / name for name in PROCESSOR), *code):
         if file.is_file():
             shutil.copyfile(file, directory / file.name)
     write_json(directory / GENERATION_CONFIG, generation | ({"eos_token_id": stops} if stops else {}))
