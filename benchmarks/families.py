@@ -6,12 +6,13 @@ Each family is a random model of some thousand parameters (family_shapes.py), in
 time and memory. First transformers alone: it is made, saved, read back, and one backward pass gives finite gradients;
 what fails there is transformers' own, and not counted. Then SureFit, each line a cell of docs/models.md:
 
-    plan       the closed form, and the simulation
+    plan       the closed form; the simulation, whose peak is that of the same two steps with numbers in the tensors
     lora, full two optimizer steps on padded rows, interrupted after the first and resumed
     packed     two with `data.packing: true`
     merge      merged with its certificate; a full fine-tune, its certificate
     reload     plain transformers reads merged/, PEFT reads adapter/: the same logits; both generate
     scores     `surefit evaluate` answers with base, adapter and merged model
+    nf4        two steps with LoRA over linear layers in NF4, a certified merge into the dequantised weights, reloaded
 
 With --experts LoRA beside the experts too (`adapter.experts`), and no full fine-tune; lines in a file of their own.
 
@@ -53,6 +54,10 @@ import surefit
 from surefit.core.errors import Interrupted
 from surefit.facts.all_linear import without_gradient
 from surefit.model.classes import auto_class
+from surefit.plan.building import build
+from surefit.plan.setting import Setting, setting_of
+from surefit.plan.simulate import record, run_training
+from surefit.plan.trace import Recorder
 from surefit.stages.checking import Refused, require_no_errors
 from surefit.stages.planning import planned_run
 from surefit.stages.prepare import prepare
@@ -62,7 +67,9 @@ from surefit.stages.watcher import Lines
 ROOT = Path(__file__).parents[1]
 SECONDS, BYTES = 120, 12 * 2**30
 STEPS = 2
-CELLS = ("plan", "lora", "lora packed", "lora merge", "reload", "scores", "full", "full packed", "full merge")
+CELLS = ("plan", "lora", "lora packed", "lora merge", "reload", "scores", "full", "full packed", "full merge", "nf4")
+AS_SIMULATED = 0.01
+"""Of the peak: what a router sends to an expert is known with numbers alone."""
 TEMPLATE = (
     "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -128,11 +135,13 @@ def trains_alone(family: str, directory: Path) -> bool:
     return float((later - after)[:, :20].abs().max()) < 1e-4
 
 
-def settings(base: Path, out: Path, kind: str, packed: bool, experts: bool = False) -> surefit.Config:
+def settings(
+    base: Path, out: Path, kind: str, packed: bool, experts: bool = False, quantization: str = "none"
+) -> surefit.Config:
     """The run of one cell."""
     return surefit.Config.from_dict(
         {
-            "model": {"name_or_path": str(base), "dtype": "float32"},
+            "model": {"name_or_path": str(base), "dtype": "float32", "quantization": quantization},
             "adapter": {"kind": kind, "r": 4, "alpha": 8} | ({"experts": True} if experts else {}),
             "data": {"train": rows(), "eval": rows(3), "max_length": 64, "packing": packed},
             "train": {
@@ -178,6 +187,8 @@ class Family:
         for kind in ("lora",) if self.experts else ("lora", "full"):
             packed = settings(self.base, self.work / f"{kind}-packed", kind, packed=True, experts=self.experts)
             self._cell(f"{kind} packed", lambda packed=packed: self._train(packed))
+        if not self.experts:
+            self._cell("nf4", self._nf4)
 
     def _cell(self, name: str, stage: Callable[[], Any]) -> bool:
         began = time.monotonic()
@@ -199,6 +210,11 @@ class Family:
         document = surefit.plan(config).document
         if document["estimate"] is None or document["estimate"]["not_simulated"]:
             raise ValueError(f"not simulated: {[said for said in document['left_out'] if 'the simulation' in said]}")
+        run = prepare(config.loaded)
+        setting = setting_of(run.resolved, run.model, run.hardware)
+        simulated, real = record(setting).peak()[0], allocated(setting)
+        if abs(simulated / real - 1) > AS_SIMULATED:
+            raise ValueError(f"the simulation has a peak of {simulated:,} bytes, and real tensors of {real:,}")
 
     def _train(self, config: surefit.Config) -> None:
         """Two steps, with an interruption after the first where rows are padded."""
@@ -217,6 +233,12 @@ class Family:
             done = train_run(run, Lines(ignore), resume=True, planned=planned)
         if done["steps"] != STEPS or done["rejected"] or (done["resumed_from"] == 1) != interrupted:
             raise ValueError(f"{done['steps']} steps, resumed from {done['resumed_from']}, {done['rejected']} rejected")
+
+    def _nf4(self) -> None:
+        config = settings(self.base, self.work / "nf4", "lora", packed=False, quantization="nf4")
+        self._train(config)
+        surefit.merge(config, quiet=True)
+        self._require_whole(self.work / "nf4/merged")
 
     def _reload(self) -> None:
         """Plain transformers and PEFT read what was written, and compute the same."""
@@ -255,6 +277,18 @@ class Family:
             raise ValueError("a class that reads the base does not read the result")
         for each in logits[1:]:
             torch.testing.assert_close(each, logits[0], rtol=1e-3, atol=1e-3)
+
+
+def allocated(setting: Setting) -> int:
+    """Bytes in tensors at the fullest moment of two steps that are really computed."""
+    model, recorder = build(setting, "cpu"), Recorder()
+    with recorder:
+        recorder.start("load")
+        recorder.tag((*model.parameters(), *model.buffers()), "weights")
+        run_training(model, setting, recorder)
+        recorder.start("end")
+    peak: int = recorder.trace.peak()[0]
+    return peak
 
 
 def read_back(directory: Path) -> Any:
@@ -344,7 +378,7 @@ def measured(name: str, experts: bool = False) -> dict[str, Any]:
 
 def complete(line: dict[str, Any]) -> bool:
     """Whether every stage passes."""
-    wanted = [name for name in CELLS if not (line["experts"] and name.startswith("full"))]
+    wanted = [name for name in CELLS if not (line["experts"] and name.startswith(("full", "nf4")))]
     return line["causal"] is True and all(line["cells"].get(name, {}).get("state") == "passes" for name in wanted)
 
 
@@ -382,7 +416,8 @@ def import_all() -> None:
     for room in ("checkpoint", "data", "evaluate", "generate", "merge", "model", "plan", "stages", "train"):
         place = importlib.import_module(f"surefit.{room}")
         for module in pkgutil.iter_modules(place.__path__, f"{place.__name__}."):
-            importlib.import_module(module.name)
+            with contextlib.suppress(ModuleNotFoundError):  # Triton comes with some builds of torch
+                importlib.import_module(module.name)
 
 
 def summary(line: dict[str, Any]) -> str:

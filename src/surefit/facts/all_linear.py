@@ -80,6 +80,9 @@ factors without a word. Zamba: one block's matrices serve several layers, and ca
 factors.
 """
 
+CONV1D = frozenset({"gpt2", "openai-gpt"})
+"""Model types whose matrices, inputs × outputs, are in no linear layers (transformers' Conv1D): none is quantised."""
+
 FUSED_IN_FILES = frozenset({"hrm_text"})
 """Model types whose files hold one matrix for several layers (query, key, value and gate), which transformers cuts up
 while it loads: what factors beside the parts learn cannot be merged into the whole."""
@@ -98,6 +101,17 @@ def without_gradient(layer: str) -> bool:
     (True, False)
     """
     return bool(_NO_GRADIENT.search(layer))
+
+
+def quantisable(layer: str) -> bool:
+    """Whether a linear layer of this dotted name may be held in fewer bits: text passes through it, as through a matrix
+    and nothing else. What does not compute for text (images, sound) is saved as it was; an indexer's choice is kept.
+
+    >>> [quantisable(f"model.{name}") for name in ("layers.0.mlp.up_proj", "vision_tower.fc1", "layers.0.dt_proj")]
+    [True, False, False]
+    """
+    # Gemma 3n clamps its prediction_coefs in place.
+    return is_product(layer) and not without_gradient(layer) and not layer.endswith("prediction_coefs")
 
 
 def ends_with(name: str, target: str) -> bool:

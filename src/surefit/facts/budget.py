@@ -41,7 +41,7 @@ from surefit.facts.activations import (
     shared_tokens,
     workspace_bytes,
 )
-from surefit.facts.all_linear import closed_to_lora, ends_with, without_gradient
+from surefit.facts.all_linear import closed_to_lora, ends_with, quantisable, without_gradient
 from surefit.facts.experts import factor_shapes, summed_bytes
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.vocabulary import row_shapes
@@ -315,7 +315,8 @@ def _weights_term(resolved: Resolved, model: ModelFacts) -> Term:
     if kind == "none":
         why = f"{count_text(model.parameters)} parameters in {dtype}"
         return Term("weights", model.parameters * DTYPE_BYTES[dtype], why)
-    shapes = [shape for name, shape in model.linear_modules.items() if name.rpartition(".")[2] not in OUTPUT_HEADS]
+    layers = [each for each in model.linear_modules.items() if each[0].rpartition(".")[2] not in OUTPUT_HEADS]
+    shapes = [shape for name, shape in layers if quantisable(name)]
     numbers = sum(out * into for out, into in shapes)
     if kind == "nf4":
         scales = [out * into // 64 for out, into in shapes]

@@ -10,19 +10,16 @@ from collections.abc import Sequence
 import torch
 from accelerate import infer_auto_device_map
 from accelerate.utils import get_balanced_memory
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core import env
-from surefit.core.errors import MachineError, ModelError
-from surefit.core.reading import library_errors
+from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text
 from surefit.facts.generation import FOR_WEIGHTS
 from surefit.facts.gguf_source import FIELD
-from surefit.model.classes import auto_class
-from surefit.model.load import load_model
-from surefit.model.tokenizer import model_path
+from surefit.model.load import load_model, skeleton
 
 
 def load_to_answer(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:
@@ -37,19 +34,6 @@ def load_to_answer(section: ModelSection, hardware: HardwareLike) -> PreTrainedM
         return load_model(section, hardware)
     free = [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
     return load_model(section, hardware, placed=split_by_layers(skeleton(section), free))
-
-
-def skeleton(section: ModelSection) -> PreTrainedModel:
-    """The model without its weights."""
-    place = model_path(section.name_or_path, section.revision)
-    remote = section.trust_remote_code
-    problem = "transformers builds no model from its config.json"
-    with library_errors(place, ModelError, problem, "it takes a causal language model"):
-        config = AutoConfig.from_pretrained(place, revision=section.revision, trust_remote_code=remote)
-    with torch.device("meta"):
-        made = auto_class(config).from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)
-    assert isinstance(made, PreTrainedModel)
-    return made
 
 
 def split_by_layers(model: PreTrainedModel, free: Sequence[int]) -> dict[str, int] | None:

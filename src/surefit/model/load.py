@@ -19,6 +19,7 @@ from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError
+from surefit.core.reading import library_errors
 from surefit.facts.gguf_source import FIELD
 from surefit.facts.hardware import cpu_count
 from surefit.facts.model import PICKLES, read_config
@@ -83,12 +84,11 @@ def load_model(
         _require_files(Path(place))
         read_config(Path(place))
     dtype, device = getattr(torch, section.dtype), device or hardware.kind
-    # Only what quantises needs a device at this point: the others are read on the CPU and moved as a whole.
-    quantized = quantization_config(section, dtype)
-    options = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": device}}
-    if placed is not None:
-        options["device_map"] = dict(placed)
-    warmed = without_allocator_warmup() if quantized is not None else contextlib.nullcontext()
+    options: dict[str, Any] = {} if placed is None else {"device_map": dict(placed)}
+    if section.quantization == "nf4":
+        # Only what quantises needs a device at this point: the others are read on the CPU and moved as a whole.
+        options = {"quantization_config": quantization_config(dtype, skeleton(section)), "device_map": {"": device}}
+    warmed = without_allocator_warmup() if section.quantization == "nf4" else contextlib.nullcontext()
     with reading(section, "model"), _on_the_device(section), warmed:
         origin: Any = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
         config = AutoConfig.from_pretrained(place, **origin)
@@ -115,6 +115,19 @@ def load_model(
     with _on_the_device(section):
         there = model if placed is not None else model.to(device)  # type: ignore[arg-type]
     return there.eval()  # type: ignore[no-any-return]
+
+
+def skeleton(section: ModelSection) -> PreTrainedModel:
+    """The model without its weights."""
+    place = model_path(section.name_or_path, section.revision)
+    remote = section.trust_remote_code
+    problem = "transformers builds no model from its config.json"
+    with library_errors(place, ModelError, problem, "it takes a causal language model"):
+        config = AutoConfig.from_pretrained(place, revision=section.revision, trust_remote_code=remote)
+    with torch.device("meta"):
+        made = auto_class(config).from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)
+    assert isinstance(made, PreTrainedModel)
+    return made
 
 
 def _threads_for(model: PreTrainedModel) -> int:

@@ -2,13 +2,14 @@
 
 NF4 (Dettmers et al. 2023, QLoRA): 4 bits per weight and a scale per 64 of them, the scales themselves in 8 bits: 4.127
 bits per weight. FP8: 8 bits per weight (1 sign, 4 exponent, 3 mantissa) and a float32 scale per output. Embeddings and
-the output head stay as they are, and so do the adapter's factors.
+the output head stay as they are, routers and layers for images or sound, and the adapter's factors.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,9 +17,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError
+from surefit.facts.all_linear import quantisable
 from surefit.model import float8_ops
 from surefit.model.compat import keep_four_bit_layout
 from surefit.model.float8_ops import FP8, FP8_MAX, TINY
@@ -28,20 +30,22 @@ BLOCK, BLOCKS = 64, 256
 """Weights per NF4 scale, and scales per scale of the scales: what bitsandbytes does unless told otherwise."""
 
 
-def quantization_config(section: ModelSection, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """What `from_pretrained` is given as `quantization_config`; None where transformers quantises nothing.
+def quantization_config(dtype: torch.dtype, model: PreTrainedModel) -> BitsAndBytesConfig:
+    """What `from_pretrained` is given as `quantization_config` for NF4.
 
     Args:
-        section: its `quantization` says which.
         dtype: of everything that is not quantised, and of the arithmetic.
+        model: the one that is loaded, without its weights.
 
     Raises:
         MachineError: nf4 without bitsandbytes or accelerate.
     """
-    if section.quantization != "nf4":
-        return None
     _require_bitsandbytes()
+    chosen = {id(layer) for _, _, layer in _layers(model)}
+    others = [name for name, layer in model.named_modules() if _is_matrix(layer) and id(layer) not in chosen]
     return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        # A pattern: a plain name would leave out all that begin or end with it.
+        llm_int8_skip_modules=[f"(?:{'|'.join(map(re.escape, others))})$"],
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -253,15 +257,28 @@ def _multiplies_float8(x: torch.Tensor, layer: Float8Linear) -> bool:
 
 
 def _layers(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
-    """The linear layers to quantise, as (parent, attribute, layer): all but the output head and what is tied to it."""
+    """The linear layers to quantise, as (parent, attribute, layer): all but the output head, what is tied to it, and
+    what facts/all_linear.py leaves out. A class of a model's own may compute something else with its weight."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     shared = {id(model.get_input_embeddings().weight), id(getattr(head, "weight", None))}
     return [
         (parent, name, layer)
-        for parent in model.modules()
+        for place, parent in model.named_modules()
         for name, layer in parent.named_children()
-        if isinstance(layer, torch.nn.Linear) and layer is not head and id(layer.weight) not in shared
+        if type(layer) is torch.nn.Linear and layer is not head and id(layer.weight) not in shared
+        if quantisable(f"{place}.{name}") and not _kept_precise(model, f"{place}.{name}")
     ]
+
+
+def _kept_precise(model: PreTrainedModel, name: str) -> bool:
+    """Whether the model's class wants a layer of this dotted name in more bits than the others."""
+    kept = (*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ()))
+    return any(re.search(rf"(^|\.)(?:{each})($|\.)", name) for each in kept)
+
+
+def _is_matrix(layer: torch.nn.Module) -> bool:
+    """Whether transformers would quantise it."""
+    return isinstance(layer, torch.nn.Linear | Conv1D)
 
 
 def _four_bit_on_meta(layer: torch.nn.Linear) -> torch.nn.Module:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.schema import Config
+from surefit.facts.all_linear import CONV1D
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, rule
 
@@ -320,3 +322,34 @@ def fp8_without_fp8_arithmetic(config: Config, hardware: HardwareFacts) -> Itera
         "16 bits or more for every product",
         help="write none if the model fits, nf4 if memory decides",
     )
+
+
+@rule("PRC010", "nothing-to-quantise", severity="error")
+def nothing_to_quantise(config: Config, model: ModelFacts) -> Iterator[Finding]:
+    """The base has no linear layers that could be held in fewer bits.
+
+    ## What it does
+    Looks, with `model.quantization: nf4` or `fp8`, for a model whose matrices are of another kind than
+    `torch.nn.Linear`: GPT-2 and the first GPT, which have transformers' `Conv1D`.
+
+    ## Why it is bad
+    Nothing would be saved. bitsandbytes turns such matrices into its own layers all the same, and a merge would then
+    start from other weights than those that the adapter was trained beside.
+
+    ## Example
+    `quantization: nf4` with `openai-community/gpt2`.
+
+    ## Fix
+    Write `quantization: none`: the largest of these models has 1.5 billion parameters.
+
+    ## Evidence
+    `replace_with_bnb_linear` of transformers 5.23. benchmarks/families.py, 24 November 2026: GPT-2 trained over
+    NF4, merged into its weights as they were stored, was off by 3 % of a logit where rounding explains 0.0002 %.
+    """
+    if config.model.quantization != "none" and model.model_type in CONV1D:
+        yield Finding(
+            field="model.quantization",
+            message=f"{config.model.quantization} holds linear layers in fewer bits, and a {model.model_type} has none",
+            help="set model.quantization: none",
+            fix=Fix("model.quantization", "none"),
+        )
