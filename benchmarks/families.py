@@ -65,7 +65,7 @@ from surefit.stages.training import train as train_run
 from surefit.stages.watcher import Lines
 
 ROOT = Path(__file__).parents[1]
-SECONDS, BYTES = 120, 12 * 2**30
+SECONDS, BYTES = 300, 12 * 2**30
 STEPS = 2
 CELLS = ("plan", "lora", "lora packed", "lora merge", "reload", "scores", "full", "full packed", "full merge", "nf4")
 AS_SIMULATED = 0.01

@@ -40,9 +40,12 @@ allows it, but beside no expert. ADP007 says which share of the parameters that 
     adapter: {experts: true}
 
 puts factors beside every routed expert too, with the same rank and alpha, by PEFT's `target_parameters`; routers stay
-as they are. PEFT reads such an adapter without SureFit, and answers the same; SureFit merges those that PEFT wrote. In
-a merge every tensor of the base's files is an update of its own, whether the files hold the experts in stacks or one by
-one; an expert whose factors are lost is refused by name.
+as they are. `experts: with_router` puts factors beside the routers as well, so that a token may learn to go elsewhere;
+51 of the 55 families with stacks of experts have routers that can have some (not AFMoE, HunYuan, LongCat-Flash and
+Zaya), and in a full fine-tune routers are trained like everything else. PEFT reads such an adapter without SureFit, and
+answers the same; SureFit merges those that PEFT wrote. In a merge every tensor of the base's files is an update of its
+own, whether the files hold the experts in stacks or one by one, and is written under the same name; an expert whose
+factors are lost is refused by name.
 
 It is not a part of all-linear, because it costs of another order. Qwen3-30B-A3B with r = 16 has 13,369,344 factors
 without and 642,514,944 with the experts. And PEFT adds them to the weights at every call: it makes W + scaling · B A of
@@ -54,9 +57,10 @@ Dropout, DoRA, quantised weights, compiled layers and every `parallel.mode` but 
 (ADP009). An expert that no token was sent to in training keeps a B of zeros and is left as it was.
 
 `python benchmarks/families.py --experts`, 23 November 2026, took 53 mixtures through every stage but those of a full
-fine-tune. 29 passed, 17 passed but for packing, which `check` refuses them without experts too, and DeepSeek-V4,
-Inkling 2, Laguna, LongCat-Flash and Zaya failed as they did without experts. Those five pass without experts since, and
-were not tried again with them. `check` refuses JetMoE, whose experts are of another kind.
+fine-tune. 29 passed, and 17 passed but for packing, which `check` refuses them without experts too. The other five were
+tried again on 24 November: Laguna and LongCat-Flash pass, DeepSeek-V4 and Zaya pass but for packing, and `check`
+refuses Inkling 2 (ADP009), whose files hold the rows of gate and up by turns, which no merge puts back. It also refuses
+JetMoE, whose experts are of another kind.
 
 PEFT reads old adapters of such models by translating names: in the types that ADP008 knows, `gate_proj`, `up_proj` and
 `down_proj` (or `w1`, `w2`, `w3`) mean the stacks, wherever they stand. Shared experts and dense layers of those models

@@ -107,9 +107,15 @@ def test_facts_and_model_agree_on_what_is_adapted(family: str, tmp_path: Path) -
     assert sorted(adapted.values()) == sorted(target_modules(facts, section).values())
 
 
-@pytest.mark.parametrize("family", [*SMALL, "mixtral", "gpt_oss", "jamba", "lfm2_moe", "granitemoe_swa"])
-def test_facts_and_model_agree_on_the_experts_factors(family: str, tmp_path: Path) -> None:
-    model, section = built(family), AdapterSection(r=2, experts=True)
+@pytest.mark.parametrize(
+    ("family", "experts"),
+    [
+        *((family, True) for family in (*SMALL, "mixtral", "gpt_oss", "jamba", "lfm2_moe", "granitemoe_swa")),
+        *((family, "with_router") for family in (*SMALL, "mixtral", "gpt_oss", "jamba", "lfm2_moe")),
+    ],
+)
+def test_facts_and_model_agree_on_the_experts_factors(family: str, experts: Any, tmp_path: Path) -> None:
+    model, section = built(family), AdapterSection(r=2, experts=experts)
     model.save_pretrained(tmp_path)
     facts = directory_facts(tmp_path, family)
     expected = trained(facts, section, "float32")

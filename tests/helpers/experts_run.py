@@ -27,6 +27,7 @@ def main():
             "padded": same(),
             "packed": same(batches=packed),
             "recomputed": same(checkpointing=True),
+            "routers too": same(experts="with_router", output_router_logits=True, router_aux_loss_coef=0.1),
             "router's loss": same(output_router_logits=True, router_aux_loss_coef=0.1),
         }
     if world.is_first:

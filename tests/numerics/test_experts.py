@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import families
@@ -27,13 +28,13 @@ SECTION = AdapterSection(r=3, alpha=7, experts=True)
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def adapted(family: str, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
+def adapted(family: str, dtype: torch.dtype = torch.float64, section: AdapterSection = SECTION) -> Any:
     """A model with random factors, so that no gradient is zero. torch's product of groups knows no float64, in which
     transformers' loop over the experts computes."""
     base = families.build(family).to(dtype)
     if dtype == torch.float64:
         base.set_experts_implementation("eager")
-    model = add_adapter(base, SECTION)
+    model = add_adapter(base, section)
     noise = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -147,6 +148,29 @@ def test_the_router_and_the_experts_themselves_are_not_trained() -> None:
     assert trained
     assert all(".lora_" in name and ".gate." not in name for name in trained)
     assert sum(".experts." in name for name in trained) == 2 * 2 * 2  # A and B of two stacks in two layers
+
+
+@pytest.mark.parametrize(("family", "name"), [("qwen3_moe", "mlp.gate"), ("gpt_oss", "mlp.router")])
+def test_a_routers_gradients_are_those_of_its_whole_matrix(family: str, name: str) -> None:
+    """With W' = W + s B A the gradient of B is s G Aᵀ, and that of A s Bᵀ G, where G is that of W' itself."""
+    section = SECTION.model_copy(update={"experts": "with_router"})
+    with patch.dict(families.FAMILIES, {"gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2}}):
+        model = adapted(family, section=section)
+        merged = adapted(family, section=section).merge_and_unload().train()
+    given = batch(True)
+    losses = [loss_sum(each, given, chunked=True) for each in (model, merged)]
+    torch.testing.assert_close(*losses, rtol=1e-7, atol=0)
+    for parameter in merged.parameters():
+        parameter.requires_grad_()
+    for each in (losses[0], loss_sum(merged, given, chunked=True)):
+        each.backward()
+    scale, got = section.alpha / section.r, dict(model.named_parameters())
+    for layer in range(2):
+        matrix = merged.get_submodule(f"model.layers.{layer}.{name}").weight.grad
+        a, b = (got[f"base_model.model.model.layers.{layer}.{name}.lora_{half}.default.weight"] for half in "AB")
+        assert matrix.any()
+        torch.testing.assert_close(b.grad, scale * matrix @ a.T, rtol=1e-6, atol=1e-10)
+        torch.testing.assert_close(a.grad, scale * b.T @ matrix, rtol=1e-6, atol=1e-10)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -121,9 +121,9 @@ class AdapterSection(Section):
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
-    experts: bool = False
+    experts: bool | Literal["with_router"] = False
     """In a mixture of experts, give every routed expert LoRA factors too: they hold most of the weights, and each
-    expert gets its own factors."""
+    expert gets its own factors. with_router: the routers as well; otherwise they stay as they are."""
     start_from: PathText | None = None
     """The directory of a trained adapter to continue from, instead of fresh factors; same rank, same layers."""
 

@@ -124,7 +124,9 @@ def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained |
         return None
     targets = target_modules(model, adapter)
     factors = sum(adapter.r * (out + into) for out, into in targets.values())
-    factors += sum(math.prod(a) + math.prod(b) for _, a, b in factor_shapes(model.expert_stacks, adapter))
+    factors += sum(
+        math.prod(a) + math.prod(b) for _, a, b in factor_shapes(model.expert_stacks, adapter, model.routers)
+    )
     magnitudes = sum(out for out, _ in targets.values()) if adapter.use_dora else 0
     rows = sum(map(math.prod, row_shapes(model)))
     return Trained(factors + magnitudes + rows, DTYPE_BYTES[dtype])
@@ -384,7 +386,7 @@ def trained_tensors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tupl
             yield from ((adapter.r * into, False), (out * adapter.r, False))
             if adapter.use_dora:
                 yield out, False
-        for _, a, b in factor_shapes(model.expert_stacks, adapter):
+        for _, a, b in factor_shapes(model.expert_stacks, adapter, model.routers):
             yield from ((math.prod(a), False), (math.prod(b), False))
         yield from ((math.prod(shape), False) for shape in row_shapes(model))
         return

@@ -17,6 +17,7 @@ from surefit.facts.all_linear import is_expert
 Stack = tuple[int, int, int]
 """(experts, outputs, inputs)."""
 _PROJECTION = re.compile(r"(^|\.)experts\.(gate_up_proj|up_proj|down_proj)$")
+_ROUTER = re.compile(r"(^|\.)(gate|router)\.weight$")
 _ALONE = re.compile(r"^(.*\bexperts)\.(\d+)\.(\w+)\.weight$")
 _STACKED_AS = {
     "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "w1": "gate_up_proj", "w3": "gate_up_proj",
@@ -63,6 +64,24 @@ def stacks(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:
     return found
 
 
+def routers(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:
+    """The matrices that choose among experts, each as a stack of one: name → (1, experts, inputs).
+
+    Args:
+        tensors: name → shape, of a checkpoint or a model. A router lies beside its experts.
+
+    >>> layer = {"mlp.gate.weight": (8, 16), "mlp.experts.0.up_proj.weight": (32, 16), "mixer.gate.weight": (4, 16)}
+    >>> routers(layer)
+    {'mlp.gate.weight': (1, 8, 16)}
+    """
+    owners = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
+    return {
+        name: (1, shape[0], shape[1])
+        for name, shape in tensors.items()
+        if len(shape) == 2 and (found := _ROUTER.search(name)) and name[: found.start()] in owners
+    }
+
+
 def wrappers(parameters: Iterable[str]) -> dict[str, str]:
     """Stack → the module in which PEFT keeps its factors: several on one module are wrapped one in the other.
 
@@ -81,9 +100,10 @@ def wrappers(parameters: Iterable[str]) -> dict[str, str]:
 
 
 def factor_shapes(
-    stacks: Mapping[str, Stack], adapter: AdapterSection
+    stacks: Mapping[str, Stack], adapter: AdapterSection, routers: Mapping[str, Stack] | None = None
 ) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
     """(stack, shape of its A, shape of its B), as PEFT holds the factors of all its experts; none without `experts`.
+    The routers' follow where they are asked for.
 
     Qwen3-30B-A3B, r = 16: 48 layers × 128 experts × 16 × (2,048 + 1,536 + 768 + 2,048) factors.
 
@@ -92,9 +112,11 @@ def factor_shapes(
     >>> 48 * sum(math.prod(a) + math.prod(b) for _, a, b in shapes)
     629145600
     """
-    # Gate and up before down, as modules have them: PEFT's names depend on the order.
-    for name in sorted(stacks, reverse=True) if adapter.experts else ():
-        experts, outputs, inputs = stacks[name]
+    chosen = dict(routers or {}) if adapter.experts == "with_router" else {}
+    if adapter.experts:
+        # Gate and up before down, as modules have them: PEFT's names depend on the order.
+        chosen = dict(sorted(stacks.items(), reverse=True)) | chosen
+    for name, (experts, outputs, inputs) in chosen.items():
         yield name, (experts * adapter.r, inputs), (outputs, experts * adapter.r)
 
 

@@ -23,7 +23,7 @@ from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
 from surefit.facts.door import MAX_TEMPLATE_BYTES, read_json_object, require_sound_config, template_of
-from surefit.facts.experts import NO_STACKS, stacks
+from surefit.facts.experts import NO_STACKS, routers, stacks
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
@@ -64,6 +64,7 @@ class ModelFacts:
             (facts/all_linear.py).
         expert_parameters: how many of the parameters are routed experts'; None where it is not known.
         expert_stacks: name → (experts, outputs, inputs) of the stacks that transformers makes of them.
+        routers: name → (1, experts, inputs) of the matrices that choose among them.
         router_loss: config.json asks for the loss of the routers (`output_router_logits`).
         dtype: the type the weights are stored in, as torch names it; None where nothing says so.
         weight_bytes: the size of the weights as stored; None where it is not known.
@@ -112,6 +113,7 @@ class ModelFacts:
     expected_parameters: int | None = None
     expert_parameters: int | None = None
     expert_stacks: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
+    routers: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
     router_loss: bool = False
     pickle_only: bool = False
     gated: bool | None = None
@@ -296,7 +298,7 @@ def build_facts(
         parameters=parameters,
         expected_parameters=formula.parameters if formula else None,
         expert_parameters=0 if formula else stored.experts if stored else None,
-        expert_stacks=_stacks(config, tensors) if stored and tensors else {},
+        **(_experts(config, tensors) if stored and tensors else {}),
         router_loss=text_section(config).get("output_router_logits") is True,
         linear_modules=linears.linear_modules if linears else {},
         dtype=dtype,
@@ -328,9 +330,11 @@ def _code_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _stacks(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int, int]]:
+def _experts(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, dict[str, tuple[int, int, int]]]:
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    return {} if config.get("model_type") in NO_STACKS else stacks(shapes)
+    if config.get("model_type") in NO_STACKS:
+        return {}
+    return {"expert_stacks": stacks(shapes), "routers": routers(shapes)}
 
 
 def _stored(tensors: Mapping[str, Tensor], tied: bool) -> Structure:

@@ -66,7 +66,7 @@ def factors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[str, S
         yield f"base_model.model.{name}.lora_B.default.weight", (outputs, adapter.r)
         if adapter.use_dora:
             yield f"base_model.model.{name}.lora_magnitude_vector.default.weight", (outputs,)
-    experts = list(factor_shapes(model.expert_stacks, adapter))
+    experts = list(factor_shapes(model.expert_stacks, adapter, model.routers))
     within = wrappers(name for name, *_ in experts)
     for name, a, b in experts:
         yield f"base_model.model.{within[name]}.lora_A.default.weight", a

@@ -23,6 +23,7 @@ ATTENTION = {
     name: name for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
 }
 OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
+_ROUTER = re.compile(r"(?:[a-z_]+\.)?(?:gate|router)\.weight")
 _STACK = re.compile(r"(?:[a-z_]+\.)?experts\.(\w+)")
 EVERY_STACK = ({"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"})
 """The parameters that hold a layer's experts, with and without a gate."""
@@ -114,14 +115,16 @@ def modules(value: tuple[str, ...]) -> Any:
 
 
 def experts(value: Any) -> Any:
-    """`target_parameters` as PEFT takes them, endings of parameter names: those of every layer's experts, or none."""
+    """`target_parameters` as PEFT takes them, endings of parameter names: those of every layer's experts, with the
+    routers' or without, or none."""
     names = c.texts(value)
     if not names:
         return c.UNSAID
-    found = [_STACK.fullmatch(name) for name in names]
+    routed = [name for name in names if _ROUTER.fullmatch(name)]
+    found = [_STACK.fullmatch(name) for name in names if name not in routed]
     if not all(found) or {match[1] for match in found if match} not in EVERY_STACK:
         raise c.NoPlace("SureFit puts factors beside all stacks of every layer's experts, or beside none")
-    return True
+    return "with_router" if routed else True
 
 
 KEYS: dict[str, To] = {

@@ -15,12 +15,13 @@ from surefit.facts.all_linear import ends_with
 from surefit.facts.experts import wrappers
 from surefit.merge.adapter_file import AdapterFile, Update, incomplete, rank_and_scaling
 from surefit.model.compat import stacked_from_files
-from surefit.model.experts import expert_stacks, of_each
+from surefit.model.experts import expert_stacks, of_each, router_stacks
 from surefit.model.streamed import Weights
 
 
 def with_experts(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
-    """The adapter with an update for every stack that has factors, under its parameter's name.
+    """The adapter with an update for every stack that has factors, under its parameter's name; for a router as for a
+    layer.
 
     Args:
         model: the base; its weights are not looked at.
@@ -29,7 +30,8 @@ def with_experts(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
         GateError: factors for no stack of experts, or not those of all its experts.
     """
     targets = adapter.config.get("target_parameters") or ()
-    stacks = expert_stacks(model)
+    routers = router_stacks(model)
+    stacks = expert_stacks(model) | routers
     chosen = {name: shape for name, shape in stacks.items() if any(ends_with(name, target) for target in targets)}
     within = {module: name for name, module in wrappers(chosen).items()}
     if missing := sorted(within.keys() - adapter.wrapped.keys()):
@@ -47,7 +49,10 @@ def with_experts(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
                 f"{name} has factors {tuple(a.shape)} and {tuple(b.shape)} where {experts} experts of {outputs} × "
                 f"{inputs} have {(experts * rank, inputs)} and {(outputs, rank * experts)}",
             )
-        updates[name] = Update(*of_each(a, b, experts), scaling)
+        if name in routers:
+            updates[module] = Update(a, b, scaling)
+        else:
+            updates[name] = Update(*of_each(a, b, experts), scaling)
     return replace(adapter, updates={**adapter.updates, **updates}, wrapped={})
 
 

@@ -244,7 +244,7 @@ class _Certifying:
                 )
             )  # fmt: skip
             expected = {*adapted_modules(streamed.model, section.target_modules)}
-            expected |= adapted_stacks(streamed.model, section).keys()
+            expected |= {name.removesuffix(".weight") for name in adapted_stacks(streamed.model, section)}
         new = new_tokens(self.base)
         problems = misfits(adapter, streamed.model, expected, token_rows(streamed.model, new.ids) if new else None)
         self.require(

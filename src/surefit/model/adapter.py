@@ -21,7 +21,7 @@ from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.all_linear import closed_to_lora, ends_with, is_product, without_gradient
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.experts import wrappers
-from surefit.model.experts import Stacks, expert_stacks, of_each, without_factors, wrapped_stacks
+from surefit.model.experts import Stacks, expert_stacks, of_each, router_stacks, without_factors, wrapped_stacks
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 from surefit.model.vocabulary import compute_rows_apart, token_rows
 
@@ -44,8 +44,8 @@ def add_adapter(
     model: PreTrainedModel, section: AdapterSection, seed: int = 0, new_tokens: Sequence[int] = ()
 ) -> PeftModel:
     """Freeze `model` and put LoRA factors beside its linear layers, in place; with DoRA also a magnitude per output,
-    and with `experts` factors beside the stacks of routed experts. Of the vocabulary's matrices the rows `new_tokens`
-    are trained, which are consecutive.
+    and with `experts` factors beside the stacks of routed experts, or beside the routers too. Of the vocabulary's
+    matrices the rows `new_tokens` are trained, which are consecutive.
 
     The factors are in the dtype the base computes in, also where its weights are quantised: PEFT's own default, float32
     factors, would make a float32 copy of every layer's input. The optimizer keeps float32 masters of them
@@ -250,7 +250,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
 
 
 def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
-    """The stacks of experts that get factors.
+    """The stacks of experts that get factors, and the routers, as stacks of one.
 
     Raises:
         ConfigError: the config asks for them, and the model has none that PEFT can reach.
@@ -262,7 +262,14 @@ def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
             field="adapter.experts",
             help="set adapter.experts: false",
         )
-    return stacks
+    routers = router_stacks(model) if section.experts == "with_router" else {}
+    if section.experts == "with_router" and not routers:
+        raise ConfigError(
+            f"a {model.config.model_type} has no routers that factors can be put beside",
+            field="adapter.experts",
+            help="set adapter.experts: true, which leaves routers as they are",
+        )
+    return stacks | routers
 
 
 def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
@@ -271,7 +278,10 @@ def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
     layers = {name: shape for name, shape in _linear_shapes(model).items() if not name.endswith(TOKENS)}
     wrapped = {name: shape for name, shape in layers.items() if name.endswith(".base_layer")}
     linears = {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
-    return linears | {name.removeprefix(PREFIX): shape for name, shape in wrapped_stacks(model).items()}
+    stacks = {name.removeprefix(PREFIX): shape for name, shape in wrapped_stacks(model).items()}
+    for name in stacks:  # a router may be a linear layer
+        linears.pop(name.removesuffix(".weight"), None)
+    return linears | stacks
 
 
 @contextmanager

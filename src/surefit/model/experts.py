@@ -14,7 +14,7 @@ import torch
 from peft.tuners.lora.layer import ParamWrapper
 from torch.nn.utils.rnn import pad_sequence
 
-from surefit.facts.experts import is_stack
+from surefit.facts.experts import is_stack, routers
 
 Stacks = dict[str, tuple[int, int, int]]
 """Stack's full dotted name → (experts, outputs, inputs)."""
@@ -29,6 +29,11 @@ def expert_stacks(model: torch.nn.Module) -> Stacks:
             swapped = is_transposed(model.get_submodule(name.rpartition(".")[0]))
             found[name] = (experts, inputs, outputs) if swapped else (experts, outputs, inputs)
     return found
+
+
+def router_stacks(model: torch.nn.Module) -> Stacks:
+    """The matrices of a base model that choose among experts, each as a stack of one."""
+    return routers({name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
 
 
 def wrapped_stacks(model: torch.nn.Module) -> Stacks:

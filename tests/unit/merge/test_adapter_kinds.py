@@ -119,6 +119,10 @@ GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2}
         ("mixtral", {"target_parameters": [DOWN, GATE_UP], "target_modules": []}),
         ("mixtral", {"target_parameters": [GATE_UP, DOWN], "rank_pattern": {DOWN: 3}, "alpha_pattern": {DOWN: 5}}),
         ("gpt_oss", {"target_parameters": [GATE_UP, DOWN]}),
+        ("gpt_oss", {"target_parameters": [GATE_UP, DOWN, "mlp.router.weight"]}),
+        ("qwen3_moe", {"target_parameters": ["mlp.gate.weight"], "rank_pattern": {"mlp.gate.weight": 2}}),
+        ("mixtral", {"target_parameters": [DOWN, "mlp.gate.weight"]}),
+        ("qwen3_moe", {"modules_to_save": ["gate"]}),
     ],
 )
 def test_factors_beside_experts(tmp_path, tiny_tokenizer, rows, family, settings, monkeypatch):

@@ -349,8 +349,8 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     """`adapter.experts` is set for a model without experts, or with a setting that PEFT cannot combine with it.
 
     ## What it does
-    With `adapter.experts`, looks for experts in the headers of the weight files; and for dropout, DoRA, quantised
-    weights, `speed.compile` and every `parallel.mode` but single and ddp.
+    With `adapter.experts`, looks for experts, and for routers where it is `with_router`, in the headers of the weight
+    files; and for dropout, DoRA, quantised weights, `speed.compile` and every `parallel.mode` but single and ddp.
 
     ## Why it is bad
     In a model without experts the setting means nothing, and JetMoE's experts cannot be reached. Inkling files in which
@@ -369,11 +369,19 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     """
     adapter = config.adapter
     yield from named_by(context, config, "ADP009")
-    if adapter.kind == "lora" and adapter.experts and model.expert_parameters is not None and not model.expert_stacks:
+    if adapter.kind != "lora" or not adapter.experts or model.expert_parameters is None:
+        return
+    if not model.expert_stacks:
         yield Finding(
             field="adapter.experts",
             message=f"{model.name} has no experts that can get factors",
             help="set adapter.experts: false",
+        )
+    elif adapter.experts == "with_router" and not model.routers:
+        yield Finding(
+            field="adapter.experts",
+            message=f"{model.name} has no routers that factors can be put beside",
+            help="set adapter.experts: true, which leaves routers as they are",
         )
 
 
