@@ -107,12 +107,13 @@ def tiny(family="llama", tied=False, **sizes):
     return model.eval()
 
 
-def prepared(lora, checkpointing=False, fused=False, tile=None, experts=False, **model):
-    """The model with LoRA factors, or to be trained whole; in training mode. `tile`: rows of a tile of its MLPs."""
+def prepared(lora, checkpointing=False, fused=False, tile=None, experts=False, new_tokens=(), **model):
+    """The model with LoRA factors, or to be trained whole; in training mode. `tile`: rows of a tile of its MLPs;
+    `new_tokens`: rows of the vocabulary that are trained beside the factors."""
     ready = tiny(**model)
     if lora:
         section = AdapterSection(kind="lora", r=4, alpha=8, dropout=0.0, target_modules="all-linear", experts=experts)
-        ready = add_adapter(ready, section)
+        ready = add_adapter(ready, section, new_tokens=new_tokens)
     if fused:
         fuse_lora(ready)
     enable_checkpointing(ready, checkpointing)

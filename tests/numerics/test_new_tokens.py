@@ -23,9 +23,11 @@ from surefit.core.rundir import RunDir, read_json
 from surefit.evaluate.variants import CheckpointModel
 from surefit.merge.merge import merge
 from surefit.model.fused_lora import fuse_lora
+from surefit.model.kernels import use_kernels
 from surefit.model.load import load_model
 from surefit.model.prepare import prepare_for_training
 from surefit.model.saved import load_adapted
+from surefit.model.sdpa import gpu_assumed
 from surefit.model.tokenizer import load_tokenizer, new_tokens
 from surefit.model.vocabulary import grow
 from surefit.train.loss import loss_sum
@@ -61,6 +63,28 @@ def trained_rows(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {
         name.split(".")[-4]: parameter for name, parameter in model.named_parameters() if "trainable_tokens" in name
     }
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_with_fused_kernels_they_are_those_without(tmp_path: Path, tied: bool, fused: bool) -> None:
+    """The kernels' operators, which compute in PyTorch here, replace norms, MLPs and positions, and no end."""
+    config, found = settings(tmp_path, tied=tied), []
+    for kernels in (False, True):
+        model = prepared(config, fused)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+        if kernels:
+            assert all(use_kernels(model)), "norms, MLPs and rope"
+        with gpu_assumed((9, 0)):
+            loss = loss_sum(model, batch(), chunked=True)
+            loss.backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad} | {"loss": loss})
+    assert sum("trainable_tokens" in name for name in found[0]) == (1 if tied else 2)
+    for name, expected in found[0].items():
+        error = (found[1][name] - expected).norm() / expected.norm()
+        assert error < 1e-5, name
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -88,6 +88,8 @@ SETTINGS += [
     replace(FIRST, new_tokens=3),
     replace(FIRST, config=QWEN2, new_tokens=3, dtype="bfloat16", checkpointing=True, micro_batches=2),
     replace(PACKED, new_tokens=3, chunked=False, neftune=5.0),
+    replace(FIRST, adapter=AdapterSection(r=4), new_tokens=3, fused_lora=True, kernels=True),
+    replace(FIRST, config=QWEN3_MOE, adapter=AdapterSection(r=4, experts="with_router"), padded=True),
     replace(FIRST, config=QWEN3_MOE, adapter=EXPERTS),
     replace(FIRST, config=ROUTED, adapter=EXPERTS, padded=True, checkpointing=True),
     replace(FIRST, config=QWEN3_MOE, adapter=EXPERTS, dtype="bfloat16", checkpointing=True, micro_batches=2),
