@@ -1,6 +1,6 @@
 """Every decoder family that transformers knows, through every stage: what passes, is refused by `check`, or is a fault.
 
-PYTHONPATH=src python benchmarks/families.py [--family NAME ...] [--out FILE] [--page FILE] [--json]
+PYTHONPATH=src python benchmarks/families.py [--family NAME ...] [--out FILE] [--page FILE [--other FILE]] [--json]
 
 Each family is a random model of some thousand parameters (family_shapes.py), in a process of its own with a limit of
 time and memory. First transformers alone: it is made, saved, read back, and one backward pass gives finite gradients;
@@ -17,7 +17,9 @@ what fails there is transformers' own, and not counted. Then SureFit, each line 
 With --experts LoRA beside the experts too (`adapter.experts`), and no full fine-tune; lines in a file of their own.
 
 A cell passes, or is refused by `check`, or by what stands before the first step, in words; everything else is a fault.
-FILE has a line per family, so a run that was stopped goes on where it was; --family measures again.
+--page writes the page from the lines of FILE; --other names those of a run with other versions, such as the oldest that
+SureFit takes, which get a column beside them. FILE has a line per family, so a run that was stopped goes on where it
+was; --family measures again.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,7 @@ ROOT = Path(__file__).parents[1]
 SECONDS, BYTES = 300, 12 * 2**30
 STEPS = 2
 CELLS = ("plan", "lora", "lora packed", "lora merge", "reload", "scores", "full", "full packed", "full merge", "nf4")
+WITH = f"transformers {version('transformers')}, PEFT {version('peft')} and torch {version('torch').partition('+')[0]}"
 AS_SIMULATED = 0.01
 """Of the peak: what a router sends to an expert is known with numbers alone."""
 TEMPLATE = (
@@ -167,6 +171,7 @@ class Family:
         """The line of this family."""
         began = time.monotonic()
         line: dict[str, Any] = {"family": self.name, "experts": self.experts, "transformers": None, "causal": None}
+        line["with"] = WITH
         try:
             line["causal"] = trains_alone(self.name, self.base)
             self._cells()
@@ -373,6 +378,7 @@ def measured(name: str, experts: bool = False) -> dict[str, Any]:
         process.join()
     died = {"state": "fault", "why": why, "where": "", "seconds": 0.0}
     line = {"family": name, "experts": experts, "transformers": None, "causal": None, "cells": {"plan": died}}
+    line["with"] = WITH
     return line | {"seconds": float(SECONDS)}
 
 
@@ -388,13 +394,12 @@ def main() -> int:
     parser.add_argument("--experts", action="store_true", help="with factors beside the experts")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--page", type=Path, help="write docs/models.md there, from all lines of FILE")
+    parser.add_argument("--other", type=Path, help="lines of a run with other versions, for the page")
     parser.add_argument("--json", action="store_true", help="print the lines")
     args = parser.parse_args()
     args.out = args.out or ROOT / ".cache" / ("families-experts.jsonl" if args.experts else "families.jsonl")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = {}
-    if args.out.exists():
-        lines = {line["family"]: line for line in map(json.loads, args.out.read_text().splitlines())}
+    lines = read_lines(args.out) if args.out.exists() else {}
     todo = args.family if args.family is not None else [name for name in family_shapes.families() if name not in lines]
     import_all()
     began = time.monotonic()
@@ -406,8 +411,14 @@ def main() -> int:
         print(json.dumps(line) if args.json else summary(line), flush=True)
         print(f"{number + 1} of {len(todo)}, {left / 60:.0f} min left", file=sys.stderr, flush=True)
     if args.page:
-        args.page.write_text(page(lines.values(), CELLS, family_shapes.families()))
+        other = read_lines(args.other).values() if args.other else ()
+        args.page.write_text(page(lines.values(), CELLS, family_shapes.families(), other))
     return 0
+
+
+def read_lines(file: Path) -> dict[str, dict[str, Any]]:
+    """Family → its last line."""
+    return {line["family"]: line for line in map(json.loads, file.read_text().splitlines())}
 
 
 def import_all() -> None:

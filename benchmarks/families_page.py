@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import version
+from statistics import median
 from typing import Any
 
 from family_shapes import IMAGES
@@ -90,29 +90,29 @@ images are refused.
 """
 
 
-def page(lines: Iterable[Line], cells: tuple[str, ...], known: Iterable[str]) -> str:
+def page(lines: Iterable[Line], cells: tuple[str, ...], known: Iterable[str], other: Iterable[Line] = ()) -> str:
     """The whole page.
 
     Args:
         lines: one per family.
         cells: the columns.
         known: every family there is.
+        other: lines of a run with other versions.
     """
     by_name = {line["family"]: line for line in lines}
+    elsewhere = {line["family"]: line for line in other}
     whole = [by_name[name] for name in known if name.endswith(IMAGES) and name in by_name]
     known = [name for name in known if not name.endswith(IMAGES)]
     tried = [by_name[name] for name in known if name in by_name]
-    decoders = [line for line in tried if not line["transformers"] and not _encoder(line)]
-    states = Counter(map(standing, decoders))
+    decoders = _decoders(tried)
     text = HEAD + (
-        f"transformers {version('transformers')} lists {len(list(known))} families; {len(tried)} were measured, with "
-        f"PEFT {version('peft')} and torch {version('torch')}. transformers itself does not train "
-        f"{sum(bool(line['transformers']) for line in tried)} of these in this form (at the end), and "
-        f"{sum(map(_encoder, tried))} are encoders, or an encoder with a decoder, which `check` refuses (MOD001). Of "
-        f"the other {len(decoders)}:\n\n| | families | share |\n| --- | --- | --- |\n"
+        f"The installed transformers lists {len(known)} families; {len(tried)} were measured, with {_versions(tried)}. "
+        f"transformers itself does not train {sum(bool(line['transformers']) for line in tried)} of these in this form "
+        f"(at the end), and {sum(map(_encoder, tried))} are encoders, or an encoder with a decoder, which `check` "
+        f"refuses (MOD001). Of the other {len(decoders)}:\n\n"
     )
-    for state, words in STANDINGS.items():
-        text += f"| {words} | {states[state]} | {states[state] / max(1, len(decoders)):.0%} |\n"
+    text += _standings(decoders, _decoders(line for line in elsewhere.values() if not line["family"].endswith(IMAGES)))
+    text += _differences([*tried, *whole], elsewhere) + _times([*tried, *whole])
     text += EXPERTS + "\n## Family by family\n\n"
     text += "✓ passes; a code: `check` refuses with this rule; **fault**: see below; nothing: not reached.\n\n"
     text += _table(decoders, cells) + WITH_IMAGES + _table(whole, cells)
@@ -124,6 +124,57 @@ def page(lines: Iterable[Line], cells: tuple[str, ...], known: Iterable[str]) ->
     if missing := [name for name in known if name not in by_name]:
         text += f"\n## Not measured\n\n{', '.join(missing)}.\n"
     return text
+
+
+def _decoders(lines: Iterable[Line]) -> list[Line]:
+    return [line for line in lines if not line["transformers"] and not _encoder(line)]
+
+
+def _versions(lines: Iterable[Line]) -> str:
+    return "; ".join(sorted({line["with"] for line in lines}))
+
+
+def _standings(decoders: list[Line], elsewhere: list[Line]) -> str:
+    """How many pass, in a column for each set of versions."""
+    runs = [each for each in (decoders, elsewhere) if each]
+    counts = [Counter(map(standing, each)) for each in runs]
+    text = f"| | {' | '.join(map(_versions, runs))} |\n|{' --- |' * (len(runs) + 1)}\n"
+    for state, words in STANDINGS.items():
+        cells = [f"{count[state]} ({count[state] / len(run):.0%})" for count, run in zip(counts, runs, strict=True)]
+        text += f"| {words} | {' | '.join(cells)} |\n"
+    return text
+
+
+def _differences(lines: list[Line], elsewhere: Mapping[str, Line]) -> str:
+    """What is otherwise with the other versions, in a list."""
+    if not elsewhere:
+        return ""
+    both = [(line, elsewhere[line["family"]]) for line in lines if line["family"] in elsewhere]
+    names = [line["family"] for line in lines if line["family"] not in elsewhere]
+    text = f"\nWith {_versions(elsewhere.values())}, {len(both)} of these families were measured"
+    text += f" (not there, or not yet: {', '.join(names)}).\n" if names else ".\n"
+    said = [f"- {one['family']}: {change}\n" for one, two in both if (change := _change(one, two))]
+    return text + (" What is otherwise there:\n\n" + "".join(said) if said else " Nothing is otherwise there.\n")
+
+
+def _change(one: Line, two: Line) -> str:
+    """What of the second line differs from the first, in words."""
+    if bool(one["transformers"]) != bool(two["transformers"]):
+        why = two["transformers"] or "made and trained by transformers"
+        return _plain(why)
+    cells = {name: (_cell(one["cells"].get(name)), _cell(cell)) for name, cell in two["cells"].items()}
+    return ", ".join(f"{name} {now}" for name, (before, now) in cells.items() if before != now)
+
+
+def _times(lines: list[Line]) -> str:
+    if not lines:
+        return ""
+    longest = max(lines, key=lambda line: line["seconds"])
+    middle = median(line["seconds"] for line in lines)
+    return (
+        f"\nA family takes {middle:.0f} s (median), and {longest['family']} {longest['seconds']:.0f} s (the longest), "
+        "on one core that others used too.\n"
+    )
 
 
 def _table(lines: Iterable[Line], cells: tuple[str, ...]) -> str:

@@ -267,3 +267,19 @@ def test_what_is_quantised_while_it_is_loaded_is_what_plan_and_merge_take_for_it
     assert bool(found) == (family != "gpt2")  # whose matrices are no linear layers
     assert not {name.rpartition(".")[2] for name in found} & {"router", "dt_proj", "lm_head", "prediction_coefs"}
     assert not any("vision" in name for name in found)
+
+
+def test_the_page_has_a_column_for_each_set_of_versions() -> None:
+    passes = {cell: {"state": "passes", "seconds": 1.0} for cell in families.CELLS}
+    fault = {"state": "fault", "why": "ValueError: no", "where": "", "seconds": 1.0}
+    one = {"family": "llama", "transformers": None, "causal": True, "cells": passes, "seconds": 4.0, "with": "new"}
+    older = one | {"cells": passes | {"nf4": fault}, "with": "old"}
+    gone = one | {"family": "zaya", "seconds": 9.0}
+    text = families.page([one, gone], families.CELLS, ["llama", "zaya"], [older])
+    assert "| | new | old |" in text
+    assert "| pass every stage | 2 (100%) | 0 (0%) |\n" in text
+    assert "| have a fault | 0 (0%) | 1 (100%) |\n" in text
+    assert "With old, 1 of these families were measured (not there, or not yet: zaya)." in text
+    assert "- llama: nf4 **fault**\n" in text
+    assert "A family takes 6 s (median), and zaya 9 s (the longest)" in text
+    assert "With old" not in families.page([one], families.CELLS, ["llama"])
