@@ -84,8 +84,10 @@ gradient in a full fine-tune. What is saved is the whole checkpoint either way, 
 fine-tune: every tensor of the base, those of the vision part bit for bit, config.json with `vision_config` and the
 class of the base, and the files that say how images are prepared. Each class of transformers that reads the base reads
 the result, with the same logits (compared in *reload* and *full merge*). PEFT reads the adapter on the class that was
-loaded: `AutoModelForCausalLM`, and `AutoModelForImageTextToText` for types that the first does not know. Rows with
-images are refused.
+loaded: `AutoModelForCausalLM`, and `AutoModelForImageTextToText` for types that the first does not know. For a server,
+`surefit export --format adapter` writes the names of the whole checkpoint: vLLM always has the whole, and where it
+finds no module of a name it serves the base without a word (vllm-project/vllm#34186). PEFT puts that one beside
+`AutoModelForImageTextToText`. Rows with images are refused.
 
 """
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Surefit
 from transformers import AutoModelForImageTextToText, AutoTokenizer
@@ -81,6 +82,36 @@ def test_the_vision_part_is_kept_bit_for_bit(kind: str, adapter: str, surefit: S
     assert any(map(vision, before))
     assert json.loads((tmp_path / "out/certificate.json").read_text())["passed"]
     assert (result / "preprocessor_config.json").is_file()
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("qwen3_5", False), pytest.param("llama4", True, marks=SLOW)])
+def test_an_exported_adapter_has_the_names_of_the_whole(
+    kind: str, tokens: bool, surefit: Surefit, tmp_path: Path
+) -> None:
+    """vLLM looks them up in the whole model, which it always loads, and passes over a name that it does not find."""
+    base(kind, tmp_path / "base")
+    config = typed(tmp_path, "lora")
+    if tokens:
+        config.write_text(
+            config.read_text().replace("{name_or_path: base,", '{name_or_path: base, add_tokens: ["<go>"],')
+        )
+    for words in (("train",), ("merge",), ("export", "--format", "adapter")):
+        answer = surefit(words[0], config, *words[1:])
+        assert answer.code == 0, answer.text
+    exported = tmp_path / "out/export/adapter"
+    plain: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    merged: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "out/merged", dtype=torch.float32).eval()
+    plain.resize_token_embeddings(len(merged.get_input_embeddings().weight))
+    modules = dict(plain.named_modules())
+    names = [name.partition(".lora_")[0] for name in load_file(exported / "adapter_model.safetensors")]
+    assert all(name.removeprefix("base_model.model.").removesuffix(".token_adapter.trainable_tokens_delta") in modules
+               for name in names)  # fmt: skip
+    tuned = PeftModel.from_pretrained(plain, str(exported), autocast_adapter_dtype=False).eval()
+    assert not any(vision(name) for name, _ in tuned.named_parameters() if "lora_" in name)
+    ids = torch.arange(5, 21)[None]
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with torch.no_grad():
+        torch.testing.assert_close(merged(**given).logits, tuned(**given).logits, rtol=1e-3, atol=1e-4)
 
 
 def test_a_model_that_could_not_be_saved_whole_is_not_trained(surefit: Surefit, tmp_path: Path) -> None:

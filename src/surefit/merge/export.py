@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
 from surefit import __version__
 from surefit.core.errors import ConfigError, DataError, GateError, ModelError
 from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, sweep, write_atomic, write_json
@@ -22,8 +24,10 @@ from surefit.core.units import without_paths
 from surefit.merge.adapter_file import read_adapter
 from surefit.merge.merge import PROMPTS
 from surefit.merge.quantised import Conversion, make, measure, require_convertible
+from surefit.model.adapter import PREFIX
 from surefit.model.identity import base_identity, weights_sha256
 from surefit.model.load import PROCESSOR
+from surefit.model.whole import names_in_whole
 
 HUB, ADAPTER = "hub", "adapter"
 MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"
@@ -115,7 +119,27 @@ def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dic
             shutil.copy2(file, temporary / file.name)
         settings = read_json(temporary / ADAPTER_FILES[0])
         write_json(temporary / ADAPTER_FILES[0], settings | {"base_model_name_or_path": base})
+        renamed = names_in_whole(source.directory)
+        if renamed is not None:
+            _rename(temporary, renamed)
         return _finish(temporary, ADAPTER, source, public(source.certificate), card)
+
+
+def _rename(directory: Path, renamed: Callable[[str], str]) -> None:
+    """Give what an adapter names its names in the whole checkpoint, in place.
+
+    Training had the language model alone. vLLM always has the whole, looks a name up there, and serves the base without
+    a word where it finds none (vllm-project/vllm#34186, open in September 2026).
+    """
+    config, weights = (directory / name for name in ADAPTER_FILES)
+    adapter, settings = read_adapter(directory), read_json(config)
+    settings["target_modules"] = sorted(map(renamed, adapter.updates))  # an ending would mean the vision part's too
+    rows = settings.get("trainable_token_indices")
+    if isinstance(rows, dict):
+        settings["trainable_token_indices"] = {renamed(name): indices for name, indices in rows.items()}
+    write_json(config, settings)
+    tensors = {f"{PREFIX}{renamed(name.removeprefix(PREFIX))}": each for name, each in load_file(weights).items()}
+    save_file(tensors, weights, metadata={"format": "pt"})
 
 
 def adapter_parts(source: Source) -> list[Path]:

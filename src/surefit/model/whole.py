@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 from surefit.core.errors import ModelError
 from surefit.core.reading import library_errors
 from surefit.facts.model import read_config
+from surefit.model.classes import auto_class
 from surefit.model.streamed import Weights, names_in_files
 
 
@@ -44,6 +46,32 @@ def whole_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | None:
     return config  # type: ignore[no-any-return]
 
 
+def names_in_whole(directory: Path) -> Callable[[str], str] | None:
+    """How what is in a language model that is loaded alone is called in the whole model; None where the whole is
+    loaded.
+
+    Args:
+        directory: a checkpoint.
+    """
+    config = AutoConfig.from_pretrained(directory)
+    with init_empty_weights():
+        part = auto_class(config).from_config(config)
+        if whole_config(part.config, directory) is None:
+            return None
+        return _renaming(part, AutoModelForImageTextToText.from_config(config))
+
+
+def _renaming(part: PreTrainedModel, whole: PreTrainedModel) -> Callable[[str], str]:
+    """Name in `part` → name in `whole`, which has `part` in it, or its decoder beside the same head."""
+    decoder, inner = next(each for each in part.named_children() if isinstance(each[1], PreTrainedModel))
+    for prefix, module in whole.named_modules():
+        if isinstance(part, type(module)):
+            return lambda name: f"{prefix}.{name}"
+        if isinstance(inner, type(module)):
+            return partial(re.compile(rf"^{decoder}(?=\.)").sub, prefix)
+    return lambda name: name
+
+
 class Whole:
     """The whole model that `part` belongs to, without weights, and what of its checkpoint `part` does not hold.
 
@@ -57,7 +85,8 @@ class Whole:
                 self.model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=part.dtype)
             self.model.tie_weights()
         self._weights = Weights(base)
-        self._names = self._in_whole(part)
+        renamed = _renaming(part, self.model)
+        self._names = {name: renamed(name) for name in part.state_dict()}
         state = self.model.state_dict()
         stored = {name: name for name in state if name in self._weights} | names_in_files(self.model, self._weights)
         self._rest = {name: stored.get(name) for name in state if name not in self._names.values()}
@@ -70,17 +99,6 @@ class Whole:
             )
         skipped = getattr(self.model, "_keys_to_ignore_on_load_unexpected", None) or ()
         self._rest |= {name: name for name in self._weights.names if any(re.search(each, name) for each in skipped)}
-
-    def _in_whole(self, part: PreTrainedModel) -> dict[str, str]:
-        """Name in `part` → name in the whole model, which has `part` in it, or its decoder beside the same head."""
-        decoder, inner = next(each for each in part.named_children() if isinstance(each[1], PreTrainedModel))
-        for prefix, module in self.model.named_modules():
-            if isinstance(part, type(module)):
-                return {name: f"{prefix}.{name}" for name in part.state_dict()}
-            if isinstance(inner, type(module)):
-                renamed = re.compile(rf"^{decoder}(?=\.)")
-                return {name: renamed.sub(prefix, name) for name in part.state_dict()}
-        return {name: name for name in part.state_dict()}
 
     def state(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The whole model's tensors: these of the part, and the rest from the checkpoint, in the type it has there."""
