@@ -286,6 +286,8 @@ def build_facts(
     needs = attention_needs(config)
     quantization = _quantization(config)
     stored = None if tensors is None or quantization else _stored(tensors, dims.tied_embeddings)
+    mixed = stored is not None and config.get("model_type") not in NO_STACKS
+    shapes = {name: tensor.shape for name, tensor in (tensors or {}).items()} if mixed else {}
     parameters = stored.parameters if stored else formula.parameters if formula else None
     linears = formula or stored
     dtype = _dtype(config, tensors)
@@ -298,7 +300,8 @@ def build_facts(
         parameters=parameters,
         expected_parameters=formula.parameters if formula else None,
         expert_parameters=0 if formula else stored.experts if stored else None,
-        **(_experts(config, tensors) if stored and tensors else {}),
+        expert_stacks=stacks(shapes),
+        routers=routers(shapes),
         router_loss=text_section(config).get("output_router_logits") is True,
         linear_modules=linears.linear_modules if linears else {},
         dtype=dtype,
@@ -328,13 +331,6 @@ def _code_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     places = {entry.rpartition("--")[::2] for entry in entries}
     found = {f"{place.rpartition('.')[0]}.py" + (f" of {owner}" if owner else "") for owner, place in places}
     return tuple(sorted(found))
-
-
-def _experts(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, dict[str, tuple[int, int, int]]]:
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    if config.get("model_type") in NO_STACKS:
-        return {}
-    return {"expert_stacks": stacks(shapes), "routers": routers(shapes)}
 
 
 def _stored(tensors: Mapping[str, Tensor], tied: bool) -> Structure:

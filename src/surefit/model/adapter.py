@@ -277,11 +277,10 @@ def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
     outputs, inputs) of a stack of experts."""
     layers = {name: shape for name, shape in _linear_shapes(model).items() if not name.endswith(TOKENS)}
     wrapped = {name: shape for name, shape in layers.items() if name.endswith(".base_layer")}
-    linears = {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
     stacks = {name.removeprefix(PREFIX): shape for name, shape in wrapped_stacks(model).items()}
-    for name in stacks:  # a router may be a linear layer
-        linears.pop(name.removesuffix(".weight"), None)
-    return linears | stacks
+    routers = {name.removesuffix(".weight") for name in stacks}  # which may be linear layers too
+    linears = {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
+    return {name: shape for name, shape in linears.items() if name not in routers} | stacks
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from surefit.facts.model import read_config
 from surefit.model.classes import auto_class
 from surefit.model.streamed import Weights, names_in_files
 
+WITH_IMAGES: Any = AutoModelForImageTextToText
+
 
 def whole_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | None:
     """The config of a checkpoint of which a model was loaded alone, with that model's config in its place; None where
@@ -58,7 +60,7 @@ def names_in_whole(directory: Path) -> Callable[[str], str] | None:
         part = auto_class(config).from_config(config)
         if whole_config(part.config, directory) is None:
             return None
-        return _renaming(part, AutoModelForImageTextToText.from_config(config))
+        return _renaming(part, WITH_IMAGES.from_config(config))
 
 
 def _renaming(part: PreTrainedModel, whole: PreTrainedModel) -> Callable[[str], str]:
@@ -82,7 +84,7 @@ class Whole:
     def __init__(self, part: PreTrainedModel, config: PreTrainedConfig, base: Path) -> None:
         with library_errors(base, ModelError, "transformers builds no model from its config.json", "take another"):
             with init_empty_weights():
-                self.model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=part.dtype)
+                self.model: PreTrainedModel = WITH_IMAGES.from_config(config, dtype=part.dtype)
             self.model.tie_weights()
         self._weights = Weights(base)
         renamed = _renaming(part, self.model)
