@@ -75,9 +75,9 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("afmoe", "base has no routers that factors can be put beside"),
-        ("jetmoe", "base has no experts that factors can be put beside"),  # a layout that PEFT cannot reach
-        ("qwen3", "base has no experts that factors can be put beside"),
+        ("afmoe", "base has no routers that can get factors"),
+        ("jetmoe", "base has no experts that can get factors"),  # a layout that PEFT cannot reach
+        ("qwen3", "base has no experts that can get factors"),
     ],
 )
 def test_what_peft_cannot_reach_is_refused(kind: str, said: str, surefit: Surefit, tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
     routers = router_stacks(model) if section.experts == "with_router" else {}
     if section.experts == "with_router" and not routers:
         raise ConfigError(
-            f"a {model.config.model_type} has no routers that factors can be put beside",
+            f"a {model.config.model_type} has no routers that can get factors",
             field="adapter.experts",
             help="set adapter.experts: true, which leaves routers as they are",
         )
@@ -279,8 +279,10 @@ def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
     wrapped = {name: shape for name, shape in layers.items() if name.endswith(".base_layer")}
     stacks = {name.removeprefix(PREFIX): shape for name, shape in wrapped_stacks(model).items()}
     routers = {name.removesuffix(".weight") for name in stacks}  # which may be linear layers too
-    linears = {name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()}
-    return {name: shape for name, shape in linears.items() if name not in routers} | stacks
+    found: dict[str, tuple[int, ...]] = {
+        name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()
+    }
+    return {name: shape for name, shape in found.items() if name not in routers} | stacks
 
 
 @contextmanager

@@ -380,7 +380,7 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     elif adapter.experts == "with_router" and not model.routers:
         yield Finding(
             field="adapter.experts",
-            message=f"{model.name} has no routers that factors can be put beside",
+            message=f"{model.name} has no routers that can get factors",
             help="set adapter.experts: true, which leaves routers as they are",
         )
 
