@@ -9,32 +9,32 @@ from surefit.data.audit.languages import READ, UNKNOWN, language_of
 
 # The first article of the Universal Declaration of Human Rights (United Nations, OHCHR).
 ARTICLE = {
-    "English": "All human beings are born free and equal in dignity and rights. They are endowed with reason and "
+    "en": "All human beings are born free and equal in dignity and rights. They are endowed with reason and "
     "conscience and should act towards one another in a spirit of brotherhood.",
-    "German": "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit Vernunft und Gewissen "
+    "de": "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit Vernunft und Gewissen "
     "begabt und sollen einander im Geist der Brüderlichkeit begegnen.",
-    "French": "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont doués de raison et de "
+    "fr": "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont doués de raison et de "
     "conscience et doivent agir les uns envers les autres dans un esprit de fraternité.",
-    "Spanish": "Todos los seres humanos nacen libres e iguales en dignidad y derechos y, dotados como están de razón y "
+    "es": "Todos los seres humanos nacen libres e iguales en dignidad y derechos y, dotados como están de razón y "
     "conciencia, deben comportarse fraternalmente los unos con los otros.",
-    "Portuguese": "Todos os seres humanos nascem livres e iguais em dignidade e em direitos. Dotados de razão e de "
+    "pt": "Todos os seres humanos nascem livres e iguais em dignidade e em direitos. Dotados de razão e de "
     "consciência, devem agir uns para com os outros em espírito de fraternidade.",
-    "Italian": "Tutti gli esseri umani nascono liberi ed eguali in dignità e diritti. Essi sono dotati di ragione e di "
+    "it": "Tutti gli esseri umani nascono liberi ed eguali in dignità e diritti. Essi sono dotati di ragione e di "
     "coscienza e devono agire gli uni verso gli altri in spirito di fratellanza.",
-    "Dutch": "Alle mensen worden vrij en gelijk in waardigheid en rechten geboren. Zij zijn begiftigd met verstand en "
+    "nl": "Alle mensen worden vrij en gelijk in waardigheid en rechten geboren. Zij zijn begiftigd met verstand en "
     "geweten, en behoren zich jegens elkander in een geest van broederschap te gedragen.",
-    "Swedish": "Alla människor är födda fria och lika i värde och rättigheter. De har utrustats med förnuft och "
+    "sv": "Alla människor är födda fria och lika i värde och rättigheter. De har utrustats med förnuft och "
     "samvete och bör handla gentemot varandra i en anda av gemenskap.",
-    "Polish": "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw. Są oni obdarzeni "
+    "pl": "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw. Są oni obdarzeni "
     "rozumem i sumieniem i powinni postępować wobec innych w duchu braterstwa.",
-    "Russian": "Все люди рождаются свободными и равными в своем достоинстве и правах. Они наделены разумом и "
+    "ru": "Все люди рождаются свободными и равными в своем достоинстве и правах. Они наделены разумом и "
     "совестью и должны поступать в отношении друг друга в духе братства.",
-    "Japanese": "すべての人間は、生れながらにして自由であり、かつ、尊厳と権利とについて平等である。",
-    "Chinese": "人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。",
-    "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
-    "Greek": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα.",
-    "Hebrew": "כל בני האדם נולדו בני חורין ושווים בערכם ובזכויותיהם.",
-    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ",
+    "ja": "すべての人間は、生れながらにして自由であり、かつ、尊厳と権利とについて平等である。",
+    "zh": "人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。",
+    "ko": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+    "el": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα.",
+    "he": "כל בני האדם נולדו בני חורין ושווים בערכם ובזכויותיהם.",
+    "th": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ",
 }
 
 
@@ -50,4 +50,4 @@ def test_what_says_too_little_is_unknown(text: str) -> None:
 
 
 def test_only_the_beginning_is_read() -> None:
-    assert language_of("x " * READ + ARTICLE["English"]) == UNKNOWN
+    assert language_of("= " * READ + ARTICLE["en"]) == UNKNOWN
