@@ -37,6 +37,7 @@ def test_in_the_interpreter_they_compute_what_pytorch_does() -> None:
     assert_small(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_in_the_interpreter_float8_is_the_same_bit_for_bit() -> None:
     done = subprocess.run(
         [sys.executable, str(HELPERS / "float8_interpreted.py")],

@@ -70,7 +70,7 @@ def test_an_export_read_again_starts_cuda(tmp_path: Path) -> None:
 
 
 def test_whoever_loads_a_model_starts_cuda() -> None:
-    """`model/gguf.py` loads on the CPU alone, `plan/building.py` builds without data."""
+    """`model/gguf.py` loads on the CPU alone; `model/whole.py` and `plan/building.py` build without data."""
     loading = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
@@ -78,7 +78,7 @@ def test_whoever_loads_a_model_starts_cuda() -> None:
     }
     starting = {path for path in loading if "start_cuda()" in (SOURCE / path).read_text()}
     assert starting == {"merge/quantised.py", "model/load.py", "model/streamed.py"}
-    assert loading - starting <= {"model/gguf.py", "model/layers.py", "plan/building.py"}
+    assert loading - starting <= {"model/gguf.py", "model/whole.py", "plan/building.py"}
 
 
 def test_no_other_place_sets_the_switch() -> None:

@@ -393,6 +393,7 @@ def answers_without_torch(section: str) -> tuple[str, bool]:
     return sharding.loaded_tokenizer(section)[1], sys.modules.get("torch") is not None
 
 
+@pytest.mark.slow
 def test_a_worker_does_without_torch(config):
     section = config().model.model_dump_json()
     with pool(1, sharding._start_worker, (False,)) as executor:
