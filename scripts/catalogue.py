@@ -46,7 +46,7 @@ def named(argument: str) -> tuple[str, Path]:
         name = f"{found[1]}/{found[2]}" if found else ""
     if not HUB_ID.fullmatch(name) or "/" not in name:
         raise ModelError(
-            "which model this is, is not said", path=path, help=f"write OWNER/NAME={path}, with the model's hub id"
+            "the model's hub id is missing", path=path, help=f"write OWNER/NAME={path}, with the model's hub id"
         )
     return name, path
 
@@ -87,7 +87,13 @@ def entry_of(name: str, path: Path, before: Mapping[str, Any] | None) -> dict[st
 
 def kept_of(config: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a config.json, in the order that the entry had, so that a diff shows what has changed."""
-    kept = {key: value for key, value in config.items() if key not in LEFT_OUT}
+    kept = {
+        key: kept_of(value, own if isinstance(own := before.get(key), dict) else {})
+        if isinstance(value, dict)
+        else value
+        for key, value in config.items()
+        if key not in LEFT_OUT
+    }
     if "dtype" not in kept and config.get("torch_dtype"):
         kept["dtype"] = config["torch_dtype"]
     order = [key for key in before if key in kept]
@@ -97,7 +103,7 @@ def kept_of(config: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, A
 def weight_bytes(directory: Path) -> int | None:
     """The size of the safetensors files, by their index or by the header of the one there is; None without either."""
     if (directory / INDEX).is_file():
-        size = read_json_object(directory / INDEX).get("metadata", {}).get("total_size")
+        size = (read_json_object(directory / INDEX).get("metadata") or {}).get("total_size")
         return size if type(size) is int and size > 0 else None
     single = directory / SINGLE
     return sum(tensor.bytes for tensor in read_header(single).values()) if single.is_file() else None

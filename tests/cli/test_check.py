@@ -271,19 +271,21 @@ def test_fix_does_not_touch_the_record_of_a_run(surefit: Surefit, config: Path) 
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("installed", "said"),
     [
-        (None, "fused kernels need liger-kernel>=0.8.5,<0.9, and it is not installed"),
-        ("0.7.0", "fused kernels need liger-kernel>=0.8.5,<0.9, and liger-kernel 0.7.0 is installed"),
-        ("0.8.7", None),
+        ({}, "fused kernels need liger-kernel>=0.8.5,<0.9, and it is not installed"),
+        ({"liger-kernel": "0.7.0"}, "fused kernels need liger-kernel>=0.8.5,<0.9, and liger-kernel 0.7.0 is installed"),
+        ({"liger-kernel": "0.8.7", "triton": "3.2.0"}, "fused kernels need triton>=3.6, and triton 3.2.0 is installed"),
+        ({"liger-kernel": "0.8.7", "triton": "3.6.0"}, None),
+        ({"liger-kernel": "0.8.7"}, None),  # a nightly torch brings Triton under another name
     ],
 )
 def test_fused_kernels_without_their_extra_stop_a_run_before_it_starts(
-    surefit: Surefit, config: Path, version: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+    surefit: Surefit, config: Path, installed: dict[str, str], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = stack.stack_facts()
-    versions = {name: each for name, each in {**here.versions, "liger-kernel": version}.items() if each}
-    monkeypatch.setattr(stack, "stack_facts", lambda: replace(here, versions=versions))
+    others = {name: each for name, each in here.versions.items() if name not in ("liger-kernel", "triton")}
+    monkeypatch.setattr(stack, "stack_facts", lambda: replace(here, versions=others | installed))
     card = hardware.DetectedGpu("NVIDIA A100-SXM4-80GB", 80 * GIB, (8, 0), "580.00")
     monkeypatch.setattr(hardware, "detect_gpus", lambda: [card])
     monkeypatch.setattr(hardware, "torch_is_cpu_build", lambda: False)

@@ -14,6 +14,9 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Surefit
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from surefit.config.schema import AdapterSection, ModelSection
+from surefit.core.errors import ConfigError
+from surefit.model.adapter import add_adapter, start_from
 from surefit.nano import PATH as NANO
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -70,6 +73,15 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
     tuned = PeftModel.from_pretrained(plain, str(tmp_path / "out/adapter"))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out/merged")
     torch.testing.assert_close(logits(merged), logits(tuned), rtol=1e-4, atol=1e-5)
+    for asked in ("true", "false"):  # what was trained with routers goes on with them
+        config = typed(tmp_path, asked)
+        config.write_text(config.read_text().replace("experts:", "start_from: out/adapter, experts:"))
+        said = f"was trained with experts with_router, and adapter.experts is {asked}"
+        assert said in " ".join(surefit("check", config).text.split())
+    section = AdapterSection(r=2, alpha=8, target_modules=["q_proj", "v_proj"])
+    fresh = add_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), section)
+    with pytest.raises(ConfigError, match="the adapter has experts with_router, and the config false"):
+        start_from(fresh, tmp_path / "out/adapter", ModelSection(name_or_path=str(tmp_path / "base")))
 
 
 @pytest.mark.parametrize(

@@ -222,11 +222,19 @@ def test_code_that_was_allowed_goes_with_what_is_merged(
         "from transformers import LlamaConfig\n\n\nclass HouseConfig(LlamaConfig):\n    model_type = 'house'\n"
     )
     (base / "modeling_house.py").write_text(
-        "from transformers import LlamaForCausalLM\n\nfrom .configuration_house import HouseConfig\n\n\n"
+        "from transformers import LlamaForCausalLM\n\nfrom .configuration_house import HouseConfig\n"
+        "from .rope_utils import NOTHING  # noqa: F401\n\n\n"
         "class HouseForCausalLM(LlamaForCausalLM):\n    config_class = HouseConfig\n"
     )
+    (base / "rope_utils.py").write_text("NOTHING = None\n")
+    (base / "train.py").write_text("TOKEN = 'of somebody who trained it here'\n")
     run = trained(surefit, config, base, "runs/first", "model.trust_remote_code=true")
-    assert {"configuration_house.py", "modeling_house.py"} <= {file.name for file in run.merged.iterdir()}
+    code = {"configuration_house.py", "modeling_house.py", "rope_utils.py"}
+    assert {file.name for file in run.merged.glob("*.py")} == code
+    for kind, brought in (("hub", code), ("adapter", set())):
+        exported = surefit("export", run.path, "--format", kind, "--output", kind)
+        assert exported.code == 0, exported.text
+        assert {file.name for file in Path(kind).glob("*.py")} == brought
 
 
 @pytest.mark.slow

@@ -54,8 +54,8 @@ OTHER = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor 
 @pytest.mark.parametrize(
     ("entry", "option", "said"),
     [
-        (OTHER, None, "training takes chat_template.jinja"),
-        (None, "plain", "training takes plain"),
+        (OTHER, None, "training uses chat_template.jinja"),
+        (None, "plain", "training uses plain"),
         (None, None, None),
         ("the same", None, None),
         (None, "the same", None),

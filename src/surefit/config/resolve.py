@@ -313,7 +313,7 @@ def _decide_fused_lora(config: Config) -> tuple[bool, str]:
 
 def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
     if hardware.kind == "cpu":
-        return False, "they are a GPU's"
+        return False, "they need a GPU"
     if not hardware.bf16:
         return False, f"Triton compiles for Ampere and later GPUs, and {hardware.name} is older"
     if missing := missing_for_kernels():

@@ -141,7 +141,7 @@ def kernels() -> Iterator[Probe]:
     """Whether what `speed.kernels` needs on a GPU is here."""
     missing = missing_for_kernels()
     versions = ", ".join(f"{name} {installed_version(name)}" for name in ("liger-kernel", "triton"))
-    yield Probe("fused kernels", f"{missing} not installed: a GPU trains without them" if missing else versions)
+    yield Probe("fused kernels", f"off on a GPU: {missing} is missing" if missing else versions)
 
 
 def variables() -> Iterator[Probe]:

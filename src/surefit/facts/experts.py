@@ -10,6 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
 
 from surefit.config.schema import AdapterSection
 from surefit.facts.all_linear import is_expert
@@ -26,6 +27,16 @@ _STACKED_AS = {
 """A lone expert's matrix → the stack it becomes a part of."""
 NO_STACKS = frozenset({"jetmoe"})
 """Model types whose experts are modules of another kind."""
+
+
+def experts_of(target_parameters: Any) -> bool | Literal["with_router"]:
+    """What `adapter.experts` is for an adapter with these `target_parameters`.
+
+    >>> experts_of(None), experts_of(["experts.down_proj"]), experts_of(["experts.down_proj", "mlp.gate.weight"])
+    (False, True, 'with_router')
+    """
+    names = target_parameters if isinstance(target_parameters, list) else ()
+    return "with_router" if any(_ROUTER.search(str(name)) for name in names) else bool(names)
 
 
 def is_stack(parameter: str, dimensions: int) -> bool:

@@ -104,9 +104,8 @@ def why_not(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | N
         scale = scale_of(name, tensors) if tensor.dtype == "F8_E4M3" else None
         if scale is not None and tensors[scale].dtype in FLOAT_BYTES:
             if not _fits(tensor.shape, tensors[scale].shape, stored.block):
-                return (
-                    f"{scale} {tensors[scale].shape} is no grid of scales for {tensor.shape} in blocks {stored.block}"
-                )
+                shapes = f"{tensors[scale].shape} does not fit a weight of shape {tensor.shape}"
+                return f"{scale} {shapes} in blocks of {stored.block}"
         elif is_packed(name, tensors):
             if not _is_mxfp4(tensor, tensors[other_half(name)]):
                 return f"{name} {tensor.shape} is no stack of experts in blocks of {PER_SCALE} weights"

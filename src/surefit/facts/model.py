@@ -313,7 +313,7 @@ def build_facts(
         pickle_only=pickle_only,
         gated=gated,
         custom_code=bool(config.get("auto_map")),
-        code_files=_code_files(config),
+        code_files=code_files(config),
         quantization=quantization,
         stored_nf4=quantization == "bitsandbytes" and config["quantization_config"].get("bnb_4bit_quant_type") == "nf4",
         packing_obstacle=packing_obstacle(config),
@@ -323,7 +323,7 @@ def build_facts(
     )
 
 
-def _code_files(config: Mapping[str, Any]) -> tuple[str, ...]:
+def code_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The files that `auto_map` points to: "modeling_x.XModel", or "owner/name--modeling_x.XModel" of another
     repository; a tokenizer's entry is a list."""
     entries = [entry for value in (config.get("auto_map") or {}).values()

@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from surefit.core.rundir import disk_errors, read_json, write_json
 from surefit.generate.engine import stop_token_ids
 from surefit.model.load import PROCESSOR
+from surefit.model.own_code import own_code
 from surefit.model.whole import Whole, whole_config
 
 GENERATION_CONFIG = "generation_config.json"
@@ -76,9 +77,7 @@ def save_surroundings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    # Code of the model's own, without which its config.json means nothing.
-    code = base.glob("*.py") if getattr(config, "auto_map", None) else ()
-    for file in (*(base / name for name in PROCESSOR), *code):
+    for file in (*(base / name for name in PROCESSOR), *own_code(base)):
         if file.is_file():
             shutil.copyfile(file, directory / file.name)
     write_json(directory / GENERATION_CONFIG, generation | ({"eos_token_id": stops} if stops else {}))

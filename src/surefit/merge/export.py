@@ -27,6 +27,7 @@ from surefit.merge.quantised import Conversion, make, measure, require_convertib
 from surefit.model.adapter import PREFIX
 from surefit.model.identity import base_identity, weights_sha256
 from surefit.model.load import PROCESSOR
+from surefit.model.own_code import own_code
 from surefit.model.whole import names_in_whole
 
 HUB, ADAPTER = "hub", "adapter"
@@ -35,11 +36,11 @@ WEIGHTS = ("*.safetensors", "model.safetensors.index.json", "*.gguf")
 AROUND = (
     "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "*.model", "*.tiktoken", "configuration_*.py", "modeling_*.py", "tokenization_*.py", *PROCESSOR,
+    "*.model", "*.tiktoken", "tokenization_*.py", *PROCESSOR,
 )  # fmt: skip
-"""What belongs to a model beside its weights; nothing else of a directory is ever exported."""
+"""What belongs to a model beside its weights and its own code; nothing else of a directory is ever exported."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-OF_THE_MODEL = ("config.json", "generation_config.json", "configuration_*.py", "modeling_*.py", *PROCESSOR)
+OF_THE_MODEL = ("config.json", "generation_config.json", *PROCESSOR)
 """What of AROUND does not belong to an adapter: it would be taken for a whole model."""
 
 CardOf = Callable[[Mapping[str, Any], Path], str]
@@ -82,7 +83,8 @@ def source_of(run: RunDir) -> Source:
 
 def parts_of(directory: Path) -> list[Path]:
     """The files of a model that may leave this machine."""
-    return sorted({file for pattern in (*WEIGHTS, *AROUND) for file in directory.glob(pattern) if file.is_file()})
+    found = {file for pattern in (*WEIGHTS, *AROUND) for file in directory.glob(pattern) if file.is_file()}
+    return sorted({*found, *own_code(directory)})
 
 
 def export_hub(source: Source, output: Path, card: CardOf) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -20,15 +21,19 @@ from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.all_linear import closed_to_lora, ends_with, is_product, without_gradient
 from surefit.facts.door import require_sound_adapter
-from surefit.facts.experts import wrappers
+from surefit.facts.experts import experts_of, wrappers
 from surefit.model.experts import Stacks, expert_stacks, of_each, router_stacks, without_factors, wrapped_stacks
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 from surefit.model.vocabulary import compute_rows_apart, token_rows
 
 FIELD = "adapter.target_modules"
 START = "adapter.start_from"
-SWITCHES = {"use_rslora": "use_rslora", "use_dora": "use_dora", "target_parameters": "experts"}
-"""Settings of PEFT → those of the config that must say the same."""
+SWITCHES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "use_rslora": lambda peft: bool(peft.get("use_rslora")),
+    "use_dora": lambda peft: bool(peft.get("use_dora")),
+    "experts": lambda peft: experts_of(peft.get("target_parameters")),
+}
+"""Settings of the config that an adapter must have been trained with → what they are in PEFT's."""
 UNKNOWN_KINDS = ("bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
 """Settings of PEFT that change what its factors mean."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -149,9 +154,9 @@ def _require_like(model: PeftModel, directory: Path) -> None:
                 field=name,
                 help=f"set {name}: {saved.get(key)}",
             )
-    for key, own in SWITCHES.items():
-        if bool(saved.get(key)) != bool(fresh[key]):
-            had, now = (str(bool(values.get(key))).lower() for values in (saved, fresh))
+    for own, of in SWITCHES.items():
+        had, now = (str(of(values)).lower() for values in (saved, fresh))
+        if had != now:
             raise ConfigError(
                 f"the adapter has {own} {had}, and the config {now}",
                 path=directory,

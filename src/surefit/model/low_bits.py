@@ -66,9 +66,9 @@ def plain_directory(directory: Path) -> Path:
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether a copy has every file it was written with; one that somebody thinned out is made again."""
+    """Whether a copy has all its weights and its config.json; one from which somebody deleted files is made again."""
     try:
-        return read_weights(target) is not None
+        return (target / "config.json").is_file() and read_weights(target) is not None
     except ModelError:
         return False
 
@@ -78,7 +78,7 @@ def _make_room(target: Path) -> None:
     sweep(target.parent)
     for stale in target.parent.iterdir():
         if stale.is_dir():
-            tell(f"removing {stale}: it was made of files that are there no more")
+            tell(f"removing {stale}: the files it was made from have changed or are gone")
             shutil.rmtree(stale, ignore_errors=True)
 
 

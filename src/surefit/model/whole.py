@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 from surefit.core.errors import ModelError
 from surefit.core.reading import library_errors
@@ -36,7 +36,9 @@ def whole_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | None:
     """
     if not (base / "config.json").is_file() or read_config(base).get("model_type") == part.model_type:
         return None
-    config: Any = AutoConfig.from_pretrained(base)
+    config: Any = _config_of(base)
+    if config is None:
+        return None
     place = next((name for name in config.sub_configs if type(getattr(config, name)) is type(part)), None)
     if place is None:
         return None
@@ -55,12 +57,20 @@ def names_in_whole(directory: Path) -> Callable[[str], str] | None:
     Args:
         directory: a checkpoint.
     """
-    config = AutoConfig.from_pretrained(directory)
+    config = _config_of(directory)
+    if config is None or getattr(config, "text_config", None) is None:
+        return None
     with init_empty_weights():
         part = auto_class(config).from_config(config)
         if whole_config(part.config, directory) is None:
             return None
         return _renaming(part, WITH_IMAGES.from_config(config))
+
+
+def _config_of(directory: Path) -> PreTrainedConfig | None:
+    """A checkpoint's config; None where its code is its own, which transformers has no class with images for."""
+    known = read_config(directory).get("model_type") in CONFIG_MAPPING
+    return AutoConfig.from_pretrained(directory) if known else None  # type: ignore[no-any-return]
 
 
 def _renaming(part: PreTrainedModel, whole: PreTrainedModel) -> Callable[[str], str]:
@@ -95,7 +105,7 @@ class Whole:
         unknown = sorted(set(self._names.values()) - state.keys())
         if missing := unknown + sorted(name for name, place in self._rest.items() if place is None):
             raise ModelError(
-                f"{missing[0]} of the part that is not trained is not in its files under a name that can be kept",
+                f"the untrained part cannot be saved unchanged: {missing[0]} is not in the checkpoint's files",
                 path=base,
                 help="train an adapter, or save the base anew with save_pretrained of this version of transformers",
             )

@@ -99,7 +99,7 @@ def test_decisions_where_nobody_knows_what_a_step_takes(
     ("hardware", "missing", "overrides", "reason"),
     [
         (Hardware(), None, [], None),
-        (CPU, None, [], "a GPU's"),
+        (CPU, None, [], "need a GPU"),
         (Hardware(name="Tesla T4", bf16=False), None, [], "Tesla T4 is older"),
         (Hardware(), "triton", [], "triton is not installed"),
         (Hardware(), None, ["speed.compile=true"], "the compiler"),

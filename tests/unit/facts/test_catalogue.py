@@ -86,6 +86,16 @@ def test_a_download_brings_its_name_its_template_and_the_size_of_its_weights(pla
     assert model_facts("org/new").weight_bytes == 7000
 
 
+def test_a_nested_part_loses_what_is_somebodys_too(place: Path, tmp_path: Path) -> None:
+    path = config_in(tmp_path / "a")
+    inner = {"_name_or_path": "/home/somebody/model", "torch_dtype": "bfloat16", "hidden_size": 64}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vision_config": inner}))
+    (path.parent / "model.safetensors.index.json").write_text('{"metadata": null, "weight_map": {}}')
+    assert run(place, f"org/nested={path.parent}") == 0
+    kept = json.loads((place / "org--nested.json").read_text())["config"]["vision_config"]
+    assert kept == {"hidden_size": 64, "dtype": "bfloat16"}
+
+
 def test_weights_that_are_no_match_are_said(place: Path, tmp_path: Path, capsys: Any) -> None:
     path = config_in(tmp_path / "a")
     save_file({"a.weight": torch.zeros(10, 10)}, tmp_path / "a/model.safetensors")
@@ -99,8 +109,8 @@ def test_weights_that_are_no_match_are_said(place: Path, tmp_path: Path, capsys:
         ("{", "org/a={}", "not valid JSON"),
         ("[]", "org/a={}", "not a JSON object"),
         ('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}', "org/a={}", "hidden_size"),
-        (json.dumps(LLAMA), "{}", "which model this is, is not said"),
-        (json.dumps(LLAMA), "a b={}", "which model this is, is not said"),
+        (json.dumps(LLAMA), "{}", "the model's hub id is missing"),
+        (json.dumps(LLAMA), "a b={}", "the model's hub id is missing"),
         (json.dumps(LLAMA), "org/a={}x", "no such file or directory"),
         (json.dumps(LLAMA | {"architectures": []}), "org/a={}", "names no architecture"),
         (json.dumps(LLAMA | {"hidden_size": "64"}), "org/a={}", "hidden_size"),

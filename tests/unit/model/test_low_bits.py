@@ -117,7 +117,7 @@ def experts_in_fp4(base: Path) -> None:
     ("breaks", "words"),
     [
         (without_scales, "is F8_E4M3, with no scale"),
-        (other_blocks, "is no grid of scales for"),
+        (other_blocks, "does not fit a weight of shape"),
         (experts_in_fp4, "as DeepSeek-V4 is published"),
     ],
 )

@@ -12,6 +12,7 @@ from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.all_linear import FUSED_IN_FILES, closed_to_lora
 from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules, trained
+from surefit.facts.experts import experts_of
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, named_by, rule
@@ -235,8 +236,9 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
                 message=f"{section.start_from} was trained with {key} {stored:g}, and adapter.{key} is {wanted:g}",
                 help=f"write {key}: {stored:g}",
             )
-    for key, stored in {"use_rslora": "use_rslora", "use_dora": "use_dora", "experts": "target_parameters"}.items():
-        had, now = (str(bool(value)).lower() for value in (found.get(stored), getattr(section, key)))
+    trained = {key: bool(found.get(key)) for key in ("use_rslora", "use_dora")}
+    for key, kind in {**trained, "experts": experts_of(found.get("target_parameters"))}.items():
+        had, now = (str(value).lower() for value in (kind, getattr(section, key)))
         if had != now:
             yield Finding(
                 field=f"adapter.{key}",

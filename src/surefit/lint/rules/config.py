@@ -247,8 +247,8 @@ def fused_kernels_not_there(
     """Fused kernels are asked for, and what they need is not installed.
 
     ## What it does
-    Looks, on a machine with a GPU, for `speed.kernels: true` without Liger, or with another release of it than the
-    extra `kernels` asks for: SureFit calls functions of it that no public interface promises.
+    Looks, on a machine with a GPU, for `speed.kernels: true` without Liger and Triton in the releases that the extra
+    `kernels` asks for: SureFit calls functions of Liger that no public interface promises.
 
     ## Why it is bad
     Training stops once the model is loaded.
@@ -262,11 +262,15 @@ def fused_kernels_not_there(
     ## Evidence
     `auto` asks for the same releases; `surefit doctor` names those that are here.
     """
-    package, wanted = "liger-kernel", KERNEL_PACKAGES["liger-kernel"]
     asked = setup.tool == "surefit" and config.speed.kernels is True
-    here = hardware.kind == "cuda" and hardware.source == "detected"
-    if asked and here and not (package in stack.versions and stack.allows(package, wanted)):
-        found = f"{package} {stack.versions[package]} is" if package in stack.versions else "it is not"
+    if not asked or hardware.kind != "cuda" or hardware.source != "detected":
+        return
+    for package, wanted in KERNEL_PACKAGES.items():
+        version = stack.versions.get(package)
+        # A GPU's nightly torch brings Triton under another name.
+        if stack.allows(package, wanted) if version else package == "triton":
+            continue
+        found = f"{package} {version} is" if version else "it is not"
         yield Finding(
             field="speed.kernels",
             message=f"fused kernels need {package}{wanted}, and {found} installed",

@@ -334,7 +334,7 @@ def nothing_to_quantise(config: Config, model: ModelFacts) -> Iterator[Finding]:
 
     ## Why it is bad
     Nothing would be saved. bitsandbytes turns such matrices into its own layers all the same, and a merge would then
-    start from other weights than those that the adapter was trained beside.
+    start from other weights than those that the adapter was trained on.
 
     ## Example
     `quantization: nf4` with `openai-community/gpt2`.
@@ -349,7 +349,7 @@ def nothing_to_quantise(config: Config, model: ModelFacts) -> Iterator[Finding]:
     if config.model.quantization != "none" and model.model_type in CONV1D:
         yield Finding(
             field="model.quantization",
-            message=f"{config.model.quantization} holds linear layers in fewer bits, and a {model.model_type} has none",
+            message=f"{config.model.quantization} quantises linear layers, and a {model.model_type} model has none",
             help="set model.quantization: none",
             fix=Fix("model.quantization", "none"),
         )

@@ -47,12 +47,12 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
         return
     if model.source == "local" and not model.has_weights:  # MOD002 says that
         return
-    absent = model.source == "hub" or (model.source == "cache" and not model.has_weights)
+    absent = model.source in ("hub", "catalogue") or (model.source == "cache" and not model.has_weights)
     problem, advice = f"is stored quantised ({method}), which SureFit does not read", "take a copy of it in bfloat16"
     if model.unreadable is not None:
         problem = f"is stored in {method}, and cannot be dequantised: {model.unreadable}"
     elif absent and method in METHODS:
-        problem = f"is stored in {method}, and dequantised only once its files are here"
+        problem = f"is stored in {method} and can be dequantised only after it has been downloaded"
         advice = f"hf download {config.model.name_or_path}"
     yield Finding(field=NAME, message=f"{model.name} {problem}", help=advice)
 
@@ -101,8 +101,9 @@ def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
     `base_model_name_or_path` in adapter_config.json) with `model.name_or_path`, by name.
 
     ## Why it is bad
-    Factors mean something beside the weights that they were trained beside. Training compares the files of both bases
-    and stops where they differ, but not before the base is loaded; of an adapter that PEFT saved nobody can.
+    An adapter's factors only mean something together with the weights they were trained on. Training compares the
+    files of both bases and stops if they differ, but only after loading the base; for an adapter that PEFT saved there
+    is nothing to compare.
 
     ## Example
     An adapter of the first run, while `model.name_or_path` names what the first run merged: it would be added twice.

@@ -412,14 +412,14 @@ def two_chat_templates(
     if trained is None or trained == served:
         return
     same = _parting(trained, served or "")
-    writes = "refuses that" if served is None else f"writes {_end(served, same)}"
+    renders = "refuses that" if served is None else f"renders {_end(served, same)}"
     if config.model.chat_template:
         field, first, second = "model.chat_template", config.model.chat_template, "own template"
         advice = "leave it out, or give the server adapter/chat_template.jinja"
     else:
         field, first, second = "model.name_or_path", "chat_template.jinja", "tokenizer_config.json"
-        advice = "delete the one that is not meant: other tools may take it"
-    message = f"training takes {first}, which writes {_end(trained, same)}; {_model(context)}'s {second} {writes}"
+        advice = "delete the one you do not want: other tools may use it"
+    message = f"training uses {first}, which renders {_end(trained, same)}; {_model(context)}'s {second} {renders}"
     yield Finding(field=field, message=message, help=advice)
 
 

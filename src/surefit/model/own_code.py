@@ -1,0 +1,22 @@
+"""The Python code that a model brings, beside its config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from surefit.core.reading import read_json_file
+from surefit.facts.model import code_files
+
+
+def own_code(directory: Path) -> list[Path]:
+    """The files that `auto_map` of config.json and tokenizer_config.json points to, and those of the directory that
+    these import. Other Python files that lie there do not belong to the model."""
+    found: set[Path] = set()
+    for config in ("config.json", "tokenizer_config.json"):
+        if (directory / config).is_file():
+            named = (directory / name for name in code_files(read_json_file(directory / config)))
+            found |= {file for file in named if file.parent == directory and file.is_file()}
+    imported = {Path(name) for file in found for name in get_relative_import_files(file) if Path(name).is_file()}
+    return sorted(found | {file for file in imported if file.parent == directory})
