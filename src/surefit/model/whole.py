@@ -70,7 +70,7 @@ def names_in_whole(directory: Path) -> Callable[[str], str] | None:
 def _config_of(directory: Path) -> PreTrainedConfig | None:
     """A checkpoint's config; None where its code is its own, which transformers has no class with images for."""
     known = read_config(directory).get("model_type") in CONFIG_MAPPING
-    return AutoConfig.from_pretrained(directory) if known else None  # type: ignore[no-any-return]
+    return AutoConfig.from_pretrained(directory) if known else None
 
 
 def _renaming(part: PreTrainedModel, whole: PreTrainedModel) -> Callable[[str], str]:
