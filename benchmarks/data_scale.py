@@ -184,15 +184,14 @@ def prepared(at: Size, workers: int) -> dict[str, Any]:
     config = config_of(at.work, "prepare", at.rows, at.shards)
     done = run([*COMMAND, "prepare", str(config), "--workers", str(workers), "--json"], at.work, at.say)
     made = json.loads(done.pop("out").splitlines()[-1])
-    return done | paces(made["rows"], made["tokens"], done, workers) | {"sha256": content(at.shards)}
+    return done | paces(made["rows"], made["tokens"], done) | {"sha256": content(at.shards)}
 
 
-def paces(rows: int, tokens: int, done: dict[str, Any], workers: int) -> dict[str, Any]:
+def paces(rows: int, tokens: int, done: dict[str, Any]) -> dict[str, Any]:
     return {
         "rows": rows,
         "tokens": tokens,
         "rows_s": rows / done["seconds"],
-        "rows_s_core": rows / done["seconds"] / workers,
         "rows_cpu_s": rows / done["cpu_seconds"],
     }
 
@@ -205,7 +204,7 @@ def peer(at: Size, part: str) -> dict[str, Any]:
         for left in at.work.glob("peer*"):
             shutil.rmtree(left, ignore_errors=True)
     assert done["same"], f"the tokens of {part} are not those of the shards"
-    return done | paces(done["rows"], done["tokens"], done, 2)
+    return done | paces(done["rows"], done["tokens"], done)
 
 
 def trained(at: Size, name: str, rows: Path, shards: Path | None) -> dict[str, Any]:
@@ -260,7 +259,7 @@ def killed(at: Size, rows: Path, kills: int) -> dict[str, Any]:
         run([*command, str(config)], at.work, at.say)
         same += content(again) == expected
         tell(f"  killed {number + 1} of {kills}: {same} with the same bytes")
-    return {"moments": kills, "while_it_ran": hit, "same_bytes": same, "whole_seconds": seconds}
+    return {"moments": kills, "while_it_ran": hit, "same_bytes": same}
 
 
 def content(directory: Path) -> str:

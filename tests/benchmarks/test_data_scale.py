@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,7 @@ def test_the_benchmark_runs_in_miniature(tmp_path: Path) -> None:
     assert one["many"]["peak_mib"] < 1500
     assert one["training"]["shards"]["first_step_seconds"] > 0
     assert not list(tmp_path.glob("work-*"))
-    start = time.monotonic()
     assert measured(tmp_path) == {"1000000": one}, "what has been measured was measured again"
-    assert time.monotonic() - start < one["one_worker"]["wall_seconds"] + one["two_workers"]["wall_seconds"]
 
 
 def measured(cache: Path) -> dict[str, dict[str, Any]]:

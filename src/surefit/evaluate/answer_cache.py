@@ -44,7 +44,7 @@ class AnswerCache:
         return sorted(self.path.parent.glob(self._every)) if self.path is not None else []
 
     def _of_other(self, path: Path) -> dict[str, tuple[Answer, float]]:
-        """It may be at work on it: only whole lines count, and nothing is mended."""
+        """It may be at work on it: only whole lines count, and nothing is fixed."""
         try:
             header, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What can go wrong while shards are made: named, nothing lost, and mended by the same command."""
+"""What can go wrong while shards are made: named, nothing lost, and fixed by the same command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gzip
 import http.server
 import json
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -94,31 +93,32 @@ def test_a_row_that_is_too_long_to_be_one(tmp_path: Path, folder: Path, monkeypa
 class Sleepy(http.server.SimpleHTTPRequestHandler):
     """A web server that says nothing until it is told to."""
 
-    awake = False
+    awake = threading.Event()
 
     def log_message(self, *args: object) -> None:
         pass
 
     def do_GET(self) -> None:
-        if not Sleepy.awake and self.path.endswith("b.jsonl"):
-            time.sleep(1)
+        if self.path.endswith("b.jsonl") and not self.awake.is_set():
+            self.awake.wait()  # for whom it was is gone by then
         else:
             super().do_GET()
 
 
 def test_a_server_that_times_out(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(Sleepy, "awake", False)
+    monkeypatch.setattr(Sleepy, "awake", threading.Event())
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Sleepy, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/b.jsonl"
         with pytest.raises(MachineError, match=r"b\.jsonl: no answer.*timed out"):
             make(tmp_path, url, tmp_path / "shards")
-        Sleepy.awake = True
+        Sleepy.awake.set()
         monkeypatch.setattr(opening, "READ_SECONDS", 30)
         assert make(tmp_path, url, tmp_path / "shards")["manifest"]
     finally:
+        Sleepy.awake.set()
         server.shutdown()
         server.server_close()
     make(tmp_path, folder / "b.jsonl", tmp_path / "local")
