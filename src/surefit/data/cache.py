@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from surefit.data.formats import Examples
 
-CODE_VERSION = 2
-"""Raised when the same examples would be tokenised to something else."""
+CODE_VERSION = 3
+"""Raised when the same examples would be tokenised to something else; tests/unit/data/test_code_version.py notices."""
 ARRAYS = ("input_ids", "supervised", "offsets")
 MASKED = -100
 """The label that the loss leaves out."""
