@@ -103,12 +103,11 @@ def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None
             raise
         on_note(f"the file system of {path.parent} has no locks ({error.strerror}): start no second process on it")
         return
-    if how & fcntl.LOCK_SH:
-        return  # one of several: the file names whoever holds it alone
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "stage": stage, "since": time.time()}
     with contextlib.suppress(OSError):  # a full disk: the lock holds without it
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        os.ftruncate(descriptor, 0)  # it names whoever held it before
+        if not how & fcntl.LOCK_SH:  # else one of several, of whom the file names none
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
 
 def _holder(descriptor: int) -> str:

@@ -205,7 +205,7 @@ def unchanged(files: Sequence[str]) -> Iterator[None]:
     for file, was in zip(files, before, strict=True):
         if _state(file) != was:
             help_text = "give the same command again once it is complete"
-            raise DataError("the file has changed while it was read", path=place_of(file), help=help_text)
+            raise DataError("the file changed while it was being read", path=place_of(file), help=help_text)
 
 
 def _state(file: str) -> tuple[int, int] | None:

@@ -6,7 +6,6 @@ by a function of the task alone. When all are there the manifest is written, and
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from surefit.core import env
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.lock import locked
 from surefit.core.processes import pool
-from surefit.core.rundir import machine_errors, read_json, sweep, write_json
+from surefit.core.rundir import machine_errors, read_json, write_json
 from surefit.data.cache import Stats
 from surefit.data.formats import HELD_OUT
 from surefit.data.opening import filesystem, is_url, reaching, shown
@@ -37,6 +36,7 @@ from surefit.data.sources import files_of, resolve_source
 from surefit.data.stream import Range, ranges, stream_rows
 from surefit.facts.gguf_source import gguf_source
 from surefit.launch.cluster import on_ray
+from surefit.stages.shard_lock import alone
 from surefit.stages.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
         return _summary(planned(config, directory, wishes.overwrite, write=False), directory, wishes.group)
     with machine_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    with _alone(directory, wishes.group, watcher):
+    with alone(directory, wishes.group, watcher):
         with locked(directory / ".lock-plan", "prepare", watcher.note, wait=True):  # one looks at all files, not each
             plan = planned(config, directory, wishes.overwrite)
         mine = _of_group(plan.tasks, wishes.group)
@@ -127,33 +127,6 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
         if wishes.group is None or _all_there(plan, directory):
             _finish(plan, directory, config)
         return _summary(plan, directory, wishes.group)
-
-
-@contextlib.contextmanager
-def _alone(directory: Path, group: tuple[int, int] | None, watcher: Watcher) -> Iterator[None]:
-    """Be the only process that makes these shards; where it makes all of them, clear away what killed ones have left.
-
-    Groups of one division work beside each other, and beside nobody else: two that make the same shard would take each
-    other's away.
-
-    Raises:
-        MachineError: another process makes some of them.
-    """
-    beside = set(directory.glob(f".lock-*-of-{group[1]}")) if group else set()
-    others = sorted({*directory.glob(".lock-*-of-*")} - beside)
-    with contextlib.ExitStack() as stack:
-        if group is not None:
-            stack.enter_context(locked(directory / ".lock-{}-of-{}".format(*group), "prepare", watcher.note))
-        with contextlib.ExitStack() as passing:  # of another division it is enough that nobody is at work
-            for lock in others:
-                (passing if group else stack).enter_context(locked(lock, "prepare", watcher.note))
-        stack.enter_context(locked(directory / ".lock", "prepare", watcher.note, shared=group is not None))
-        if group is not None:
-            yield
-            return
-        sweep(directory)
-        yield
-        sweep(directory)  # on a cluster a process may have been killed, and another have done its work
 
 
 def prepared_directory(config: Config) -> Path:

@@ -63,6 +63,15 @@ def test_a_stage_inside_another_of_the_same_process_goes_on(tmp_path: Path) -> N
         pass
 
 
+def test_a_lock_that_is_shared_names_nobody_who_held_it_before(tmp_path: Path) -> None:
+    with lock.locked(tmp_path / ".lock", "prepare"):
+        pass
+    with open(tmp_path / ".lock", "r+") as file:
+        lock._take(file.fileno(), tmp_path / ".lock", "prepare", print, fcntl.LOCK_SH)
+        with pytest.raises(MachineError, match="has not said who it is"), lock.locked(tmp_path / ".lock", "prepare"):
+            pytest.fail("a shared lock was held alone")
+
+
 def test_a_file_system_without_locks_is_noted_and_the_work_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -29,7 +31,7 @@ from surefit.data.prepared import opened
 from surefit.data.sharded import ShardedTokens, read_manifest
 from surefit.data.stream import ranges
 from surefit.model.tokenizer import load_tokenizer
-from surefit.stages import sharding
+from surefit.stages import shard_lock, sharding
 from surefit.stages.sharding import Wishes, prepare_shards
 from surefit.stages.watcher import Lines, Watcher
 from surefit.train.sampler import survey
@@ -203,6 +205,55 @@ with locked(Path({str(tmp_path / "shards" / ".lock-0-of-2")!r}), "prepare"):
     child.communicate("\n")
 
 
+LEFT_BY = """
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+from surefit.stages.shard_lock import alone
+from surefit.stages.watcher import Watcher
+
+def group(number):
+    start.wait()
+    with alone(Path(sys.argv[1]), (number, 16), Watcher()):
+        start.wait()
+    return number
+
+def begin(barrier):
+    global start
+    start = barrier
+
+context = get_context("fork")
+with context.Pool(16, begin, (context.Barrier(16, timeout=60),)) as pool:
+    print(sum(pool.map(group, range(16), chunksize=1)))
+"""
+
+
+def test_groups_start_beside_each_other_where_another_division_has_worked(tmp_path: Path) -> None:
+    for number in range(8):  # as `--shard I/8` leaves them
+        (tmp_path / f".lock-{number}-of-8").write_text('{"pid": 1, "host": "gone", "stage": "prepare"}')
+    done = subprocess.run([sys.executable, "-c", LEFT_BY, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{sum(range(16))}\n"
+
+
+def test_of_two_divisions_that_start_at_once_one_sees_the_other(
+    config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = tmp_path / "shards"
+    with contextlib.ExitStack() as other:
+
+        def with_another(path: Path, *args: object, **how: object) -> contextlib.AbstractContextManager[None]:
+            if path.name == ".lock-0-of-2":  # in this moment a process begins with 0/3
+                file = other.enter_context((shards / ".lock-0-of-3").open("w"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            return locked(path, *args, **how)
+
+        monkeypatch.setattr(shard_lock, "locked", with_another)
+        with pytest.raises(MachineError, match="in use"):
+            prepare_shards(config(), Watcher(), Wishes(group=(0, 2)))
+    assert not list(shards.glob("shard-*"))
+
+
 def test_a_group_is_refused_while_all_are_made_and_the_other_way_round(config, tmp_path: Path) -> None:
     program = """
 import sys
@@ -233,7 +284,7 @@ def test_rows_that_are_written_while_they_are_read_make_no_shard(
             file.write("\n")
 
     monkeypatch.setattr(shards, "read_range", changing)
-    with pytest.raises(DataError, match=r"rows\.jsonl: the file has changed while it was read"):
+    with pytest.raises(DataError, match=r"rows\.jsonl: the file changed while it was being read"):
         prepare_shards(config(), Watcher(), Wishes())
     assert not list((tmp_path / "shards").glob("shard-*"))
     monkeypatch.undo()
