@@ -222,5 +222,35 @@ def test_a_row_of_other_tokens_is_named_by_its_line(surefit: Surefit, config: Pa
     more = ("--set", "recipe=sft", "--set", "data.train=tokens.jsonl", "--set", "data.eval=surefit/requests-eval")
     answer = surefit("prepare", config, *more, *SHARDS)
     assert answer.code == EXIT_USAGE
-    assert "tokens.jsonl:2: input_ids: token 70,000 is none of the tokenizer's" in answer.text
+    assert "tokens.jsonl:2: input_ids: token id 70,000 is outside the tokenizer's vocabulary of" in answer.text
     assert "made with another one" in answer.text
+
+
+TOKENS = ("--set", "recipe=sft", "--set", "data.train=tokens.jsonl", "--set", "data.eval=0.2", "--set", "evaluate={}")
+
+
+def test_check_names_rows_of_other_tokens(surefit: Surefit, config: Path) -> None:
+    Path("tokens.jsonl").write_text('{"input_ids": [1, 2, 3]}\n{"input_ids": [1, 70000]}\n' * 25)
+    checked = surefit("check", config, *TOKENS)
+    assert checked.code == EXIT_FINDINGS
+    assert "25 of 50 rows cannot be used" in checked.text
+    said = " ".join(checked.text.split())
+    assert (
+        "tokens.jsonl:2: error[DAT001] input_ids: token id 70,000 is outside the tokenizer's vocabulary of 1,536"
+        in said
+    )
+
+
+def test_the_vocabulary_ends_where_check_says(surefit: Surefit, config: Path) -> None:
+    for last, more, outside in ((1535, (), False), (1536, (), True), (1536, ("model.add_tokens=[<new>]",), False)):
+        Path("tokens.jsonl").write_text("".join(f'{{"input_ids": [{n}, 2, {last}]}}\n' for n in range(50)))
+        said = surefit("check", config, *TOKENS, *(f"--set={one}" for one in more)).text
+        assert ("outside the tokenizer's vocabulary" in " ".join(said.split())) is outside, said
+
+
+def test_text_beside_the_ids_of_another_tokenizer_is_trained_on(surefit: Surefit, config: Path) -> None:
+    rows = [{"text": f"Once upon {n} times", "input_ids": [n, 70000]} for n in range(20)]
+    Path("tokens.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "ce upon 0 times" in surefit("check", config, *TOKENS, "--show", "1").stdout
+    assert "outside" not in surefit("check", config, *TOKENS).text
+    assert "outside" in surefit("check", config, *TOKENS, "--set", "data.format=tokens").text

@@ -107,7 +107,7 @@ def said(surefit: Surefit, config: Path, **turn: object) -> str:
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [(5, "a number"), ({"a": 1}, "an object"), (True, "true or false"), ([7], "a number is not read")],
+    [(5, "a number"), ({"a": 1}, "an object"), (True, "true or false"), ([7], "a number is not supported")],
 )
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_that_is_no_text_is_refused(
@@ -143,6 +143,10 @@ def test_no_reasoning_is_none(surefit: Surefit, thinking: Path) -> None:
 
 
 def test_parts_of_a_user_hold_no_reasoning(surefit: Surefit, thinking: Path) -> None:
-    row = [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, {"role": "assistant", "content": "4"}]
-    Path("rows.jsonl").write_text((json.dumps({"messages": row}) + "\n") * 8)
-    assert "a part of type 'image' is not read here" in " ".join(surefit("check", thinking).text.split())
+    for part in ({"type": "thinking", "thinking": "secret"}, {"type": "reasoning", "text": "secret"}):
+        asked = {"role": "user", "content": [part, {"type": "text", "text": "2+2?"}]}
+        row = [asked, {"role": "assistant", "content": "4"}]
+        Path("rows.jsonl").write_text((json.dumps({"messages": row}) + "\n") * 8)
+        said = " ".join(surefit("check", thinking).text.split())
+        assert f"messages[0].content[0]: parts of type '{part['type']}' are not supported" in said
+        assert "images" not in said

@@ -223,7 +223,7 @@ def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
         DataError(
             f"{seen.rows:,} of {seen.of:,} rows cannot be used, the first: {seen.examples[0]}",
             path=facts.source,
-            help="mend them, or set data.bad_rows: skip to leave them out (counted)",
+            help="fix them, or set data.bad_rows: skip to leave them out (counted)",
         )
     ]
 

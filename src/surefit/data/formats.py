@@ -145,10 +145,11 @@ LAYOUTS = {
     "sharegpt": Layout(("conversations",), _sharegpt_row),
     "prompt_completion": Layout(("prompt", "completion"), _prompt_completion_row),
     "alpaca": Layout(("instruction", "output"), _alpaca_row),
-    "tokens": Layout(("input_ids",), tokens_row),
     "text": Layout(("text",), _text_row),
+    "tokens": Layout(("input_ids",), tokens_row),
 }
-"""In the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real ones."""
+"""In the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real ones, and
+`input_ids` that another model's tokenizer made of them."""
 
 
 def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
@@ -320,13 +321,13 @@ def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_o
     otherwise = f", or {way_out}" if way_out else ""
     if len(problems) == 1:
         one = problems[0]
-        help_text = "; ".join(part for part in (one.help, f"mend the row{otherwise}") if part)
+        help_text = "; ".join(part for part in (one.help, f"fix the row{otherwise}") if part)
         return DataError(one.message, path=one.path, line=one.line, field=one.field, help=help_text)
     shown = f", the first {SHOWN} of them" if len(problems) > SHOWN else ""
     return DataError(
         f"{len(problems):,} of {total:,} rows cannot be used{shown}:",
         path=source,
-        help=f"mend them{otherwise}",
+        help=f"fix them{otherwise}",
         also=problems[:SHOWN],
     )
 

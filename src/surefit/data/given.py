@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from surefit.core.errors import DataError
@@ -17,7 +18,8 @@ _IGNORED = -100
 def tokens_row(row: Row) -> Example:
     """A row of tokens as an example, whose text are its ids: rows of the same ids are the same row.
 
-    Positions that `attention_mask` calls padding are left out.
+    The loss falls where `labels` and all masks that are there agree on it, as in TRL. Positions that `attention_mask`
+    calls padding are left out.
 
     Raises:
         DataError: a column is malformed, or of another length than `input_ids`.
@@ -26,29 +28,47 @@ def tokens_row(row: Row) -> Example:
     if not ids:
         raise DataError("no tokens", field="input_ids")
     if (negative := next((n for n, one in enumerate(ids) if one < 0), None)) is not None:
-        raise DataError(f"a token has a number from 0, not {ids[negative]}", field=f"input_ids[{negative}]")
+        raise DataError(f"token ids start at 0, got {ids[negative]}", field=f"input_ids[{negative}]")
     learnt = _learnt(row, ids)
     if row.get("attention_mask") is not None:
         kept = _mask(row["attention_mask"], "attention_mask", ids)
+        if not any(kept):
+            raise DataError("no tokens: all of them are padding", field="attention_mask")
         ids = [one for one, keep in zip(ids, kept, strict=True) if keep]
         learnt = [one for one, keep in zip(learnt, kept, strict=True) if keep]
     return Example(text=" ".join(map(str, ids)), tokens=(tuple(ids), tuple(learnt)))
 
 
+def require_known(ids: Sequence[int], known: int) -> None:
+    """Raises:
+    DataError: a row's tokens are not all among the `known` ones of the tokenizer."""
+    if max(ids, default=0) >= known:
+        raise DataError(
+            f"token id {max(ids):,} is outside the tokenizer's vocabulary of {known:,}: these rows were made with "
+            "another one",
+            field="input_ids",
+            help="tokenise them with this model's tokenizer, or train on their text",
+        )
+
+
 def _learnt(row: Row, ids: list[int]) -> list[bool]:
+    said = [_mask(row[name], name, ids) for name in MASKS if row.get(name) is not None]
     if row.get("labels") is not None:
-        labels = _numbers(row["labels"], "labels")
-        _require_length(labels, ids, "labels")
-        for n, (label, own) in enumerate(zip(labels, ids, strict=True)):
-            if label not in (own, _IGNORED):
-                raise DataError(
-                    f"a label is the token itself or {_IGNORED}, not {label} where input_ids has {own}",
-                    field=f"labels[{n}]",
-                    help="labels are not shifted: the model does that",
-                )
-        return [label != _IGNORED for label in labels]
-    name = next((name for name in MASKS if row.get(name) is not None), None)
-    return [True] * len(ids) if name is None else _mask(row[name], name, ids)
+        said.append(_labelled(row["labels"], ids))
+    return [all(one) for one in zip(*said, strict=True)] if said else [True] * len(ids)
+
+
+def _labelled(value: Any, ids: list[int]) -> list[bool]:
+    labels = _numbers(value, "labels")
+    _require_length(labels, ids, "labels")
+    for n, (label, own) in enumerate(zip(labels, ids, strict=True)):
+        if label not in (own, _IGNORED):
+            raise DataError(
+                f"a label is the token itself or {_IGNORED}, not {label} where input_ids has {own}",
+                field=f"labels[{n}]",
+                help="labels are not shifted: the model does that",
+            )
+    return [label != _IGNORED for label in labels]
 
 
 def _mask(value: Any, field: str, ids: list[int]) -> list[bool]:

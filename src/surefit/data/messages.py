@@ -15,7 +15,8 @@ from surefit.task import Message
 
 ROLES = ("system", "user", "assistant", "tool")
 THOUGHTS = ("thinking", "reasoning")
-"""`type` of a content's parts that hold reasoning: Mistral's and Anthropic's, and LLaMA-Factory's."""
+"""`type` of an assistant's parts that hold reasoning: Mistral's and Anthropic's, and LLaMA-Factory's."""
+_TEXTS = ("text",)
 TEXT_ALONE = "take rows of text alone: images, sound and video are not trained on"
 SHAREGPT_ROLES = {
     "system": "system",
@@ -117,7 +118,8 @@ def _thoughts(item: Mapping[str, Any], field: str) -> tuple[dict[str, str], Mapp
     Raises:
         DataError: reasoning that is no text: templates pass over it without a word.
     """
-    found = {name: _joined(item[name], f"{field}.{name}") for name in FIELDS if item.get(name) is not None}
+    kinds = (*_TEXTS, *THOUGHTS)
+    found = {name: _joined(item[name], f"{field}.{name}", kinds) for name in FIELDS if item.get(name) is not None}
     parts = item.get("content")
     if not isinstance(parts, list):
         return found, item
@@ -125,14 +127,14 @@ def _thoughts(item: Mapping[str, Any], field: str) -> tuple[dict[str, str], Mapp
     own, kept = ([part if held is wanted else "" for part, held in zip(parts, thoughts, strict=True)]
                  for wanted in (True, False))  # fmt: skip
     if any(thoughts) and not found:
-        found = {FIELDS[0]: _joined(own, f"{field}.content")}
+        found = {FIELDS[0]: _joined(own, f"{field}.content", kinds)}
     return found, {**item, "content": kept}
 
 
-def _joined(value: Any, field: str) -> str:
-    """A text, or a list of parts that are texts."""
+def _joined(value: Any, field: str, kinds: Sequence[str] = _TEXTS) -> str:
+    """A text, or a list of parts that are texts, of one of these types."""
     if isinstance(value, list):
-        return "".join(_part_text(part, f"{field}[{i}]") for i, part in enumerate(value))
+        return "".join(_part_text(part, f"{field}[{i}]", kinds) for i, part in enumerate(value))
     return text(value, field)
 
 
@@ -146,20 +148,25 @@ def _content(item: Mapping[str, Any], role: str, field: str) -> str:
     return _joined(content, f"{field}.content")
 
 
-def _part_text(part: Any, field: str) -> str:
+def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and part.get("type") in ("text", *THOUGHTS):
+    if isinstance(part, Mapping) and part.get("type") in kinds:
         held = next((part[key] for key in (part["type"], "text", "value") if part.get(key) is not None), None)
         if isinstance(held, str) or (isinstance(held, list) and part["type"] != "text"):
-            return _joined(held, f"{field}.{part['type']}")
-    kind = f"a part of type {part.get('type')!r}" if isinstance(part, Mapping) else json_kind(part)
-    calls = isinstance(part, Mapping) and part.get("type") in ("tool_call", "tool_use")
+            return _joined(held, f"{field}.{part['type']}", kinds)
+    what = f"parts of type {part.get('type')!r} are" if isinstance(part, Mapping) else f"{json_kind(part)} is"
     raise DataError(
-        f'{kind} is not read here: only {{"type": "text", "text": …}} and an assistant\'s reasoning can be',
+        f'{what} not supported: only {{"type": "text", "text": …}} and, in assistant messages, reasoning',
         field=field,
-        help="write calls as tool_calls of the message" if calls else TEXT_ALONE if isinstance(part, Mapping) else None,
+        help=_part_help(part.get("type")) if isinstance(part, Mapping) else None,
     )
+
+
+def _part_help(kind: Any) -> str | None:
+    if kind in ("tool_call", "tool_use"):
+        return "write calls as tool_calls of the message"
+    return TEXT_ALONE if kind not in (*_TEXTS, *THOUGHTS) else None
 
 
 def tool_calls(value: Any, field: str) -> list[dict[str, Any]]:

@@ -9,10 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.schema import DataSection
+from surefit.config.schema import Config, DataSection
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
-from surefit.data.formats import Examples
+from surefit.data.formats import Examples, bad_rows_error
+from surefit.data.given import require_known
 from surefit.data.messages import trained_on
 from surefit.data.turns import cut, renderings
 from surefit.facts import chat_template
@@ -107,6 +108,24 @@ def documents_missing(section: DataSection, examples: Examples) -> Iterator[Data
             field="data.too_long",
             help="write too_long: drop, or choose a recipe with documents (long_summarization)",
         )
+
+
+def tokens_missing(config: Config, examples: Examples, tokenizer: TokenizerFacts | None) -> Iterator[DataError]:
+    """What is wrong where rows bring tokens that the tokenizer, as far as it is known, does not have."""
+    if tokenizer is None or tokenizer.tokens is None or tokenizer.largest_id is None:
+        return
+    known = max(tokenizer.tokens, tokenizer.largest_id + 1) + len(config.model.add_tokens)
+    problems = list(_unknown_tokens(examples, known))
+    if problems:
+        yield bad_rows_error(problems, len(examples), config.data.train, "")
+
+
+def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
+    for example, where in zip(examples, examples.where, strict=True):
+        try:
+            require_known(example.tokens[0] if example.tokens else (), known)
+        except DataError as error:
+            yield DataError(error.message, path=where, field=error.field, help=error.help)
 
 
 def text_of(example: Example, tokenizer: TokenizerFacts | None) -> str:

@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 
 from surefit.core.errors import DataError, ModelError
 from surefit.data.cache import Encoded
+from surefit.data.given import require_known
 from surefit.data.turns import Segment, cut, renderings
 from surefit.facts.thinking import Reads, as_read, how_read
 from surefit.facts.turn_end import ends_of_turn
@@ -179,12 +180,7 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
 def _given(tokens: tuple[tuple[int, ...], tuple[bool, ...]], known: int) -> Encoded:
     """Tokens that a row brings, which the tokenizer has to know."""
     ids, learnt = tokens
-    if max(ids, default=0) >= known:
-        raise DataError(
-            f"token {max(ids):,} is none of the tokenizer's {known:,}: these rows were made with another one",
-            field="input_ids",
-            help="tokenise them with this model's tokenizer, or train on their text",
-        )
+    require_known(ids, known)
     return list(ids), [False, *learnt[1:]]
 
 

@@ -123,12 +123,13 @@ def _examples(
     found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
 ) -> tuple[ExampleFacts | None, list[SureFitError]]:
     """That sample in numbers, and what is wrong with it."""
-    from surefit.data.sampled import documents_missing, example_facts
+    from surefit.data.sampled import documents_missing, example_facts, tokens_missing
 
     if sample is None:
         return None, []
-    section = found.loaded.config.data
-    return example_facts(sample, tokenizer, section.max_length), list(documents_missing(section, sample))
+    config = found.loaded.config
+    problems: list[SureFitError] = [*documents_missing(config.data, sample), *tokens_missing(config, sample, tokenizer)]
+    return example_facts(sample, tokenizer, config.data.max_length), problems
 
 
 def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:

@@ -132,12 +132,12 @@ BAD = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]},
         "messages[0].content[0]",
-        "a part of type 'image' is not read here",
+        "parts of type 'image' are not supported",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, ANSWER]},
         "messages[0].content[0]",
-        "a part of type 'image_url' is not read here",
+        "parts of type 'image_url' are not supported",
     ),
     ({"messages": [USER, ANSWER], "images": ["cat.png"]}, "images", "comes with images, and only text is trained on"),
     ({"prompt": "<image> 2+2?", "completion": "4", "image": "x.png"}, "image", "comes with image"),
@@ -176,11 +176,17 @@ BAD = [
     ({"input_ids": "5 6"}, "input_ids", "not valid JSON"),
     ({"input_ids": [5, 1.5]}, "input_ids[1]", "a whole number is expected, not a number"),
     ({"input_ids": [5, True]}, "input_ids[1]", "a whole number is expected"),
-    ({"input_ids": [5, -1]}, "input_ids[1]", "from 0, not -1"),
+    ({"input_ids": [5, -1]}, "input_ids[1]", "token ids start at 0, got -1"),
     ({"input_ids": [5, 6], "labels": [5]}, "labels", "1 values for 2 input_ids"),
     ({"input_ids": [5, 6, 7], "labels": [6, 7, -100]}, "labels[0]", "is the token itself or -100, not 6 where"),
     ({"input_ids": [5, 6], "completion_mask": [0, 2]}, "completion_mask[1]", "0 or 1 is expected, not 2"),
     ({"input_ids": [5, 6], "loss_mask": [1]}, "loss_mask", "1 values for 2 input_ids"),
+    ({"input_ids": [5, 6], "attention_mask": [0, 0]}, "attention_mask", "no tokens"),
+    (
+        {"input_ids": [5, 6], "completion_mask": [0, 1], "assistant_masks": [1]},
+        "assistant_masks",
+        "1 values for 2 input_ids",
+    ),
     ({"text": "\n"}, "text", "empty"),
     ({"text": ["a"]}, "text", "expected text, got a list"),
     ({"conversations": [{"from": "humn", "value": "x"}]}, "conversations[0].from", "did you mean 'human'"),
@@ -223,7 +229,9 @@ GOOD_BY_LAYOUT = {
     [
         ({"input_ids": [5, 6, 7]}, (5, 6, 7), (True, True, True)),
         ({"input_ids": [5, 6, 7], "labels": [-100, 6, -100]}, (5, 6, 7), (False, True, False)),
-        ({"input_ids": [5, 6], "assistant_masks": [0, True], "text": "rest"}, (5, 6), (False, True)),
+        ({"input_ids": [5, 6], "assistant_masks": [0, True], "other": "rest"}, (5, 6), (False, True)),
+        ({"input_ids": [5, 6], "completion_mask": [0, 1], "assistant_masks": [1, 0]}, (5, 6), (False, False)),
+        ({"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "loss_mask": [1, 0, 1]}, (5, 6, 7), (False, False, True)),
         ({"input_ids": "[0, 5, 6]", "attention_mask": [0, 1, 1], "labels": [-100, 5, 6]}, (5, 6), (True, True)),
     ],
 )  # fmt: skip
@@ -259,7 +267,8 @@ def test_skipping_every_row_is_an_error(examples):
 
 def test_the_format_is_found_by_the_columns():
     for name, layout in LAYOUTS.items():
-        assert detect_format([*layout.columns, "id", "text"], SFT) == name
+        beside = ["input_ids"] if name in ("text", "tokens") else ["text", "input_ids"]
+        assert detect_format([*layout.columns, "id", *beside], SFT) == name
     assert detect_format(["tools", "query", "answers", "id"], CALLING) == "recipe"
     with pytest.raises(DataError, match="fit no format: question, answer") as caught:
         detect_format(["question", "answer"], SFT)

@@ -268,5 +268,5 @@ def test_tokens_that_a_row_brings_stay_as_they_are(tokenizer):
     alone = [encode(tokenizer, [one])[0] for one in around]
     assert encode(tokenizer, around) == alone
     assert alone[1] == ([5, 6, 7], [False, False, True])
-    with pytest.raises(DataError, match=f"token 10,000 is none of the tokenizer's {len(tokenizer):,}"):
+    with pytest.raises(DataError, match=f"token id 10,000 is outside the tokenizer's vocabulary of {len(tokenizer):,}"):
         encode(tokenizer, [Example(text="10000", tokens=((10_000,), (True,)))])

@@ -106,12 +106,12 @@ def test_a_file_without_an_answer_is_refused(tmp_path, references, name):
     assert str(caught.value.path) == str(tmp_path / name)
 
 
-def test_a_bad_reference_is_to_be_mended_there_is_no_config_that_could_skip_it(tmp_path, references):
+def test_a_bad_reference_is_to_be_fixed_there_is_no_config_that_could_skip_it(tmp_path, references):
     gold = written(tmp_path / "bad.jsonl", [*rows(1), {"query": "?", "tools": "[]", "answers": "no"}])
     with pytest.raises(DataError) as caught:
         score_files(CALLS, references, gold)
     assert (caught.value.line, caught.value.field) == (2, "answers")
-    assert caught.value.help.endswith("mend the row")
+    assert caught.value.help.endswith("fix the row")
     assert "bad_rows" not in caught.value.help
 
 
