@@ -5,9 +5,10 @@
 Rows are synthetic: words with log-normal lengths (median 150 tokens, sigma 0.9), which is how conversation data is
 spread. They are tokenised with surefit/nano's tokenizer. `step` packs the examples of each optimizer step by
 themselves, as a run does, so that packing changes nothing that is learnt; `global` packs all examples together, as
-others do. Efficiency: tokens / (bins × capacity). Where trl is installed, its best-fit-decreasing packs the same
-tokens; it also lays them one after the other, which is a part of its time. Seconds are of CPU time: set
-OMP_NUM_THREADS=1 and RAYON_NUM_THREADS=1, or tokenizers uses every core.
+others do. Efficiency: tokens / (bins × capacity). `ranks`: how busy eight ranks are that share a step, where bins are
+filled to the brim and where evenly. Where trl is installed, its best-fit-decreasing packs the same tokens; it also lays
+them one after the other, which is a part of its time. Seconds are of CPU time: set OMP_NUM_THREADS=1 and
+RAYON_NUM_THREADS=1, or tokenizers uses every core.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ import pyarrow
 from tokenizers import Tokenizer
 
 from surefit import nano
-from surefit.data.pack import best_fit_decreasing, shard
+from surefit.data.pack import best_fit_decreasing, pack_for, shard
 
 MEDIAN, SIGMA = 150, 0.9
 STEPS = (8, 16, 32, 64, 128, 256)
 """Global batch sizes."""
+RANKS = 8
 BATCH = 1000
 """Texts tokenised at a time, as the pipeline does."""
 TEXT = "a call for the weather in Oslo on Monday gives rain wind and seven degrees to those who ask it early"
@@ -126,11 +128,27 @@ def measure(rows: int, max_length: int) -> dict[str, Any]:
         },
         "packing": packings(encoded, lengths, max_length),
     }
-    bins = best_fit_decreasing(lengths, max_length)
-    ranks, seconds = timed(lambda: shard(bins, lengths, 8))
-    work = [sum(lengths[item] for bin_ in rank for item in bin_) for rank in ranks]
-    found["sharding"] = {"ranks": 8, "seconds": seconds, "most_over_mean": max(work) * len(work) / sum(work) - 1}
+    steps = [(size, micro) for size in STEPS for micro in (1, 4) if micro * RANKS <= size]
+    found["ranks"] = [busy(lengths, size, micro, max_length) for size, micro in steps]
     return found
+
+
+def busy(lengths: Sequence[int], size: int, micro: int, max_length: int) -> dict[str, Any]:
+    """The share of the time that ranks work while the one with the most tokens does, over the steps of an epoch."""
+    tokens, brim, even = 0, 0, 0
+    capacity = micro * max_length
+    for start in range(0, len(lengths) - len(lengths) % size, size):
+        step = lengths[start : start + size]
+        tokens += sum(step)
+        brim += most(best_fit_decreasing(step, capacity), step)
+        even += most(pack_for(RANKS, step, capacity), step)
+    shares = {"to_the_brim": tokens / RANKS / brim, "evenly": tokens / RANKS / even}
+    return {"global_batch_size": size, "micro_batch": micro} | shares
+
+
+def most(bins: list[list[int]], lengths: Sequence[int]) -> int:
+    """Tokens of the rank that has the most."""
+    return max(sum(lengths[item] for bin_ in rank for item in bin_) for rank in shard(bins, lengths, RANKS))
 
 
 def packings(encoded: list[npt.NDArray[np.int32]], lengths: list[int], max_length: int) -> list[dict[str, Any]]:
@@ -164,8 +182,12 @@ def show(found: dict[str, Any]) -> None:
             f"{line['name']:<32}{line['capacity']:>9,}{line['bins']:>9,}{line['fewest']:>9,}{line['efficiency']:>11.2%}"
             f"{padding:>8}{batches:>15}{line['rows_per_second']:>11,.0f}{line['tokens_per_second']:>13,.0f}"
         )
-    sharding = found["sharding"]
-    print(f"\n8 ranks: the fullest has {sharding['most_over_mean']:.3%} more tokens than the mean")
+    print(f"\n{RANKS} ranks work, of the time that the last one does: filled to the brim, and evenly")
+    for line in found["ranks"]:
+        print(
+            f"step of {line['global_batch_size']}, micro batch {line['micro_batch']}: {line['to_the_brim']:.1%}, "
+            f"{line['evenly']:.1%}"
+        )
 
 
 def main() -> None:

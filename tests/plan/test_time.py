@@ -30,7 +30,7 @@ from surefit.facts.model import model_facts
 from surefit.facts.sdpa import share_of_products
 from surefit.plan import calibrate as calibrating
 from surefit.plan import profile as profiles
-from surefit.plan.forecast import Planner
+from surefit.plan.forecast import Lengths, Planner
 from surefit.plan.operations import Operation, Operations, Tally, extended, operation_of
 from surefit.plan.profile import (
     LAUNCH_SECONDS,
@@ -296,7 +296,7 @@ def test_the_optimizer_writes_all_but_the_gradients() -> None:
     assert update.bytes == 7 * 4000 + 4, "gradient, weight and two moments read, three of them written; and the step"
 
 
-def step_on(gpu: str, **sections: Any) -> StepTime:
+def step_on(gpu: str, lengths: Lengths | None = None, **sections: Any) -> StepTime:
     """Of the built-in model in padded micro batches of 4 × 512 tokens."""
     tree = {
         "model": {"name_or_path": "surefit/nano", "dtype": "bfloat16"},
@@ -304,12 +304,24 @@ def step_on(gpu: str, **sections: Any) -> StepTime:
         "train": {"global_batch_size": 8, "per_device_train_batch_size": 4, "gradient_checkpointing": False},
         "output_dir": "unused",
     }
-    tree = {name: tree.get(name, {}) | sections.get(name, {}) if name != "output_dir" else "unused" for name in tree}
+    tree |= {name: tree.get(name, {}) | section for name, section in sections.items()}
     hardware, model = hardware_facts(gpu), model_facts("surefit/nano")
     made = resolve(Loaded(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100)
-    step = Planner(model).step(made, hardware)
+    step = Planner(model, lengths or Lengths()).step(made, hardware)
     assert step is not None
     return step
+
+
+@pytest.mark.parametrize(("micro", "passes"), [(4, 1), (1, 2)])
+def test_packed_ranks_wait_for_their_own_launches(micro: int, passes: int) -> None:
+    """64 examples of 100 tokens over 8 ranks: 8 for each, in a row of 2,048 tokens or in two of 512."""
+    lengths, data = Lengths(500, 100, "made"), {"packing": True}
+    train = {"global_batch_size": 64, "per_device_train_batch_size": micro}
+    shared = {"hardware": {"count": 8}, "parallel": {"mode": "ddp"}}
+    eight = step_on("h100", lengths, data=data, train=train, **shared)
+    alone = step_on("h100", lengths, data=data, train={"global_batch_size": 8})
+    assert eight.limit == alone.limit == "kernel launches"
+    assert eight.seconds == pytest.approx(passes * alone.seconds, rel=0.02)
 
 
 def test_a_step_on_gpus_of_the_catalogue() -> None:

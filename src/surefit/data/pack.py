@@ -1,4 +1,4 @@
-"""Which examples share a row: best-fit-decreasing bin packing, and a fair share of the bins for every rank."""
+"""Which examples share a row: best-fit-decreasing bin packing, and evenly filled bins where ranks share them."""
 
 from __future__ import annotations
 
@@ -54,6 +54,37 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
         if left:
             heapq.heappush(waiting[left], number)
     return _fullest_first(bins, lengths)
+
+
+def pack_for(ranks: int, lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins for ranks that wait for one another: no more for each than best-fit-decreasing needs, and evenly filled.
+
+    Bins filled to the brim leave nothing for some: 20,000 tokens are three bins of 8,192, and five of eight ranks would
+    wait. Here each rank has as many bins as the others, and an item goes into the bin with the fewest tokens, the
+    longest first (LPT; Graham 1969, doi:10.1137/0117039: the fullest bin has at most 4/3 of the least possible). Where
+    one would overflow, the bins are nearly full, and best-fit-decreasing's stay. One rank has those, too.
+
+    Args and result: as `best_fit_decreasing`. No bin holds more than one rank's part of the items (rounded up) would
+    if all were as long as the longest.
+
+    >>> pack_for(2, [5, 4, 3, 2], 16)
+    [[0, 3], [1, 2]]
+    """
+    bins = best_fit_decreasing(lengths, capacity)
+    even = _evenly(lengths, min(len(lengths), -(-len(bins) // ranks) * ranks)) if ranks > 1 else bins
+    fits = all(sum(lengths[item] for item in bin_) <= capacity for bin_ in even)
+    return _fullest_first(even, lengths) if fits else bins
+
+
+def _evenly(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """The items in `count` bins, the longest first, each into the bin with the fewest tokens."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    emptiest = [(0, number) for number in range(count)]
+    for item in sorted(range(len(lengths)), key=lambda item: (-lengths[item], item)):
+        held, number = emptiest[0]
+        bins[number].append(item)
+        heapq.heapreplace(emptiest, (held + lengths[item], number))
+    return bins
 
 
 def shard(bins: Sequence[Sequence[int]], lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:

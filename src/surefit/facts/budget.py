@@ -20,7 +20,6 @@ from typing import Literal, get_args
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import LOSS_BYTES, Resolved
 from surefit.config.schema import AdapterSection, Config
-from surefit.config.world import data_ranks
 from surefit.core.units import count_text
 from surefit.facts.activations import (
     AMPERE,
@@ -44,6 +43,7 @@ from surefit.facts.activations import (
 from surefit.facts.all_linear import closed_to_lora, ends_with, quantisable, without_gradient
 from surefit.facts.experts import factor_shapes, summed_bytes
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.step_shape import micro_batch_shape
 from surefit.facts.vocabulary import row_shapes
 
 MOMENTS = 8
@@ -189,42 +189,6 @@ def peak_bytes_on_one(
     resting = sum(term.bytes for term in held if term.moment == "always" and term.term != "gradients")
     evaluated = resting + tokens + workspace + eval_bytes(batch)
     return Budget(terms, {"load": loaded, "step": at_least(terms), "eval": evaluated})
-
-
-@dataclass(frozen=True)
-class StepShape:
-    """How a step is cut: micro batches of `rows` examples of `length` tokens."""
-
-    rows: int
-    length: int
-    micro_batches: int
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.length
-
-
-def micro_batch_shape(resolved: Resolved, length: int | None = None) -> StepShape:
-    """The fullest micro batch of a step whose examples have `length` tokens, and how many there are.
-
-    Packed, a row holds `per_device_train_batch_size` × `data.max_length` tokens, of one optimizer step at most: it is
-    taken to be full of examples as long as each other.
-
-    Args:
-        resolved: the config without "auto".
-        length: tokens of each example; `data.max_length` if not given.
-    """
-    config, train = resolved.config, resolved.config.train
-    rows = train.per_device_train_batch_size
-    assert isinstance(rows, int)
-    allowed = config.data.max_length
-    length = allowed if length is None else min(length, allowed)
-    if config.data.packing is not True:
-        return StepShape(rows, length, resolved.gradient_accumulation_steps)
-    capacity = rows * allowed
-    examples = min(train.global_batch_size, -(-capacity // length))
-    micro_batches = max(1, math.ceil(math.ceil(train.global_batch_size * length / capacity) / data_ranks(config)))
-    return StepShape(examples, min(length, capacity // examples), micro_batches)
 
 
 def micro_batch(

@@ -42,9 +42,10 @@ from surefit.core.reading import read_json_file
 from surefit.core.units import MIB, count_text, plural
 from surefit.facts import budget
 from surefit.facts.activations import AMPERE, FLOAT32, MicroBatch, eval_bytes, final_bytes, kept_bytes, shared_tokens
-from surefit.facts.budget import Budget, Term, at_least, micro_batch, micro_batch_shape
+from surefit.facts.budget import Budget, Term, at_least, micro_batch
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import BY_INPUTS, BY_OUTPUTS, Sharing, held, is_here, share_of, sharing_of, stages
+from surefit.facts.step_shape import micro_batch_shape
 from surefit.facts.tensors import tensors
 
 CONTEXT_BUCKET = 64 * MIB

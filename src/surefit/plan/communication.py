@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
+from surefit.config.world import own_batch
 from surefit.facts.activations import FLOAT32
-from surefit.facts.budget import micro_batch_shape
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.interconnect import NETWORK, REACHED, link_of
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import Sharing, sharing_of, stages
+from surefit.facts.step_shape import usual_shape
 from surefit.facts.tensors import tensors
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: 
     every = list(tensors(model, config.adapter))
     trained = sum(math.prod(tensor.shape) for tensor in every if tensor.trained)
     whole = sum(math.prod(tensor.shape) for tensor in every)
-    shape = micro_batch_shape(resolved, length)
+    shape = usual_shape(resolved, length)
     micro, tokens = shape.micro_batches, shape.tokens
     part, share = (sharing.processes - 1) / sharing.processes, (count - 1) / count
     # Whatever is recomputed gathers, and sums, what it needs once more.
@@ -120,7 +121,7 @@ def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: 
 
 def _keys(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> int:
     """Keys and values of those that share the tokens of an example: forward, recomputed, and their gradients back."""
-    config, shape = resolved.config, micro_batch_shape(resolved, length)
+    config, shape = resolved.config, usual_shape(resolved, length)
     passes = 3 if config.train.gradient_checkpointing else 2
     share = (sharing.tokens - 1) / sharing.tokens
     keys = 2 * DTYPE_BYTES[config.model.dtype] * model.num_key_value_heads * model.head_dim * shape.tokens
@@ -133,7 +134,7 @@ def _across(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int
     if replicas == 1 or sharing.mode != "fsdp":
         return 0
     trained = sum(math.prod(tensor.shape) for tensor in tensors(model, resolved.config.adapter) if tensor.trained)
-    micro = micro_batch_shape(resolved, length).micro_batches
+    micro = usual_shape(resolved, length).micro_batches
     return round(micro * 2 * (replicas - 1) / replicas * FLOAT32 * trained / sharing.size)
 
 
@@ -172,10 +173,12 @@ def shared_step(
 def _slowest(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> float:
     """How much longer the slowest process works than the mean."""
     config = resolved.config
-    rows = micro_batch_shape(resolved, length).rows
+    rows = usual_shape(resolved, length).rows
     whole = config.train.global_batch_size / rows
     groups = sharing.data_ranks
-    uneven = math.ceil(math.ceil(whole) / groups) / (whole / groups) if groups > 1 else 1.0
+    # Packed, whole examples are all that does not divide.
+    most = rows * math.ceil(math.ceil(whole) / groups) if config.data.packing is not True else own_batch(config)
+    uneven = most * groups / config.train.global_batch_size if groups > 1 else 1.0
     if sharing.mode != "pp":
         return uneven
     parts = stages(model, sharing.size)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from surefit.config.resolve import Resolved, rounds
 from surefit.config.world import processes
 from surefit.facts.activations import TILE, covered
-from surefit.facts.budget import micro_batch_shape
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import fullest_stage
 from surefit.facts.model import ModelFacts
 from surefit.facts.sharding import sharing_of
+from surefit.facts.step_shape import micro_batch_shape, usual_shape
 from surefit.plan.communication import shared_step
 from surefit.plan.loading import import_libraries, uncollected
 from surefit.plan.rank_summary import alone, not_simulated
@@ -114,7 +114,8 @@ class Planner:
     def step(self, resolved: Resolved, hardware: HardwareFacts, *, near: bool = False) -> StepTime | None:
         """The time of an optimizer step; see `Pace.step` and, for several processes, `exchange.shared_step`."""
         length = self.typical(resolved)
-        step = self._pace.step(alone(resolved), hardware, length, self.lengths.supervised, near=near)
+        rows = usual_shape(resolved, length).rows
+        step = self._pace.step(alone(resolved), hardware, length, self.lengths.supervised, rows=rows, near=near)
         return shared_step(step, resolved, self.model, hardware, length) if step else None
 
     def run(self, resolved: Resolved, step: StepTime, rows: int | None) -> RunTime | None:

@@ -14,7 +14,6 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import AdapterSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import AMPERE
-from surefit.facts.budget import micro_batch_shape
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.hardware import HardwareFacts
@@ -22,6 +21,7 @@ from surefit.facts.hub import fetch
 from surefit.facts.low_bits import plain
 from surefit.facts.model import ModelFacts, catalogue, read_config
 from surefit.facts.sharding import Sharing, sharing_of
+from surefit.facts.step_shape import micro_batch_shape
 from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
 
 FIELD = "model.name_or_path"

@@ -41,7 +41,14 @@ class Pace:
     _counted: dict[tuple[Any, ...], tuple[Operations, Operations]] = field(default_factory=dict)
 
     def step(
-        self, resolved: Resolved, hardware: HardwareFacts, length: int, supervised: float = 1.0, *, near: bool = False
+        self,
+        resolved: Resolved,
+        hardware: HardwareFacts,
+        length: int,
+        supervised: float = 1.0,
+        *,
+        rows: int | None = None,
+        near: bool = False,
     ) -> StepTime | None:
         """The time of an optimizer step with examples of `length` tokens; None where the device's speed is not known.
 
@@ -50,22 +57,32 @@ class Pace:
             hardware: the device.
             length: tokens of every example.
             supervised: the share of them that the loss counts.
+            rows: examples of a micro batch at most: what processes that share a step put into theirs.
             near: interpolate between micro batches of `FEW` and `MANY` rows: enough to sort candidates by.
         """
         rates = rates_for(hardware)
         if rates is None:
             return None
         with uncollected():
-            return self._step(resolved, hardware, rates, length, supervised, near)
+            return self._step(resolved, hardware, rates, length, supervised, rows, near)
 
     def _step(
-        self, resolved: Resolved, hardware: HardwareFacts, rates: Rates, length: int, supervised: float, near: bool
+        self,
+        resolved: Resolved,
+        hardware: HardwareFacts,
+        rates: Rates,
+        length: int,
+        supervised: float,
+        rows: int | None,
+        near: bool,
     ) -> StepTime:
         import_libraries()
         from surefit.plan.setting import setting_of
         from surefit.plan.time import Spent, StepTime, roofline
 
         setting = setting_of(resolved, self.model, hardware, length=length, supervised=supervised)
+        if rows is not None and rows < setting.rows:
+            setting = replace(setting, rows=rows, length=min(length, resolved.config.data.max_length))
         # Many GPUs run the same operators, so they share what was simulated.
         setting = replace(setting, micro_batches=1, capability=_like(setting))
         # Packed, a step has no whole number of equal micro batches; what is left over is as good as its share.

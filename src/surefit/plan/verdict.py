@@ -15,11 +15,12 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import MIB, bytes_text
-from surefit.facts.budget import Budget, micro_batch_shape
+from surefit.facts.budget import Budget
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import ModelFacts
 from surefit.facts.sharding import Sharing, sharing_of
+from surefit.facts.step_shape import micro_batch_shape
 from surefit.plan.cpu import beside_bytes
 
 How = Literal["simulation", "closed form"]

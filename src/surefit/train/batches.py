@@ -10,7 +10,7 @@ from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import Config
 from surefit.data.cache import MASKED
 from surefit.data.collate import collate, pack
-from surefit.data.pack import best_fit_decreasing, shard
+from surefit.data.pack import pack_for, shard
 from surefit.data.sharded import ShardedLengths
 from surefit.train.sampler import RowLengths, Rows, batch_rows, micro_batches
 from surefit.train.step import Batch
@@ -27,22 +27,23 @@ class Batches:
     """Cuts any rows into micro batches, padded or packed as `data.packing` says.
 
     Padded, a micro batch has `per_device_train_batch_size` rows of similar length. Packed, it has as many rows as fit
-    into that many times `data.max_length` tokens. Either way only rows of one optimizer step ever share a micro batch,
-    so what is learnt in a step does not depend on it.
+    into that many times `data.max_length` tokens; where ranks share a step, all get as much. Either way only rows of
+    one optimizer step ever share a micro batch, so what is learnt in a step does not depend on it.
 
     Args:
         rows: tokenised rows.
         lengths: tokens of each.
         config: nothing in it is "auto".
         pad_id: fills up padded rows.
+        ranks: processes, or groups of them, that share the rows.
     """
 
-    def __init__(self, rows: Rows, lengths: RowLengths, config: Config, pad_id: int) -> None:
+    def __init__(self, rows: Rows, lengths: RowLengths, config: Config, pad_id: int, ranks: int = 1) -> None:
         size, packing = config.train.per_device_train_batch_size, config.data.packing
         assert isinstance(size, int)
         assert isinstance(packing, bool)
         self.rows, self.lengths, self.size, self.packing, self.pad_id = rows, lengths, size, packing, pad_id
-        self.train, self.capacity = config.train, size * config.data.max_length
+        self.train, self.capacity, self.ranks = config.train, size * config.data.max_length, ranks
 
     def of_step(self, step: int) -> list[list[int]]:
         """The row numbers of each micro batch of a step; 0 is the first."""
@@ -53,28 +54,29 @@ class Batches:
         """Some rows in micro batches, the one with the most tokens first, so that the memory peak comes first, too."""
         if not self.packing:
             return micro_batches(chosen, self.lengths, self.size)
-        bins = best_fit_decreasing([int(self.lengths[row]) for row in chosen], self.capacity)
+        bins = pack_for(self.ranks, [int(self.lengths[row]) for row in chosen], self.capacity)
         return [[chosen[place] for place in places] for places in bins]
 
-    def share(self, micros: Sequence[list[int]], rank: int, size: int) -> list[list[int]]:
-        """One process's part of the micro batches of a step, where `size` processes share them.
+    def share(self, micros: Sequence[list[int]], rank: int) -> list[list[int]]:
+        """One rank's part of the micro batches of a step.
 
         All get the same number, because they compute in step: an empty one fills up where they do not divide. Nothing
         that is learnt depends on how they are shared.
         """
-        if size == 1:
+        ranks = self.ranks
+        if ranks == 1:
             return list(micros)
-        dealt = shard(micros, self.lengths, size)[rank] if self.packing else list(micros[rank::size])  # type: ignore[arg-type]
-        return dealt + [[]] * (-(-len(micros) // size) - len(dealt))
+        dealt = shard(micros, self.lengths, ranks)[rank] if self.packing else list(micros[rank::ranks])  # type: ignore[arg-type]
+        return dealt + [[]] * (-(-len(micros) // ranks) - len(dealt))
 
     def make(self, micro: Sequence[int]) -> Batch:
         """The tensors of a micro batch; an empty one is a token that the loss does not count."""
         items = [self.rows[row] for row in micro] or [(np.array([self.pad_id]), np.array([MASKED]))]
         return pack(items) if self.packing else collate(items, self.pad_id)
 
-    def all(self, rank: int = 0, size: int = 1) -> Iterator[Batch]:
-        """Every row once; or one process's part, as `share` has it."""
-        return map(self.make, self.share(self.cut(range(len(self.rows))), rank, size))
+    def all(self, rank: int = 0) -> Iterator[Batch]:
+        """Every row once; of several ranks, one's part, as `share` has it."""
+        return map(self.make, self.share(self.cut(range(len(self.rows))), rank))
 
     def fullest(self) -> list[int]:
         """The row numbers of a micro batch that needs as much memory as any of the run.

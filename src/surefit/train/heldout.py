@@ -104,10 +104,8 @@ class HeldOut:
                 measured, and says nothing about which checkpoint is the best.
         """
         with self.memory.during("eval"):
-            measured = mean_loss(
-                self.model, self.batches.all(self.engine.data_rank, self.engine.data_size), stop.agreed,
-                chunked=self.chunked, engine=self.engine,
-            )  # fmt: skip
+            mine = self.batches.all(self.engine.data_rank)
+            measured = mean_loss(self.model, mine, stop.agreed, chunked=self.chunked, engine=self.engine)
             if measured is None:
                 return
             scores = self._scores() if at_checkpoint else {BETWEEN: True}

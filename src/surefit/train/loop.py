@@ -99,8 +99,9 @@ class Training:
         self.log = MetricsLog(run.metrics, self.sinks.log, self.world.is_first)
         self.memory = PhaseMemory()
         pad = tokenizer.pad_token_id or 0  # masked wherever it stands, so any token does
-        self.batches = Batches(rows, self.survey.lengths, config, pad)
-        held_out = Batches(data.eval_rows, lengths_of(data.eval_rows), config, pad)
+        ranks = engine.data_size
+        self.batches = Batches(rows, self.survey.lengths, config, pad, ranks)
+        held_out = Batches(data.eval_rows, lengths_of(data.eval_rows), config, pad, ranks)
         self.held_out = HeldOut(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
         lines, every = self.held_out.at_checkpoints, config.checkpoint.every
         self.saving = Saving(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
@@ -233,7 +234,7 @@ class Training:
         rate = learning_rate(step, self.total_steps, train.learning_rate, train.schedule, train.warmup, train.decay)
         self.optimizer.learning_rate = rate
         micros = self.batches.of_step(step)
-        mine = self.batches.share(micros, self.engine.data_rank, self.engine.data_size)
+        mine = self.batches.share(micros, self.engine.data_rank)
         batches = [self.batches.make(micro) for micro in mine]
         with self._explained(f"in step {step + 1}"):
             result = train_step(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefit.core.errors import DataError
-from surefit.data.pack import best_fit_decreasing, shard
+from surefit.data.pack import best_fit_decreasing, pack_for, shard
 
 CAPACITY = 64
 items = st.lists(st.integers(1, CAPACITY), max_size=200)
@@ -90,6 +90,36 @@ def test_a_hundred_thousand_items_take_no_quadratic_time() -> None:
         return time.process_time() - start
 
     assert min(seconds(100_000) for _ in range(3)) < 40 * max(min(seconds(10_000) for _ in range(3)), 0.01)
+
+
+@given(items, st.integers(1, 9))
+def test_ranks_need_no_more_bins_than_full_ones_would_and_none_has_more_than_its_part(
+    lengths: list[int], ranks: int
+) -> None:
+    bins, full = pack_for(ranks, lengths, CAPACITY), best_fit_decreasing(lengths, CAPACITY)
+    assert sorted(item for bin_ in bins for item in bin_) == list(range(len(lengths)))
+    assert all(bins)
+    used = [sum(lengths[item] for item in bin_) for bin_ in bins]
+    assert used == sorted(used, reverse=True)
+    assert -(-len(bins) // ranks) == -(-len(full) // ranks)
+    assert max(used, default=0) <= min(CAPACITY, -(-len(lengths) // ranks) * max(lengths, default=0))
+    assert bins == pack_for(ranks, tuple(lengths), CAPACITY)
+    assert pack_for(1, lengths, CAPACITY) == full
+
+
+def test_short_examples_leave_no_rank_without_work() -> None:
+    """64 examples of 305 tokens on average, in bins of 8,192: three full ones would leave five of eight ranks idle."""
+    lengths = [100 + (number * 7919) % 410 for number in range(64)]
+    assert len(best_fit_decreasing(lengths, 8192)) == 3
+    used = [sum(lengths[item] for item in bin_) for bin_ in pack_for(8, lengths, 8192)]
+    assert len(used) == 8
+    assert max(used) < 1.02 * sum(lengths) / 8
+
+
+def test_bins_that_are_full_stay_as_best_fit_made_them() -> None:
+    """The longest first into the emptiest of two: 3 + 2 + 2 would overflow a bin of 6 that 3 + 3 fills."""
+    lengths = [3, 3, 2, 2, 2]
+    assert pack_for(2, lengths, 6) == best_fit_decreasing(lengths, 6) == [[0, 1], [2, 3, 4]]
 
 
 @given(items, st.integers(1, 9))

@@ -24,8 +24,8 @@ def config(packing: bool, size: int = 2, batch: int = 12) -> Config:
     return made.model_copy(update={"data": made.data.model_copy(update={"max_length": 24})})
 
 
-def batches(packing: bool, **settings: int) -> Batches:
-    return Batches(ROWS, LENGTHS, config(packing, **settings), 0)
+def batches(packing: bool, ranks: int = 1, **settings: int) -> Batches:
+    return Batches(ROWS, LENGTHS, config(packing, **settings), 0, ranks)
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -103,14 +103,27 @@ def test_every_cut_gives_the_same_update() -> None:
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_share_a_step_in_equally_many_micro_batches(packing: bool, size: int) -> None:
-    made = batches(packing)
+    made = batches(packing, size)
     micros = made.of_step(0)
-    shares = [made.share(micros, rank, size) for rank in range(size)]
+    shares = [made.share(micros, rank) for rank in range(size)]
     assert {len(share) for share in shares} == {-(-len(micros) // size)}
     assert sorted(row for share in shares for micro in share for row in micro) == sorted(
         row for micro in micros for row in micro
     )
-    assert made.share(micros, 0, 1) == micros
+    assert batches(packing).share(micros, 0) == micros
+
+
+def test_no_process_waits_where_one_row_of_tokens_would_hold_the_whole_step() -> None:
+    made = batches(True, 3, size=4)
+    micros = made.of_step(0)
+    assert len(batches(True, size=12).of_step(0)) == 1
+    tokens = [sum(int(LENGTHS[micro].sum()) for micro in made.share(micros, rank)) for rank in range(3)]
+    assert max(tokens) < 1.1 * min(tokens)
+    rows = sorted(row for micro in micros for row in micro)
+    assert rows == sorted(row for micro in batches(True).of_step(0) for row in micro)
+    fullest = int(LENGTHS[made.fullest()].sum())
+    assert fullest <= 4 * LENGTHS.max(), "a third of twelve rows"
+    assert all(LENGTHS[micro].sum() <= fullest for step in range(8) for micro in made.of_step(step))
 
 
 @pytest.mark.parametrize("packing", [False, True])

@@ -1,0 +1,54 @@
+"""How an optimizer step is cut into micro batches: for memory the fullest, for time the usual ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from surefit.config.resolve import Resolved
+from surefit.config.world import data_ranks, own_batch
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """How a step is cut: micro batches of `rows` examples of `length` tokens."""
+
+    rows: int
+    length: int
+    micro_batches: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+
+def micro_batch_shape(resolved: Resolved, length: int | None = None) -> StepShape:
+    """The fullest micro batch of a step whose examples have `length` tokens, and how many there are.
+
+    Packed, a row holds `per_device_train_batch_size` × `data.max_length` tokens, and one rank's part of an optimizer
+    step at most (`data.pack.pack_for`): it is taken to be full of examples as long as each other.
+
+    Args:
+        resolved: the config without "auto".
+        length: tokens of each example; `data.max_length` if not given.
+    """
+    config, train = resolved.config, resolved.config.train
+    rows = train.per_device_train_batch_size
+    assert isinstance(rows, int)
+    allowed = config.data.max_length
+    length = allowed if length is None else min(length, allowed)
+    if config.data.packing is not True:
+        return StepShape(rows, length, resolved.gradient_accumulation_steps)
+    capacity = rows * allowed
+    examples = min(own_batch(config), -(-capacity // length))
+    micro_batches = max(1, math.ceil(math.ceil(train.global_batch_size * length / capacity) / data_ranks(config)))
+    return StepShape(examples, min(length, capacity // examples), micro_batches)
+
+
+def usual_shape(resolved: Resolved, length: int) -> StepShape:
+    """The same of a step of usual examples, for its time: packed, ranks fill their micro batches evenly, not fully."""
+    config, shape = resolved.config, micro_batch_shape(resolved, length)
+    if config.data.packing is not True or data_ranks(config) == 1:
+        return shape
+    rows = math.ceil(own_batch(config) / shape.micro_batches)
+    return StepShape(rows, min(length, config.data.max_length), shape.micro_batches)
