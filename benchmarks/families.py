@@ -74,6 +74,8 @@ CELLS = ("plan", "lora", "lora packed", "lora merge", "reload", "scores", "full"
 WITH = f"transformers {version('transformers')}, PEFT {version('peft')} and torch {version('torch').partition('+')[0]}"
 AS_SIMULATED = 0.01
 """Of the peak: what a router sends to an expert is known with numbers alone."""
+MORE_SIMULATED = {"longcat_flash": 0.1}
+"""Some of its experts give tokens back as they are; the simulation has all of them compute."""
 TEMPLATE = (
     "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -218,7 +220,7 @@ class Family:
         run = prepare(config.loaded)
         setting = setting_of(run.resolved, run.model, run.hardware)
         simulated, real = record(setting).peak()[0], allocated(setting)
-        if abs(simulated / real - 1) > AS_SIMULATED:
+        if not -AS_SIMULATED <= simulated / real - 1 <= MORE_SIMULATED.get(self.name, AS_SIMULATED):
             raise ValueError(f"the simulation has a peak of {simulated:,} bytes, and real tensors of {real:,}")
 
     def _train(self, config: surefit.Config) -> None:
@@ -272,7 +274,8 @@ class Family:
             raise ValueError("tensors that are not adapted were lost or changed")
         if not changed:
             raise ValueError("nothing was trained")
-        was, now = (json.loads((directory / "config.json").read_text()) for directory in (self.base, result))
+        # As transformers reads them: Moshi's own class gives a part of it another width when the file is read.
+        was, now = (AutoConfig.from_pretrained(directory).to_dict() for directory in (self.base, result))
         kept = [name for name in was if name.endswith("_config") and name != "text_config"]
         for name in ("architectures", "model_type", *kept):
             if was[name] != now.get(name):
