@@ -96,7 +96,7 @@ def test_a_clock_in_the_past_and_another_encoding(monkeypatch: pytest.MonkeyPatc
 
 def test_what_fused_kernels_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "missing_for_kernels", lambda: "liger-kernel")
-    assert "liger-kernel not installed" in named(probes.kernels(), "fused kernels").fact
+    assert "off on a GPU: liger-kernel is missing" in named(probes.kernels(), "fused kernels").fact
     monkeypatch.setattr(probes, "missing_for_kernels", lambda: None)
     monkeypatch.setattr(probes, "installed_version", {"liger-kernel": "0.8.5", "triton": "3.9.0"}.get)
     assert named(probes.kernels(), "fused kernels").fact == "liger-kernel 0.8.5, triton 3.9.0"
