@@ -123,7 +123,7 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
     "dbrx": {"attn_config": {"rope_theta": 10_000.0}},
     "glm4v": _MROPE,
-    "qwen2_vl": _MROPE,
+    "qwen2_vl": _MROPE | {"vision_config": {"depth": 2, "embed_dim": 32, "num_heads": 4}},
     "qwen2_5_vl": _MROPE,
     "gemma4": {"vision_config": {"position_embedding_size": 64}},  # whose class makes none of its own accord
     "gemma3n_text": {"num_kv_shared_layers": 0},
