@@ -17,8 +17,8 @@ from surefit.core.rundir import RunDir, read_json, read_jsonl
 HELPERS = Path(__file__).parents[1] / "helpers"
 MICRO = "train.per_device_train_batch_size"
 MIB = 350
-"""Measured, beyond the imports: a micro batch of 32 rows of 200 tokens runs with 460 and not with 400, one of 16 with 320
-and not with 250."""
+"""Measured, beyond the imports: a micro batch of 32 rows of 200 tokens runs with 460 and not with 400, one of 16 rows
+with 320 and not with 250."""
 LIMITED = f"""
 import os, sys
 if os.environ.get("RANK") == "1":
