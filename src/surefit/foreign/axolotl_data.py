@@ -46,6 +46,7 @@ WHY = {
     "ds_type": "SureFit tells the format by the file's name",
 }
 COLUMNS = "SureFit goes by the columns' own names: rename them, or write the rows in a layout of docs/data.md"
+REASONING = f"SureFit reads reasoning under any of these names: {', '.join(FIELDS)}"
 OTHERS = "not trained on: data.mix takes sets of a layout of docs/data.md, each named once"
 
 
@@ -97,13 +98,16 @@ def _name_lost(draft: Draft, sets: Sequence[dict[str, Any]], layouts: set[str | 
     for i, entry in enumerate(sets):
         said = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
         said |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or mixed) else set()
-        said |= {"field_thinking"} if entry.get("field_thinking") in FIELDS else set()
         said |= {"data_files"} if entry.get("path") in LOADERS and source_of(entry) != entry.get("path") else set()
         if i and not mixed:
             draft.lose_part("datasets", f"[{i}].path", source_of(entry) or entry.get("path"), OTHERS)
         for key, value in entry.items():
             if key not in said and value not in (None, False, "", [], {}):
-                draft.lose_part("datasets", f"[{i}].{key}", value, WHY.get(key, COLUMNS))
+                draft.lose_part("datasets", f"[{i}].{key}", value, _why(key, value))
+
+
+def _why(key: str, value: Any) -> str:
+    return REASONING if key == "field_thinking" and value in FIELDS else WHY.get(key, COLUMNS)
 
 
 def is_plain_split(value: Any) -> bool:

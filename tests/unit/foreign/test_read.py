@@ -518,16 +518,16 @@ ROWS = "base_model: a\ndatasets:\n  - path: b\n    type: chat_template\n    "
     [
         ("split_thinking: true", "SureFit takes <think>…</think> out of the content"),
         ("template_thinking_key: reasoning_content", "under the name that the template reads"),
-        ("field_thinking: reasoning", None),
+        ("field_thinking: reasoning", "SureFit reads reasoning under any of these names"),
         ("field_thinking: thoughts", "SureFit goes by the columns' own names"),
     ],
 )
-def test_what_axolotl_makes_of_reasoning(tmp_path: Path, line: str, words: str | None) -> None:
+def test_what_axolotl_makes_of_reasoning(tmp_path: Path, line: str, words: str) -> None:
     found = read_text(tmp_path, ROWS + line + "\n")
     assert found.loaded is not None
     assert found.loaded.config.data.format == ("auto" if "thoughts" in line else "messages")
     key = f"datasets[0].{line.partition(':')[0]}"
-    assert [words in one.why for one in found.parts if one.key == key] == ([True] if words else [])  # type: ignore[operator]
+    assert [words in one.why for one in found.parts if one.key == key] == [True]
 
 
 def test_what_packing_means_is_said_beside_it(tmp_path: Path) -> None:
