@@ -81,7 +81,9 @@ def config_of(work: Path, name: str, train: Path, shards: Path | None, steps: in
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    fixed = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # Without its cache of bytecode every process would compile what it imports: no user's does.
+    return {**os.environ, **fixed, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def descendants(pid: int) -> Iterator[int]:

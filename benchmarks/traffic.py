@@ -30,10 +30,10 @@ from unittest.mock import patch
 
 import surefit
 from surefit.config.schema import AdapterSection
+from surefit.core.garbage import uncollected
 from surefit.facts.model import catalogue
 from surefit.model import kernels
 from surefit.plan import time
-from surefit.plan.loading import uncollected
 from surefit.plan.operations import Operation, Operations
 from surefit.plan.setting import Setting
 from surefit.plan.simulate import record

@@ -46,7 +46,7 @@ class Question:
 def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -> int:
     """The verb: the plan itself, or what was asked of it."""
     from surefit.cli import searching
-    from surefit.plan.loading import uncollected
+    from surefit.core.garbage import uncollected
 
     asked.require_one()
     with uncollected():  # also between one simulation and the next: what they leave is gone with the process

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from surefit.core.errors import DataError, ModelError
+from surefit.core.garbage import uncollected
 from surefit.data.cache import Encoded
 from surefit.data.given import require_known
 from surefit.data.turns import Segment, cut, renderings
@@ -154,6 +155,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> l
     return [own[0] for own in encoded]
 
 
+@uncollected()
 def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:
     """The token examples that each example makes: one, but where the chat template rewrites earlier turns.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from surefit.config.resolve import Resolved, rounds
 from surefit.config.world import processes
+from surefit.core.garbage import uncollected
 from surefit.facts.activations import TILE, covered
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
@@ -19,7 +20,7 @@ from surefit.facts.model import ModelFacts
 from surefit.facts.sharding import sharing_of
 from surefit.facts.step_shape import micro_batch_shape, usual_shape
 from surefit.plan.communication import shared_step
-from surefit.plan.loading import import_libraries, uncollected
+from surefit.plan.loading import import_libraries
 from surefit.plan.rank_summary import alone, not_simulated
 from surefit.plan.step_time_cache import Pace
 from surefit.plan.verdict import Need, calculated, need

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection inside: torch, transformers and PEFT make millions of objects that all stay, and the
-    collector would go through them again and again (about a tenth of the time their import takes, and of a simulation
-    nearly half). What a simulated step frees is then freed at the same moment in every run, too."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def import_libraries() -> None:

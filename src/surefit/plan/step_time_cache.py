@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.config.resolve import Resolved
 from surefit.core.errors import MachineError
+from surefit.core.garbage import uncollected
 from surefit.facts.flops import work_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.plan.loading import import_libraries, uncollected
+from surefit.plan.loading import import_libraries
 
 if TYPE_CHECKING:
     from surefit.plan.operations import Operations
