@@ -99,7 +99,7 @@ def page(lines: Iterable[Line], cells: tuple[str, ...], known: Iterable[str], ot
         lines: one per family.
         cells: the columns.
         known: every family there is.
-        other: lines of a run with other versions.
+        other: lines of a whole run with other versions.
     """
     by_name = {line["family"]: line for line in lines}
     elsewhere = {line["family"]: line for line in other}
@@ -148,15 +148,15 @@ def _standings(decoders: list[Line], elsewhere: list[Line]) -> str:
 
 
 def _differences(lines: list[Line], elsewhere: Mapping[str, Line]) -> str:
-    """What is otherwise with the other versions, in a list."""
+    """What is different with the other versions, in a list."""
     if not elsewhere:
         return ""
     both = [(line, elsewhere[line["family"]]) for line in lines if line["family"] in elsewhere]
     names = [line["family"] for line in lines if line["family"] not in elsewhere]
     text = f"\nWith {_versions(elsewhere.values())}, {len(both)} of these families were measured"
-    text += f" (not there, or not yet: {', '.join(names)}).\n" if names else ".\n"
+    text += f"; these are not there: {', '.join(names)}." if names else "."
     said = [f"- {one['family']}: {change}\n" for one, two in both if (change := _change(one, two))]
-    return text + (" What is otherwise there:\n\n" + "".join(said) if said else " Nothing is otherwise there.\n")
+    return text + (" What is different there:\n\n" + "".join(said) if said else " All else is the same there.\n")
 
 
 def _change(one: Line, two: Line) -> str:

@@ -116,6 +116,9 @@ _ALIASES = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     "vocab_size": ("vocab_size",),
 }
+TWICE = frozenset({"longcat_flash"})
+"""Types whose layers attend twice. `num_layers` counts the layers, and `num_hidden_layers`, which transformers 5.17
+writes beside it, each layer twice; from 5.18 on it is not written."""
 
 
 def dimensions(config: Mapping[str, Any], where: object) -> Dimensions:
@@ -129,6 +132,8 @@ def dimensions(config: Mapping[str, Any], where: object) -> Dimensions:
     section = text_section(config)
     if section.get("model_type") in WITHOUT_ATTENTION:
         section = {"num_attention_heads": 1} | dict(section)
+    if section.get("model_type") in TWICE and "num_layers" in section:
+        section = dict(section) | {"num_hidden_layers": section["num_layers"]}
     found = {name: _required(section, keys, where) for name, keys in _ALIASES.items()}
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
     return Dimensions(

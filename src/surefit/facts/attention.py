@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.core.units import plural
-from surefit.facts.architecture import text_section
+from surefit.facts.architecture import TWICE, text_section
 
 KERNEL_CAPABILITY = (8, 0)
 KERNEL_DTYPES = ("bfloat16", "float16")
@@ -98,14 +98,13 @@ OTHER_ATTENTION = {
     "hy_v4": "its indexer chooses keys from the whole row",
     "axk2": "its indexer chooses keys from the whole row",
     "inkling2_text": "its layers add a position bias over the whole row",
+    "moshi": "only from transformers 5.18 on does its code tell its layers where documents end",
     "phimoe": "its masks have a window that its layers do not ask for",
     "llama4": "its layers cut the row, not the documents, into chunks",
     "llama4_text": "its layers cut the row, not the documents, into chunks",
 }
 """Type → why. Measured: `require_packable` refuses each."""
 
-TWICE = frozenset({"longcat_flash"})
-"""Types whose layers attend twice."""
 SINKS = frozenset({"flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter"})
 """Types whose code passes `s_aux` to the attention function."""
 SOFTCAP = {"gemma2": 50.0, "vaultgemma": 50.0}
@@ -141,9 +140,10 @@ def attention_needs(config: Mapping[str, Any]) -> AttentionNeeds:
 def attention_layers(config: Mapping[str, Any]) -> int:
     """How many layers attend: all, in a model that can be packed."""
     section = text_section(config)
+    if section.get("model_type") in TWICE:
+        return 2 * int(section.get("num_layers") or 0)
     keys = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    layers = next((int(section[key]) for key in keys if section.get(key)), 0)
-    return 2 * layers if section.get("model_type") in TWICE else layers
+    return next((int(section[key]) for key in keys if section.get(key)), 0)
 
 
 def packing_obstacle(config: Mapping[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from surefit.facts import attention
+from surefit.facts.architecture import dimensions
 from surefit.facts.attention import AttentionNeeds, attention_layers, attention_needs, kernel_obstacle, packing_obstacle
 
 
@@ -85,6 +86,14 @@ def test_needs_are_those_of_the_config_that_transformers_writes(
     config = CONFIG_MAPPING[family](**settings).to_dict()
     assert attention_needs(config) == needs
     assert attention_layers(config) == CONFIG_MAPPING[family](**settings).num_hidden_layers
+
+
+@pytest.mark.parametrize("written", [{"num_layers": 28}, {"num_layers": 28, "num_hidden_layers": 56}])
+def test_layers_that_attend_twice_are_counted_once_as_layers(written: dict[str, int]) -> None:
+    """`num_hidden_layers` as LongCat's class in transformers 5.17 writes it; later ones write `num_layers` alone."""
+    config = {"model_type": "longcat_flash", "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99} | written
+    assert attention_layers(config) == 56
+    assert dimensions(config, "config.json").num_layers == 28
 
 
 @pytest.mark.parametrize(
