@@ -297,3 +297,15 @@ def test_fused_kernels_without_their_extra_stop_a_run_before_it_starts(
         assert (stopped.code, f"error[CFG008] speed.kernels: {said}" in stopped.text) == (1, True), stopped.text
         assert "surefit[kernels]" in stopped.text
         assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("gpu", "older"), [("t4", True), ("l4", False)])
+def test_fused_kernels_are_refused_on_a_gpu_that_triton_does_not_compile_for(
+    surefit: Surefit, config: Path, gpu: str, older: bool
+) -> None:
+    config.write_text(config.read_text() + f"hardware: {{gpu: {gpu}}}\nspeed: {{kernels: true}}\n")
+    found = [each for each in surefit("check", config, "--json").json["findings"] if each["code"] == "CFG008"]
+    assert ["T4 is older" in each["message"] for each in found] == [True] * older
+    if older:
+        assert surefit("check", config, "--fix").code == 0
+        assert "kernels: auto" in config.read_text()

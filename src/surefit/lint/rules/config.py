@@ -244,26 +244,36 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
 def fused_kernels_not_there(
     config: Config, setup: Setup, hardware: HardwareFacts, stack: StackFacts
 ) -> Iterator[Finding]:
-    """Fused kernels are asked for, and what they need is not installed.
+    """Fused kernels are asked for, and the GPU or what is installed cannot run them.
 
     ## What it does
-    Looks, on a machine with a GPU, for `speed.kernels: true` without Liger and Triton in the releases that the extra
-    `kernels` asks for: SureFit calls functions of Liger that no public interface promises.
+    Looks for `speed.kernels: true` with a GPU older than Ampere, for which Triton does not compile. On a machine with a
+    GPU, also without Liger and Triton in the releases that the extra `kernels` asks for: SureFit calls functions of
+    Liger that no public interface promises.
 
     ## Why it is bad
     Training stops once the model is loaded.
 
     ## Example
-    `speed.kernels: true` after `pip install surefit`, or beside the Liger that another tool has brought.
+    `speed.kernels: true` after `pip install surefit`, beside the Liger that another tool has brought, or on a T4.
 
     ## Fix
-    `pip install "surefit[kernels]"`, or leave it at auto, which trains without them where Liger is missing.
+    `pip install "surefit[kernels]"`, or leave it at auto, which trains without them where they cannot run.
 
     ## Evidence
     `auto` asks for the same releases; `surefit doctor` names those that are here.
     """
     asked = setup.tool == "surefit" and config.speed.kernels is True
-    if not asked or hardware.kind != "cuda" or hardware.source != "detected":
+    if not asked or hardware.kind != "cuda":
+        return
+    if not hardware.bf16:
+        yield Finding(
+            field="speed.kernels",
+            message=f"fused kernels need an Ampere GPU or a later one, and {hardware.name} is older",
+            help="leave it at auto, which trains without them there",
+            fix=Fix("speed.kernels", "auto"),
+        )
+    if hardware.source != "detected":
         return
     for package, wanted in KERNEL_PACKAGES.items():
         version = stack.versions.get(package)
