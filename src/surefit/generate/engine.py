@@ -46,7 +46,7 @@ class Decoding:
         prefill_chunk: read prompts so many tokens at a time, which needs less memory for very long ones.
 
     Raises:
-        ConfigError: beams and a temperature at once, or an empty stop text.
+        ConfigError: beams and a temperature at once, or an empty stop string.
     """
 
     max_new_tokens: int
@@ -65,7 +65,7 @@ class Decoding:
                 help="beams look for the most probable answer, a temperature draws one: drop either",
             )
         if not all(self.stop):
-            raise ConfigError("a stop text is empty, which would end every answer at once", help="remove it")
+            raise ConfigError("a stop string is empty, which would end every answer at once", help="remove it")
 
 
 @dataclass(frozen=True)
