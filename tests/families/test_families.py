@@ -279,7 +279,7 @@ def test_the_page_has_a_column_for_each_set_of_versions() -> None:
     assert "| | new | old |" in text
     assert "| pass every stage | 2 (100%) | 0 (0%) |\n" in text
     assert "| have a fault | 0 (0%) | 1 (100%) |\n" in text
-    assert "With old, 1 of these families were measured (not there, or not yet: zaya)." in text
+    assert "With old, 1 of these families were measured; these are missing there: zaya. What differs there:" in text
     assert "- llama: nf4 **fault**\n" in text
     assert "A family takes 6 s (median), and zaya 9 s (the longest)" in text
     assert "With old" not in families.page([one], families.CELLS, ["llama"])
