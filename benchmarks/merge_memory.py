@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["make", "surefit", "peft", "logits"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if (options.model is None) != (options.adapter is None):
-        parser.error("--model and --adapter go together")
+        parser.error("--model and --adapter need each other")
     if options.only:
         child(options)
         return

@@ -1,5 +1,5 @@
 """Writes docs/reference/ from what the code says of itself: the config from its schema, the rules from their pages,
-what does not go together and the GPUs from their tables; and docs/built.md from the import contract.
+what cannot be combined and the GPUs from their tables; and docs/built.md from the import contract.
 
 python scripts/reference.py          (or `make reference`; a test compares the pages with the code)
 """
@@ -87,9 +87,9 @@ def rules_page() -> str:
 
 
 def combinations_page() -> str:
-    """The modes, and what does not go together, rows of one reason in one line."""
+    """The modes, and what cannot be combined, rows of one reason in one line."""
     lines = [
-        "# The parallel modes, and what does not go together",
+        "# The parallel modes, and what cannot be combined",
         "",
         "| `parallel.mode` | what each process has | the same examples are read by | `parallel.offload` moves |",
         "|---|---|---|---|",
@@ -101,7 +101,7 @@ def combinations_page() -> str:
         "",
         "`fsdp` can be combined with `parallel.cp`: that many processes then read the same examples.",
         "",
-        "## What does not go together",
+        "## What cannot be combined",
         "",
         "Everything else can be combined: `tests/combinations` trains two steps of combinations that cover every",
         "pair of values of thirteen settings, with every `auto` decided for seven kinds of hardware. `check` names",

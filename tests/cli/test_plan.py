@@ -128,7 +128,7 @@ def test_plan_against_a_run_that_was_trained(surefit: Surefit, config: Path) -> 
         (["--compare", "t4", "--price", "t4=-1"], "is not NAME=PRICE"),
         (["--compare", "t4", "--price", "t4=cheap"], "is not NAME=PRICE"),
         (["--solve", "max_lenght"], "did you mean"),
-        (["--solve", "rank", "--against", "runs/one"], "do not go together"),
+        (["--solve", "rank", "--against", "runs/one"], "cannot be combined"),
         (["--against", "runs/none"], "no step was trained"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

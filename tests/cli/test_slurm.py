@@ -79,7 +79,7 @@ def test_a_job_that_slurm_has_forgotten(surefit: Surefit, config: Path, programs
         (["--gpus-per-node", 0], 2, "--gpus-per-node 0 is for --stage merge"),
         (["--stage", "merge", "--gpus-per-node", 2], 2, "a merge is one process"),
         (["--stage", "merge", "--nodes", 2], 2, "a merge is one process"),
-        (["--stage", "evaluate", "--evaluate"], 2, "goes without --stage"),
+        (["--stage", "evaluate", "--evaluate"], 2, "--stage, --evaluate and --prepare cannot be combined"),
         (["--stage", "evaluate", "--set", "slurm.time=soon"], 2, "sbatch reads no time limit in 'soon'"),
         (["--stage", "run", "-o", "run.yaml"], 2, "is a file; three scripts need a folder"),
         (["--stage", "run", "--submit"], 3, "no sbatch on this machine"),
@@ -163,7 +163,7 @@ def test_the_array_waits_for_the_training_job_that_we_submitted(surefit: Surefit
     [
         (["--evaluate", "--array", "0"], "neither how many tasks nor how many at once"),
         (["--evaluate", "--array", "1-4"], "neither how many tasks nor how many at once"),
-        (["--array", "4"], "--array goes with --evaluate"),
+        (["--array", "4"], "--array needs --evaluate"),
     ],
     ids=str,
 )

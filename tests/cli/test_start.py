@@ -81,7 +81,7 @@ def own_code(base: Path) -> None:
         (tensor_elsewhere, ("MOD001", "is not in model-00003-of-00004.safetensors, where the index says it is")),
         (pickles_alone, ("MOD003", "has only pickled weights")),
         (adapter_alone, ("MOD001", "a LoRA adapter, not a base model", "adapter.start_from", "merge it first")),
-        (adapter_beside, ("MOD001", "an adapter lies beside the model")),
+        (adapter_beside, ("MOD001", "the model directory also holds an adapter")),
         (deepseek_v4, ("MOD015", "as DeepSeek-V4 is published", "take a copy of it in bfloat16")),
         (hqq, ("MOD015", "is stored quantised (hqq), which SureFit does not read")),
         (own_code, ("MOD013", "configuration_house.py, modeling_house.py", "model.trust_remote_code: true")),

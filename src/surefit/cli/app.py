@@ -91,7 +91,7 @@ def check(
 ) -> None:
     """Say what will break: config, model and data, in two seconds and without loading anything heavy."""
     if dry_run and not fix:
-        raise typer.BadParameter("--dry-run goes with --fix")
+        raise typer.BadParameter("--dry-run needs --fix")
     if as_json and style not in ("text", "json"):
         raise typer.BadParameter(f"--json is not --format {style}")
     shown = "json" if as_json else style
@@ -182,9 +182,9 @@ def slurm(
 ) -> None:  # fmt: skip
     """Check the run and print the batch script of a job that saves, requeues itself and resumes until it is done."""
     if array and not (evaluate or prepare):
-        raise typer.BadParameter("--array goes with --evaluate or --prepare")
+        raise typer.BadParameter("--array needs --evaluate or --prepare")
     if evaluate + prepare + (stage != "train") > 1:
-        raise typer.BadParameter("an array job, --evaluate or --prepare, goes without --stage and without the other")
+        raise typer.BadParameter("--stage, --evaluate and --prepare cannot be combined: give one of them")
     if gpus == 0 and (evaluate or stage != "merge"):
         raise typer.BadParameter("--gpus-per-node 0 is for --stage merge; elsewhere set hardware.gpu: cpu")
     if stage == "merge" and ((nodes or 1) > 1 or (gpus or 1) > 1):
@@ -266,7 +266,7 @@ def evaluate(
         *([f"evaluate.max_examples={max_examples}"] if max_examples else []),
     ]
     if all_checkpoints and (variant or show):
-        raise typer.BadParameter("--all-checkpoints goes without --variant and --show")
+        raise typer.BadParameter("--all-checkpoints cannot be combined with --variant or --show")
     finish(
         as_json,
         lambda out: _cli("answering").evaluate(
@@ -415,7 +415,7 @@ def demo(
 ) -> None:
     """Teach a model new tools: the whole pipeline, offline, in minutes on a CPU."""
     if data is not None and not real:
-        raise typer.BadParameter("--data goes with --real")
+        raise typer.BadParameter("--data needs --real")
     finish(as_json, lambda out: _cli("demo").demo(out, output_dir, real=real, data=data))
 
 

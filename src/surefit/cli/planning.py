@@ -34,13 +34,13 @@ class Question:
 
     def require_one(self) -> None:
         """Raises:
-        ConfigError: two options that do not go together.
+        ConfigError: two options that cannot be combined.
         """
         given = {"--optimize": self.optimize, "--solve": self.solve, "--against": self.against, "--quick": self.quick}
         given |= {"--compare": self.compare and not self.optimize, "--plot": self.plot and not self.quick}
         names = [name for name, value in given.items() if value]
         if len(names) > 1:
-            raise ConfigError(f"{' and '.join(names)} do not go together", help="ask for one at a time")
+            raise ConfigError(f"{' and '.join(names)} cannot be combined", help="ask for one at a time")
 
 
 def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -> int:

@@ -1,4 +1,4 @@
-"""What does not go with what: one table, with the reason and the way out.
+"""What cannot be combined: one table, with the reason and the way out.
 
 `check` names every row that a config meets, `resolve` and the plan's search choose nothing that meets one, and training
 refuses by the same rows; the engines have no list of their own. To allow or refuse a combination, change the table; the
@@ -51,7 +51,7 @@ WITHOUT: dict[Trait, str] = {
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two traits that do not go together.
+    """Two traits that cannot be combined.
 
     Attributes:
         one, other: the traits; `other` is the one that is named as the fault, and given up in the help.
@@ -72,7 +72,7 @@ class Conflict:
 
     @property
     def message(self) -> str:
-        return f"{_named(self.one)} and {_named(self.other)} do not go together: {self.why}"
+        return f"{_named(self.one)} and {_named(self.other)} cannot be combined: {self.why}"
 
     @property
     def help(self) -> str:
@@ -178,7 +178,7 @@ def obstacle(config: Config, trait: Trait) -> Conflict | None:
 
 
 def require_together(config: Config) -> None:
-    """Refuse settings that do not go together.
+    """Refuse settings that cannot be combined.
 
     Raises:
         ConfigError: the first row that they meet, the others behind it.

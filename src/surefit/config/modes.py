@@ -1,7 +1,7 @@
 """The parallel modes, a row each, read wherever it matters which one a run has.
 
-What does not go with a mode is in `config/capabilities.py`; what a process then needs, sends and runs is arithmetic and
-code of its own: `facts/memory_per_rank.py`, `plan/communication.py`, `parallel/engine.py`.
+What a mode cannot be combined with is in `config/capabilities.py`; what a process then needs, sends and runs is
+arithmetic and code of its own: `facts/memory_per_rank.py`, `plan/communication.py`, `parallel/engine.py`.
 """
 
 from __future__ import annotations

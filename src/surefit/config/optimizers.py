@@ -1,6 +1,6 @@
 """The optimizers, a row each, read wherever it matters which one a run has.
 
-What does not go with one is in `config/capabilities.py`; `train/optim.py` makes it. DeepSpeed's engine
+What one cannot be combined with is in `config/capabilities.py`; `train/optim.py` makes it. DeepSpeed's engine
 (`parallel/zero.py`) asks for AdamW's state by name.
 """
 

@@ -131,7 +131,7 @@ def resolve(
         fitting: how many prompts fit the device at a time, at most as many as the config has.
 
     Raises:
-        ConfigError: numbers that do not go together.
+        ConfigError: numbers that contradict each other.
     """
     provenance = {dotted: _origin(dotted, loaded) for dotted, _ in leaves(loaded.config)}
     config = _with_devices(loaded.config, provenance, started)

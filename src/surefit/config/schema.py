@@ -289,7 +289,7 @@ class SlurmSection(Section):
             if name := _HOLDS_A_SECRET.search(option):
                 raise ValueError(
                     f"{name[1]} and its value would stand in the batch script, where everyone can read it: put it into "
-                    "the environment, which SLURM hands on"
+                    "the environment, which SLURM passes on"
                 )
         return options
 

@@ -160,7 +160,7 @@ def require_shareable(config: Config) -> None:
         )
     if used and used != [parallel.mode] and (parallel.mode, used) != ("fsdp", ["cp"]):
         set_to = ", ".join(f"{name}: {getattr(parallel, name)}" for name in used)
-        cut = "tp and pp cut the weights that fsdp would shard again, only cp goes with it"
+        cut = "tp and pp cut the weights that fsdp would shard again; only cp can be combined with it"
         why = cut if parallel.mode == "fsdp" else "one way at a time"
         raise ConfigError(
             f"parallel.mode is {parallel.mode}, with {set_to}",

@@ -270,7 +270,7 @@ def working_way() -> Way:
         raise MachineError("untrusted code is shut in on Linux only, on x86_64 or aarch64", help=_HELP)
     if own := [path for path in library_paths()[0] if path.startswith("/tmp/")]:
         raise MachineError(
-            f"this Python's library lies under /tmp ({own[0]}), where the sandbox has a folder of its own",
+            f"this Python's library is under /tmp ({own[0]}), where the sandbox has a folder of its own",
             help="use a Python that is installed elsewhere, such as /usr/bin/python3 or one in your home",
         )
     problems = []

@@ -1,10 +1,11 @@
 """Freed memory goes back to the system while a model is trained: glibc's malloc, set in the process. Torch-free.
 
-glibc keeps what is freed for the next `malloc`: a block below its threshold is cut out of the heap, and the threshold
-grows with every large block that is freed, to 32 MiB. What a step frees then lies in pieces between what is still held,
-and the process grows far beyond its tensors. With a low threshold a block from there on is a mapping of its own, and is
-gone when it is freed. That has a price, the pages of every new one, so it is for training alone: decoding holds as much
-either way, and takes a third longer; and a small process is let off (docs/plan-method.md has the figures).
+glibc keeps what is freed for the next `malloc`: a block below its threshold is taken from the heap, and the threshold
+grows with every large block that is freed, to 32 MiB. The heap is then fragmented by what a step frees between blocks
+that are still held, and the process grows far beyond its tensors. With a low threshold, every block from that size on
+is a mapping of its own, and is returned when it is freed. The price is the pages of every new mapping, so this is for
+training alone: decoding holds as much either way, and takes a third longer; and a small process is exempt
+(docs/plan-method.md has the figures).
 """
 
 from __future__ import annotations

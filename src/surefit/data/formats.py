@@ -188,7 +188,7 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     """Row → `Example` for one layout.
 
     Raises:
-        DataError: layout, recipe and columns do not go together.
+        DataError: layout, recipe and columns do not match.
     """
     if recipe.parts:
         return _mixed_converter(source, recipe, fmt)

@@ -257,7 +257,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ModelError("no config.json in it", path=directory, help=advice)
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
-            "an adapter lies beside the model: transformers would load both, without a word",
+            "the model directory also holds an adapter: transformers would silently load both",
             path=directory / "adapter_config.json",
             help="move adapter_config.json and adapter_model.safetensors to a directory of their own; "
             "adapter.start_from trains them on",

@@ -150,7 +150,7 @@ def _require_usable(found: Foreign) -> None:
         meant = found.setup.meant.get(key)
         problems.append(
             ConfigError(
-                f"{found.tool} knows no such key", path=found.path, line=place.line, field=key,
+                f"{found.tool} has no such key", path=found.path, line=place.line, field=key,
                 help=f"write {meant}" if meant else "take it out",
             )
         )  # fmt: skip

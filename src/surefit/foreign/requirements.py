@@ -271,7 +271,7 @@ def _asks(asked: dict[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def _known_to_ask(name: str, version: str) -> Iterator[str]:
-    """Facts of releases: torchvision 0.N goes with torch 2.(N-15), torchaudio 2.N with torch 2.N.
+    """Facts of releases: torchvision 0.N belongs to torch 2.(N-15), torchaudio 2.N to torch 2.N.
 
     tensorboard 2.10 and 2.11 ask for protobuf below 3.20 and 4 (their metadata; 2.12 takes any from 3.19.6).
     """

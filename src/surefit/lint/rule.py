@@ -215,7 +215,7 @@ def rule(code: str, name: str, severity: Severity, suppressible: bool = True) ->
 
 
 def named_by(context: LintContext, config: Config, code: str) -> Iterator[Finding]:
-    """What this rule names of what does not go together in a config of ours, decided as far as it can be."""
+    """The combinations in a config of ours, decided as far as it can be, that this rule refuses."""
     decided = context.resolved.config if context.resolved else config
     for row in conflicts(traits(decided)) if not context.is_foreign else ():
         if row.code == code:

@@ -168,7 +168,7 @@ def require_plannable(resolved: Resolved, model: ModelFacts, hardware: HardwareF
 
     Raises:
         MachineError: a device without memory.
-        ConfigError: settings that do not go together; a LoRA rank over the model's hidden size.
+        ConfigError: settings that cannot be combined; a LoRA rank over the model's hidden size.
     """
     if hardware.memory_bytes is not None and hardware.memory_bytes <= 0:
         raise MachineError(

@@ -133,7 +133,7 @@ def prepared_directory(config: Config) -> Path:
     """`data.prepared`.
 
     Raises:
-        ConfigError: it is not set, or goes with another setting that it cannot obey.
+        ConfigError: it is not set, or cannot be combined with another setting.
     """
     if config.data.prepared is None:
         raise ConfigError("is not set", field="data.prepared", help="name the directory that the shards belong in")

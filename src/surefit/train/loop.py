@@ -66,7 +66,7 @@ class Training:
 
     Raises:
         DataError: no rows, or one without a supervised token.
-        ConfigError: settings that do not go together; `checkpoint.keep_best` is not measured.
+        ConfigError: settings that cannot be combined; `checkpoint.keep_best` is not measured.
     """
 
     def __init__(

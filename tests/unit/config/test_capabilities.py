@@ -1,4 +1,4 @@
-"""The table of what does not go together: who reads it, and that everything is said at once."""
+"""The table of what cannot be combined: who reads it, and that everything is said at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_conflict_is_said_at_once() -> None:
         "model.quantization", "train.optimizer", "speed.fused_lora", "speed.compile",
     ]  # fmt: skip
     assert said[0].message == (
-        "parallel.mode zero3 and model.quantization nf4 do not go together: quantised weights lose their scales when "
+        "parallel.mode zero3 and model.quantization nf4 cannot be combined: quantised weights lose their scales when "
         "they are cut up"
     )
     assert said[0].help == "set model.quantization: none; or parallel.mode: zero2 or ddp"
@@ -72,7 +72,7 @@ def test_the_way_out_is_one() -> None:
         ({"train": {"neftune_noise_alpha": 5}}, {("ddp", 1), ("fsdp", 1)}),
         ({"adapter": {"use_dora": True}}, {("ddp", 1), ("fsdp", 1)}),
         ({"evaluate": {"in_training": True}}, {("ddp", 1)}),
-        # What does not go together in any mode is said by `check`, and leaves the choice of mode as it is.
+        # What cannot be combined in any mode is said by `check`, and leaves the choice of mode as it is.
         (
             {"adapter": {"kind": "full"}, "model": {"name_or_path": "base", "quantization": "nf4"}},
             {("ddp", 1), ("cp", 2)},
@@ -94,5 +94,5 @@ def test_where_every_mode_conflicts_one_is_named_all_the_same() -> None:
 def test_training_refuses_what_check_would_have(tmp_path: Path) -> None:
     made = tiny_run.config(tiny_run.save_base(tmp_path / "base"), tmp_path / "run", adapter={"use_dora": True})
     compiled = made.model_copy(update={"speed": made.speed.model_copy(update={"compile": True})})
-    with pytest.raises(ConfigError, match="DoRA and compiled layers do not go together"):
+    with pytest.raises(ConfigError, match="DoRA and compiled layers cannot be combined"):
         tiny_run.training(compiled)

@@ -67,7 +67,7 @@ def test_the_arithmetic_of_the_processes() -> None:
 def test_tp_and_pp_are_refused_within_fsdp_with_the_reason() -> None:
     with pytest.raises(ConfigError) as caught:
         require_shareable(config(4, parallel={"mode": "fsdp", "tp": 2}))
-    assert "cut the weights that fsdp would shard again, only cp goes with it" in str(caught.value.help)
+    assert "cut the weights that fsdp would shard again; only cp can be combined with it" in str(caught.value.help)
 
 
 def needed(model: int, tokens: int) -> Any:

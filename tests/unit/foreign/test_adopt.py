@@ -123,7 +123,7 @@ def test_the_micro_batch_follows_from_the_accumulation(zero) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"zero_optimisation": {"stage": 2}}, r"zero_optimisation: deepspeed knows no such key"),
+        ({"zero_optimisation": {"stage": 2}}, r"zero_optimisation: deepspeed has no such key"),
         ({"zero_optimization": {"stage": 7}}, r"expected a whole number from 0 to 3, got 7"),
         ({"optimizer": {"params": {"lr": 20}}}, r"SureFit cannot take 20.0 of ds.json:\d+ optimizer.params.lr"),
     ],

@@ -1,4 +1,4 @@
-"""The rules on SureFit's own adapter section, beyond their fixtures: what rsLoRA and DoRA go with."""
+"""The rules on SureFit's own adapter section, beyond their fixtures: what rsLoRA and DoRA can be combined with."""
 
 from __future__ import annotations
 

@@ -291,5 +291,5 @@ def test_why_a_shared_model_is_not_scored_in_training(mode, reason):
     tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x"} | sections
     context = LintContext(Config.model_validate(tree), Path("run.yaml"))
     (said,) = (found.message for found in run_rules(context).findings if found.code == "PAR011")
-    assert said.startswith(f"parallel.mode {mode} and answers in training do not go together: ")
+    assert said.startswith(f"parallel.mode {mode} and answers in training cannot be combined: ")
     assert reason in said

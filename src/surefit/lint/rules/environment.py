@@ -85,7 +85,7 @@ def gpu_not_used(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     is meant.
 
     ## Evidence
-    `pip install torch` with an index meant for continuous integration installs the CPU build without a word.
+    `pip install torch` with an index meant for continuous integration silently installs the CPU build.
     """
     if hardware.unused_gpu and config.hardware.gpu == "auto":
         yield Finding(

@@ -103,7 +103,7 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
     """The held-out rows are among the training rows.
 
     ## What it does
-    Looks for a `data.eval` file that lies in the directory of `data.train`, and for the same hub data set and split in
+    Looks for a `data.eval` file that is in the directory of `data.train`, and for the same hub data set and split in
     both. (Two local files with the same content are refused when they are read: DAT001.)
 
     ## Why it is bad
@@ -127,7 +127,7 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
         if _holds(os.path.expanduser(train), os.path.expanduser(held_out)):
             yield Finding(
                 field="data.eval",
-                message=f"{held_out} lies in {train}, and every data file of that directory is trained on",
+                message=f"{held_out} is in {train}, and every data file of that directory is trained on",
                 help="move it out of the directory, or name the training file in data.train",
             )
     elif "/" in held_out and not held_out.startswith("surefit/") and not os.path.exists(os.path.expanduser(held_out)):

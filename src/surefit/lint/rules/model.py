@@ -478,7 +478,7 @@ def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Fi
     `adapter.kind: full`.
 
     ## Evidence
-    transformers' `add_tokens` returns 0 for a token that is there, without a word.
+    transformers' `add_tokens` returns 0 for a token that already exists, and says nothing.
     """
     yield from named_by(context, config, "MOD014")
     known = known_tokens(context.tokenizer, config.model.add_tokens) if context.tokenizer else []

@@ -89,7 +89,7 @@ def device_map_with_processes(setup: Setup) -> Iterator[Finding]:
     elif spread and (several or setup.parallel in MANY_PROCESSES):
         count = setup.processes or setup.world_size or setup.processes_per_machine
         why = f"each of {count} processes" if count and count > 1 else f"each process of {setup.parallel}"
-        why += " would lay its own copy over all GPUs"
+        why += " would spread its own copy over all GPUs"
     else:
         return
     yield Finding(

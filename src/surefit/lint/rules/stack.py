@@ -152,7 +152,7 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
 
     ## What it does
     Compares what their metadata require of torch, and the build tags (+cpu, +cu130) if both have one. In a requirements
-    file: torchvision 0.N goes with torch 2.(N-15), torchaudio 2.N with torch 2.N.
+    file: torchvision 0.N belongs to torch 2.(N-15), torchaudio 2.N to torch 2.N.
 
     ## Why it is bad
     Their compiled operators do not load: "operator torchvision::nms does not exist". Older releases of transformers
@@ -173,7 +173,7 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
     for unmet in stack.unmet(("torchvision", "torchaudio"), ("torch",)):
         advice = f"pip install --upgrade {unmet.package} torch, or pip uninstall {unmet.package}"
         if stack.pinned:
-            advice = f"write versions that go together, or take {unmet.package} out: text models do not need it"
+            advice = f"write versions that match, or take {unmet.package} out: text models do not need it"
         yield Finding(field=unmet.package if stack.pinned else None, message=_said(unmet, stack), help=advice)
     for other in ("torchvision", "torchaudio"):
         tags = stack.build("torch"), stack.build(other)

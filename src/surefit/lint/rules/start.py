@@ -73,7 +73,7 @@ def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Findin
 
     ## Fix
     Nothing has to be done. `model.quantization: fp8` or `nf4` holds the frozen weights in fewer bits again. The
-    environment variable `SUREFIT_CACHE` says where the copy lies.
+    environment variable `SUREFIT_CACHE` says where the copy is kept.
 
     ## Evidence
     tests/unit/model/test_low_bits.py: FP8 is number × scale, rounded once; MXFP4 is what transformers computes from the

@@ -189,7 +189,7 @@ def template_ignores_tools(
     Counts, in a sample, the examples that hand tools to the chat template, and looks for the variable `tools` in it.
 
     ## Why it is bad
-    The template leaves them out without a word. The model is trained to call functions that it was never shown: it
+    The template silently leaves them out. The model is trained to call functions that it was never shown: it
     learns the names by heart, and fails on every other tool.
 
     ## Example
@@ -260,7 +260,7 @@ def no_such_template_switch(context: LintContext, config: Config, tokenizer: Tok
     `model.chat_template_kwargs` and `evaluate.chat_template_kwargs`.
 
     ## Why it is bad
-    A template leaves out without a word what it does not know: the prompts are the same as without the setting, and the
+    A template silently leaves out what it does not know: the prompts are the same as without the setting, and the
     model goes on thinking, or not, as before.
 
     ## Example
