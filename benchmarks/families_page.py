@@ -18,7 +18,7 @@ HEAD = """# Which models
 | know whether a family of models trains | [Family by family](#family-by-family) |
 | fine-tune a mixture of experts | [Experts](#experts) |
 | know what all-linear leaves out | [What all-linear reaches](#what-all-linear-reaches) |
-| fine-tune the language part of a vision-language model | [Models that also take images](#models-that-also-take-images) |
+| train the language part of a vision-language model | [Models that also take images](#models-that-also-take-images) |
 | know what does not work | [Faults](#faults) |
 
 Every decoder that transformers knows was built at a small size from its own config class, with a few thousand random
