@@ -154,7 +154,7 @@ def test_fix_never_replaces_its_source_and_takes_no_part(surefit: Surefit, tmp_p
     path = write(tmp_path / "rows.jsonl", [*rows, rows[3]])
     for options, said in (
         (("--out", path), "would replace its own source"),
-        (("--out", tmp_path / "rows.csv"), "give it the ending .jsonl"),
+        (("--out", tmp_path / "rows.csv"), "give it the extension .jsonl"),
         (("--max-rows", "5"), "a clean copy is of all"),
     ):
         answer = surefit("audit", path, "--fix", *options)

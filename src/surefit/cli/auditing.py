@@ -174,7 +174,7 @@ def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
     config = subject.context.config
     if max_rows is not None or (config is not None and config.data.limit is not None):
         name = "--max-rows" if max_rows is not None else "data.limit"
-        raise ConfigError(f"{name} takes a part of the rows, and a clean copy is of all", help=f"leave {name} out")
+        raise ConfigError(f"{name} selects some of the rows, but a clean copy covers all", help=f"leave {name} out")
     if subject.rows is None:
         raise subject.context.problems[0]
     clean_path(resolve_source(subject.question.source), fix.out)
@@ -193,7 +193,7 @@ def _fixed(out: Output, rows: Audited, removals: Removals, fix: Fix) -> dict[str
         raise DataError("a clean copy would have no rows", path=rows.source, help="see what the audit found")
     if not fix.dry_run:
         write_clean(rows, removals, path)
-        out.note(f"written: {path}, and what it lacks: {removed_path(path)}")
+        out.note(f"written: {path}, and the removed rows: {removed_path(path)}")
     return {
         "dry_run": fix.dry_run,
         "rows": len(rows),
@@ -349,7 +349,7 @@ def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Obse
     if seen:
         out.table("Seen", ["observation", "rows", "of", "first"], seen)
     else:
-        out.say(f"nothing seen of {plural(len(observations), 'thing')} that were looked for", "green")
+        out.say(f"found none of the {plural(len(observations), 'fault')} looked for", "green")
     out.findings(result["findings"])
     errors, warnings = (sum(f["severity"] == s for f in result["findings"]) for s in ("error", "warning"))
     out.say(

@@ -17,12 +17,14 @@ def audit(
     overrides: Overrides = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the passport here.")] = None,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Look at this many rows, spread evenly.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes at most; default: one per core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of processes; default: one per core.")
+    ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Write a copy without empty, long, leaked, repeated rows.")
+        bool, typer.Option("--fix", help="Write a copy without empty, too long, leaked and duplicate rows.")
     ] = False,
     copy: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where --fix writes the copy.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Of --fix only say what would be left out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix, only say what would be left out.")] = False,
     as_json: Json = False,
 ) -> None:
     """Look at every row: lengths, duplicates, leaks, damage; write the data set's passport."""

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 def prepare(
     config: ConfigFile, overrides: Overrides = None,
-    workers: Annotated[int, typer.Option(min=1, max=1024, help="Processes that make shards.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Number of worker processes.")] = 1,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Only every N-th shard from the I-th: one task of an array job.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete shards of other settings first.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Read all shards; make damaged ones anew.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is to be done, write nothing.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="First delete shards of other settings.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read all shards; rebuild damaged ones.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")] = False,
     engine: Annotated[
         Literal["local", "ray"], typer.Option(help="Processes here, or the cores of a Ray cluster.")
     ] = "local",
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Tokenise into shards in data.prepared, for data larger than memory; killed, the same command goes on."""
+    """Tokenise into shards in data.prepared, for data larger than memory; if killed, run it again to go on."""
 
     def work(out: Output) -> int:
         from surefit.config.load import load_config
         from surefit.stages.sharding import Wishes, prepare_shards
 
         if engine == "ray" and workers > 1:
-            raise ConfigError("--workers is of --engine local", help="Ray uses every core of its cluster")
+            raise ConfigError("--workers goes with --engine local", help="Ray uses every core of its cluster")
         settings = load_config(config, overrides or ()).config
         wishes = Wishes(workers, _group(shard), overwrite, verify, dry_run, engine)
         result = prepare_shards(settings, out, wishes)
@@ -73,4 +73,4 @@ def _say(out: Output, config: Path, result: dict[str, Any], shard: str | None, d
         f"{result['tokens']:,} tokens, {result['held_out']:,} rows held out → {result['directory']}"
     )
     if not result["manifest"]:
-        out.say("the group that ends last writes the manifest")
+        out.say("the last group to finish writes the manifest")

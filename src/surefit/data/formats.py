@@ -165,7 +165,9 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
         if all(column in columns for column in layout.columns):
             return name
     known = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
-    raise DataError(f"columns that fit no format: {_listed(columns)}", field="data.format", help=f"known are {known}")
+    raise DataError(
+        f"columns that fit no format: {_listed(columns)}", field="data.format", help=f"known formats: {known}"
+    )
 
 
 def _require(columns: Sequence[str], needed: Sequence[str], who: str) -> None:
@@ -249,7 +251,7 @@ def _refuse_media(row: Row) -> None:
     """A conversation's images in columns of their own: the text alone would be trained on as if it spoke of nothing."""
     for name in MEDIA:
         if row.get(name):
-            raise DataError(f"the row comes with {name}, and only text is trained on", field=name, help=TEXT_ALONE)
+            raise DataError(f"the row has {name}, but only text is trained on", field=name, help=TEXT_ALONE)
 
 
 def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
@@ -462,7 +464,7 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
     if not held_out:
         enough = (math.floor(min(positions) * 1000) + 1) / 1000
         raise DataError(
-            f"{share:g} of {len(examples)} examples holds none out",
+            f"{share:g} of {len(examples)} examples holds out none",
             field="data.eval",
             help=f"set data.eval to {enough:g} or more, or to a file with rows to be scored on",
         )

@@ -44,8 +44,8 @@ def require_known(ids: Sequence[int], known: int) -> None:
     DataError: a row's tokens are not all among the `known` ones of the tokenizer."""
     if max(ids, default=0) >= known:
         raise DataError(
-            f"token id {max(ids):,} is outside the tokenizer's vocabulary of {known:,}: these rows were made with "
-            "another one",
+            f"token id {max(ids):,} is outside the tokenizer's vocabulary of {known:,}: these rows were made "
+            "with another tokenizer",
             field="input_ids",
             help="tokenise them with this model's tokenizer, or train on their text",
         )
@@ -75,7 +75,7 @@ def _mask(value: Any, field: str, ids: list[int]) -> list[bool]:
     mask = [int(one) if isinstance(one, bool) else one for one in json_list(value, field)]
     _require_length(mask, ids, field)
     if (wrong := next((n for n, one in enumerate(mask) if one not in (0, 1)), None)) is not None:
-        raise DataError(f"0 or 1 is expected, not {mask[wrong]!r}", field=f"{field}[{wrong}]")
+        raise DataError(f"expected 0 or 1, not {mask[wrong]!r}", field=f"{field}[{wrong}]")
     return [one == 1 for one in mask]
 
 
@@ -83,7 +83,7 @@ def _numbers(value: Any, field: str) -> list[int]:
     found = list(json_list(value, field))
     wrong = next((n for n, one in enumerate(found) if not isinstance(one, int) or isinstance(one, bool)), None)
     if wrong is not None:
-        raise DataError(f"a whole number is expected, not {json_kind(found[wrong])}", field=f"{field}[{wrong}]")
+        raise DataError(f"expected an integer, not {json_kind(found[wrong])}", field=f"{field}[{wrong}]")
     return found
 
 

@@ -216,13 +216,15 @@ def _look_at_beginning(file: str, count: int, seen: _Seen, read: Callable[..., I
 def _rows(source: str, sizes: dict[str, int], seen: dict[tuple[str, str], _Seen]) -> Rows:
     placed = [one for kind in seen.values() for one in kind.placed]
     if not placed:
-        raise DataError("no rows where it was looked at", path=source, help="was it written completely?")
+        raise DataError("no rows at the places that were read", path=source, help="was it written completely?")
     total, error = 0.0, 0.0
     for kind, found in seen.items():
         size = sum(size for file, size in sizes.items() if endings(file) == kind)
         rows, off = found.estimate(size)
         total, error = total + rows, error + off
-    known = f"± {error / total:.1%}, by a sample of" if not any(one.first for one in seen.values()) else "by the first"
+    known = (
+        f"± {error / total:.1%}, from a sample of" if not any(one.first for one in seen.values()) else "from the first"
+    )
     said = f"about {round(total):,} rows ({known} {len(placed):,})"
     digest = "part:" + rows_sha256(placed)
     return Rows(source, placed, [*map(Path, sizes)], digest, max(len(placed), round(total)), said)

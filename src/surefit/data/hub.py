@@ -58,7 +58,9 @@ def _hub_errors(source: str, split: str) -> Iterator[None]:
             help_text = "save the data set as Parquet or JSON Lines and name that file"
             raise DataError(f"datasets cannot read it: {reason}", path=source, help=help_text) from None
         if isinstance(error, OSError):
-            raise MachineError(f"{source} cannot be fetched: {reason}", help="check the disk and its rights") from None
+            raise MachineError(
+                f"{source} cannot be fetched: {reason}", help="check the disk and its permissions"
+            ) from None
         if isinstance(error, (SureFitError, MemoryError)):
             raise
         help_text = "save the data set as Parquet or JSON Lines and name that file"

@@ -17,7 +17,7 @@ ROLES = ("system", "user", "assistant", "tool")
 THOUGHTS = ("thinking", "reasoning")
 """`type` of an assistant's parts that hold reasoning: Mistral's and Anthropic's, and LLaMA-Factory's."""
 _TEXTS = ("text",)
-TEXT_ALONE = "take rows of text alone: images, sound and video are not trained on"
+TEXT_ALONE = "use rows with text only: images, audio and video are not trained on"
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -235,7 +235,7 @@ def _sharegpt_turn(turn: Any, field: str) -> Message:
         raise DataError("the turn does not say who it is from", field=f"{field}.from", help=help_text)
     if speaker not in SHAREGPT_ROLES:
         hint = did_you_mean(str(speaker), SHAREGPT_ROLES)
-        help_text = f"known are {', '.join(SHAREGPT_ROLES)}"
+        help_text = f"known speakers: {', '.join(SHAREGPT_ROLES)}"
         raise DataError(f"unknown speaker {speaker!r}{hint}", field=f"{field}.from", help=help_text)
     value = text(turn.get("value"), f"{field}.value")
     if speaker == "function_call":

@@ -160,7 +160,7 @@ class _Unpacked(io.RawIOBase):
         except Exception as error:
             cut = "runcated" in str(error)
             raise DataError(
-                f"damaged: it {'ends in the middle of' if cut else 'cannot be unpacked after'} the first "
+                f"damaged: it {'ends in the middle of' if cut else 'cannot be decompressed after'} the first "
                 f"{self.packed.position:,} bytes of compressed data ({reason_of(error)})",
                 path=shown(self.packed.name),
                 help="was it downloaded completely? test it with gzip -t or zstd -t, and fetch it again",
@@ -199,8 +199,8 @@ def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
         return DataError(f"no such file{' (404)' if scheme in _WEB else ''}", path=path, help="check the address")
     if isinstance(error, PermissionError) or status in (401, 403):
         said = f" ({status})" if status else ""
-        help_text = "check the credentials that this machine has for it, and that they may read it"
-        return DataError(f"access is refused{said}", path=path, help=help_text)
+        help_text = "check this machine's credentials for it, and that they allow reading it"
+        return DataError(f"access denied{said}", path=path, help=help_text)
     if isinstance(error, ImportError):
         package = _PACKAGES.get(scheme, "")
         help_text = f"pip install {package}" if package else env.first_line(error)

@@ -20,7 +20,7 @@ from surefit.task import TaskRecipe
 
 DECIDING = ("train", "mix", "format", "split", "max_length", "too_long", "bad_rows", "thinking")
 """Keys of `data` on which the tokens depend."""
-ANEW = "put it back; or `surefit prepare CONFIG --overwrite` makes them anew, or name another directory"
+ANEW = "put it back, rebuild them with `surefit prepare CONFIG --overwrite`, or name another directory"
 PROGRAM = "SureFit's own format"
 """The key of what no setting says."""
 
@@ -109,7 +109,7 @@ def refuse_limit(config: Config) -> None:
     ConfigError: `data.limit` is set, and which rows those are only the number of all rows would say."""
     if config.data.limit is not None:
         raise ConfigError(
-            "data.limit takes rows evenly from all of them, which prepared data does not do",
+            "data.limit takes rows spread evenly over all of them, which prepared data cannot do",
             field="data.limit",
             help="leave data.prepared out for a first try; train.max_steps ends a run early",
         )

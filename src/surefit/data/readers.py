@@ -35,12 +35,12 @@ HEAD = 64 * KIB
 """Of a file, by which its kind is told."""
 
 _SIGNATURES = {
-    b"\x1f\x8b": ("compressed with gzip", "give it the ending .gz: it is unpacked while it is read"),
-    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "give it the ending .zst: it is unpacked while it is read"),
+    b"\x1f\x8b": ("compressed with gzip", "give it the extension .gz: it is decompressed while it is read"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "give it the extension .zst: it is decompressed while it is read"),
     b"BZh": ("compressed with bzip2", "unpack it first: bunzip2 -k FILE"),
     b"\xfd7zXZ": ("compressed with xz", "unpack it first: unxz -k FILE"),
     b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "unpack it, or export it as CSV"),
-    b"PAR1": ("a Parquet file", "give it the ending .parquet"),
+    b"PAR1": ("a Parquet file", "give it the extension .parquet"),
     b"\xff\xfe": ("UTF-16 text", "save it as UTF-8"),
     b"\xfe\xff": ("UTF-16 text", "save it as UTF-8"),
 }
@@ -96,7 +96,7 @@ def require_size(size: int, place: object, line: int | None = None) -> None:
             f"a row of more than {bytes_text(ROW_BYTES)}",
             path=str(place),
             line=line,
-            help="cut the text into several rows, or take the row out: it has more tokens than any model reads",
+            help="split the text into several rows, or remove the row: it has more tokens than any model reads",
         )
 
 
@@ -121,7 +121,7 @@ def _line_row(text: str, path: str, line: int) -> dict[str, Any]:
     return row
 
 
-_ARRAY_HELP = "a file that is one JSON array needs the ending .json"
+_ARRAY_HELP = "a file that is one JSON array needs the extension .json"
 
 
 def read_json(file: BufferedReader, name: str) -> Iterator[Placed]:
@@ -205,11 +205,11 @@ def _undecodable(error: Exception, path: str, line: int | None) -> DataError:
         message = "half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
         return DataError(message, path=path, line=line, help="remove it: the text was cut inside a character")
     if "digits" in str(error):
-        return DataError("an integer with thousands of digits", path=path, line=line, help="write it as a text")
+        return DataError("an integer with thousands of digits", path=path, line=line, help="write it as a string")
     return DataError(str(error), path=path, line=line)
 
 
-_FLATTER = "store what is nested so deeply as JSON text"
+_FLATTER = "store the deeply nested part as a string of JSON"
 
 
 def read_csv(file: BufferedReader, name: str) -> Iterator[Placed]:
@@ -244,7 +244,7 @@ def _csv_cells(reader: Any, name: str, line: int) -> list[str] | None:
             f"not valid CSV: {error}",
             path=name,
             line=line,
-            help='a value with commas, quotes or line breaks stands in quotes, and a quote inside it is doubled: ""',
+            help='put a value with commas, quotes or line breaks in quotes, and double a quote inside it: ""',
         ) from None
     finally:
         csv.field_size_limit(limit)
@@ -296,14 +296,14 @@ def room() -> int:
     return min(limits)
 
 
-TOO_MANY = "make tokens of them without holding them: surefit prepare; or take fewer rows, or more memory"
+TOO_MANY = "tokenise them with surefit prepare, which does not hold all of them, or use fewer rows or more memory"
 
 
 def refuse_over_room(needed: int, place: str, rows: int) -> None:
     """Refuse rows that take more memory than there is."""
     if needed > (limit := room()):
         raise DataError(
-            f"its {rows:,} rows take at least {bytes_text(needed)} of memory once they are unpacked, and there is room "
+            f"its {rows:,} rows take at least {bytes_text(needed)} of memory once decoded, and there is room "
             f"for {bytes_text(limit)}",
             path=place,
             help=TOO_MANY,
@@ -316,7 +316,7 @@ def _whole(file: BufferedReader, name: str) -> bytes:
     data = file.read(limit + 1)
     if len(data) > limit:
         raise DataError(
-            f"more than {bytes_text(limit)}, and a JSON array or PENMAN is read whole: there is no room",
+            f"more than {bytes_text(limit)}, and a JSON array or PENMAN file is read whole: not enough memory",
             path=name,
             help="write it as JSON Lines, which are read one by one: jq -c '.[]' FILE.json > FILE.jsonl",
         )
@@ -436,7 +436,7 @@ def _refuse_other_kinds(file: ByteLines, name: str) -> None:
             raise DataError(f"this is {what}, not {ending} text", path=name, help=help_text)
     if b"\0" in head:
         raise DataError(
-            f"this is binary data, not {ending} text", path=name, help="give the file the ending of what it is"
+            f"this is binary data, not {ending} text", path=name, help="give the file the extension of its real format"
         )
 
 

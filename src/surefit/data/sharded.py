@@ -27,7 +27,7 @@ from surefit.data.shards import DTYPES, shard_path
 MANIFEST = "manifest.json"
 OPEN = 128
 """Shards that are mapped at once: three files each, and 1,024 open files are what Linux usually allows."""
-MEND = "make it with `surefit prepare CONFIG`, which keeps the shards that are complete"
+MEND = "make it with `surefit prepare CONFIG`, which keeps complete shards"
 
 
 @dataclass(frozen=True)

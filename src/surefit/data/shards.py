@@ -161,7 +161,7 @@ def write_shard(task: ShardTask, making: Making, directory: Path) -> dict[str, A
     except MachineError as error:
         if not is_full(error):
             raise
-        help_text = "free some space and give the same command again: the shards that are complete stay"
+        help_text = "free some space and run the same command again: complete shards are kept"
         raise MachineError(error.message, path=path, help=help_text) from error.__cause__
     return meta
 

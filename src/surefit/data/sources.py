@@ -87,7 +87,7 @@ def _missing(text: str, path: Path) -> DataError:
     hub = "a data set on the hub is written owner/name"
     if not text.strip():
         return DataError("no data is named", help=f"name a file ({KINDS}) or a directory; {hub}")
-    help_text = f"paths start at the directory you run in; {hub}"
+    help_text = f"relative paths start at the current directory; {hub}"
     if not os.path.isdir(path.parent):
         return DataError(f"no such file: there is no directory {path.parent}", path=path, help=help_text)
     siblings = [str(entry) for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
@@ -156,7 +156,7 @@ def data_files(directory: Path, split: str = "train") -> list[Path]:
     files = [directory / name for name in names if _is_data(name)]
     if not files:
         found = f"; it has {', '.join(names[:5])}" if names else ""
-        help_text = f"data files are {KINDS}; those of subdirectories are named by {directory}/**/*.jsonl"
+        help_text = f"data files are {KINDS}; for those in subdirectories write {directory}/**/*.jsonl"
         raise DataError(f"no data file in this directory{found}", path=directory, help=help_text)
     _refuse_mixed_splits(directory, [file.name for file in files])
     return files
@@ -166,7 +166,7 @@ def _saved_split(directory: Path, split: str) -> Path:
     splits = _saved(directory / "dataset_dict.json", "splits")
     if split not in splits:
         raise DataError(
-            f"this DatasetDict has no split {split!r}, but {', '.join(map(str, splits))}",
+            f"this DatasetDict has no split {split!r}; it has {', '.join(map(str, splits))}",
             path=directory,
             field="data.split",
             help=f"set data.split, or name one of its directories: {directory}/SPLIT",
@@ -179,9 +179,9 @@ def _saved_files(directory: Path) -> list[Path]:
     files = [directory / PurePath(name).name for name in names if isinstance(name, str)]
     missing = [file.name for file in files if not file.is_file()]
     if not files or missing:
-        problem = f"misses {', '.join(missing[:3])}" if missing else "names no file of rows"
+        problem = f"lacks {', '.join(missing[:3])}" if missing else "lists no data files"
         help_text = "write it again with Dataset.save_to_disk"
-        raise DataError(f"this directory of Dataset.save_to_disk {problem}", path=directory, help=help_text)
+        raise DataError(f"this directory from Dataset.save_to_disk {problem}", path=directory, help=help_text)
     return files
 
 

@@ -253,7 +253,9 @@ def spooled() -> Iterator[Spool]:
             if not is_full(error):
                 raise
             help_text = "free some space, or point TMPDIR at another disk"
-            raise MachineError("no room for what is compared between rows", path=directory, help=help_text) from error
+            raise MachineError(
+                "no room for the temporary files that compare rows", path=directory, help=help_text
+            ) from error
         finally:
             spool.close()
 

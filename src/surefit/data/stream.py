@@ -125,10 +125,14 @@ def place_of(file: str) -> str:
 def _cut(file: str, range_bytes: int) -> list[Range]:
     ending, packed = endings(file)
     if ending not in ENDINGS:
-        said = f"the ending {ending!r}" if ending else "no ending"
+        said = f"the extension {ending!r}" if ending else "no extension"
         raise DataError(f"a data file with {said} cannot be read", path=file, help=f"{KINDS} can")
     if ending in COLUMNAR and packed:
-        raise DataError("Parquet and Arrow are compressed inside", path=shown(file), help="unpack the file")
+        raise DataError(
+            "Parquet and Arrow files are compressed internally, and this one is once more",
+            path=shown(file),
+            help="decompress the file",
+        )
     if not is_url(file) and os.path.getsize(file) == 0:
         raise DataError("the file is empty", path=file, help="was it written completely?")
     if ending == ".parquet":
@@ -204,7 +208,7 @@ def unchanged(files: Sequence[str]) -> Iterator[None]:
     yield
     for file, was in zip(files, before, strict=True):
         if _state(file) != was:
-            help_text = "give the same command again once it is complete"
+            help_text = "run the same command again once it is complete"
             raise DataError("the file changed while it was being read", path=place_of(file), help=help_text)
 
 

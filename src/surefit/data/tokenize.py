@@ -98,7 +98,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
     """The first turns of each example as the chat template writes them, in the order asked for."""
     if not tokenizer.chat_template:
         raise ModelError(
-            "the tokenizer has no chat template, so conversations cannot be written for this model",
+            "the tokenizer has no chat template, so conversations cannot be rendered for this model",
             path=tokenizer.name_or_path or None,
             help="choose the instruct version of the model, set model.chat_template: plain, or train on plain text "
             "(data.format: text)",
@@ -125,7 +125,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
             raise DataError(
                 f"the model's chat template refuses this conversation: {error}",
                 field="messages",
-                help="change the order or the roles of the messages to what the model was made for",
+                help="change the order or the roles of the messages to what the template accepts",
             ) from error
         for number, text in zip(numbers, rendered, strict=True):
             assert isinstance(text, str)

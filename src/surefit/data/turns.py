@@ -123,14 +123,14 @@ def _not_answering(turn: int, message: Message, prompt: str, upto: str) -> DataE
         help_text = "set data.thinking: drop, or the switch with which the template asks for reasoning"
     elif thought and not thought["closed"]:
         help_text = (
-            "this template asks for reasoning: give the rows some (reasoning_content), or set the switch with which it "
-            "asks for none (model.chat_template_kwargs)"
+            "this template asks for reasoning: add some to the rows (reasoning_content), or set the switch with which "
+            "it asks for none (model.chat_template_kwargs)"
         )
     else:
-        help_text = 'set "weight": 0 on this turn, or choose a chat template whose answers follow what asks for them'
+        help_text = 'set "weight": 0 on this turn, or choose a chat template whose answers follow its generation prompt'
     return DataError(
         f"the model's chat template asks for the answer of turn {turn} (assistant) with {prompt[agreed:][-40:]!r}, but "
-        "writes it without; training on this turn would teach what the model never has to write",
+        "writes the answer without it; training on this turn would teach text that the model never has to write",
         field=f"messages[{turn}]",
         help=help_text,
     )

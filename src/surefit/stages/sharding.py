@@ -120,7 +120,7 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
         mine = _of_group(plan.tasks, wishes.group)
         todo = [task for task in mine if not _usable(directory, task, plan.fingerprint, wishes.verify, watcher)]
         if len(mine) > len(todo):
-            watcher.note(f"{len(mine) - len(todo):,} of {len(mine):,} shards are there already")
+            watcher.note(f"{len(mine) - len(todo):,} of {len(mine):,} shards are complete already")
         if todo:
             (directory / MANIFEST).unlink(missing_ok=True)
         _make(todo, [Job(config, task, directory, plan.fingerprint) for task in todo], watcher, wishes)
@@ -136,7 +136,7 @@ def prepared_directory(config: Config) -> Path:
         ConfigError: it is not set, or cannot be combined with another setting.
     """
     if config.data.prepared is None:
-        raise ConfigError("is not set", field="data.prepared", help="name the directory that the shards belong in")
+        raise ConfigError("is not set", field="data.prepared", help="name the directory for the shards")
     refuse_limit(config)
     return Path(config.data.prepared)
 
@@ -207,9 +207,9 @@ def _files(source: str, split: str) -> list[dict[str, Any]]:
     for file in files_of(resolve_source(source), split):
         if shown(file) != file:
             raise DataError(
-                "the address holds what looks like a signature or a password, and shards name their source",
+                "the URL holds what looks like a signature or a password, and shards record their source",
                 path=shown(file),
-                help="give the credentials in the environment, or download the file",
+                help="put the credentials in the environment, or download the file",
             )
         if is_url(file):
             system, path = filesystem(file)
@@ -234,7 +234,7 @@ def _read_plan(directory: Path) -> Plan | None:
         ]
         return Plan(**{**values, "tasks": tasks})
     except (DataError, TypeError, KeyError):
-        help_text = "delete it; shards that are complete stay"
+        help_text = "delete it; complete shards are kept"
         raise DataError("not a plan of shards", path=directory / PLAN, help=help_text) from None
 
 
@@ -267,7 +267,7 @@ def _usable(directory: Path, task: ShardTask, made: str, verify: bool, watcher: 
     path = shard_path(directory, task.number)
     name = damaged(path, meta)
     if name is not None:
-        watcher.note(f"{path / name} is damaged: the shard is made anew")
+        watcher.note(f"{path / name} is damaged: the shard is rebuilt")
     return name is None
 
 
@@ -296,7 +296,7 @@ def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
             for future in as_completed(waiting):
                 yield future.result()
         except BrokenProcessPool:
-            help_text = "give the same command again, with fewer --workers if memory ran out: complete shards stay"
+            help_text = "run the same command again, with fewer --workers if memory ran out: complete shards are kept"
             raise MachineError("a worker was killed", help=help_text) from None
         finally:
             executor.shutdown(cancel_futures=True)
@@ -371,9 +371,9 @@ def _finish(plan: Plan, directory: Path, config: Config) -> None:
     metas = [meta for task in plan.tasks if (meta := complete(directory, task, plan.fingerprint)) is not None]
     if len(metas) < len(plan.tasks):
         raise DataError(
-            f"{len(plan.tasks) - len(metas):,} of {len(plan.tasks):,} shards have gone while others were made",
+            f"{len(plan.tasks) - len(metas):,} of {len(plan.tasks):,} shards disappeared while others were made",
             path=directory,
-            help="give the same command again",
+            help="run the same command again",
         )
     shards = [_entry(task, meta) for task, meta in zip(plan.tasks, metas, strict=True)]
     stats = _total(plan.tasks, metas)
@@ -450,9 +450,9 @@ def _require_rows(stats: Stats, held_out: int, config: Config) -> None:
         )
     if isinstance(config.data.eval, float) and not held_out:
         raise DataError(
-            f"{config.data.eval:g} of {stats.rows:,} rows holds none out",
+            f"{config.data.eval:g} of {stats.rows:,} rows holds out none",
             field="data.eval",
-            help="set data.eval to more, or to a file with rows to be scored on",
+            help="raise data.eval, or set it to a file with rows to score on",
         )
 
 

@@ -71,7 +71,7 @@ def test_what_cannot_be_entered_in_the_middle_shows_its_beginning(write, rows, t
     packed = looked(write("a.jsonl.gz", gzip.compress(lines(rows[:5_000] * 6))))
     assert [row["n"] for row in packed] == list(range(1_024))
     assert packed.total == pytest.approx(30_000, rel=0.15)
-    assert packed.estimated.endswith("rows (by the first 1,024)"), "of its error nothing is known"
+    assert packed.estimated.endswith("rows (from the first 1,024)"), "of its error nothing is known"
     cells = looked(write("b.csv", b"n,text\n" + b'7,"two\nlines"\n' * COUNT))
     assert cells.total == pytest.approx(COUNT, rel=0.02)
     assert cells[3] == {"n": "7", "text": "two\nlines"}

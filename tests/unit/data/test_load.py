@@ -41,7 +41,7 @@ def test_a_missing_file_is_not_taken_for_a_hub_id(write, tmp_path, monkeypatch):
         assert error.path == text
     assert "did you mean 'data/train.jsonl'" in refused("data/trian.jsonl").message
     assert "there is no directory nowhere" in refused("nowhere/x.jsonl").message
-    assert "paths start at the directory you run in" in refused("nowhere/x.jsonl").help
+    assert "relative paths start at the current directory" in refused("nowhere/x.jsonl").help
     assert "no data is named" in refused("  ").message
     assert "no such" in refused("x\0y").message
 
@@ -80,7 +80,7 @@ def test_directories_that_cannot_be_meant(write, tmp_path):
 
 def test_unknown_endings_and_special_files(write, tmp_path):
     assert "'.xlsx'" in refused(write("a.xlsx", "x")).message
-    assert "no ending" in refused(write("a", "x")).message
+    assert "no extension" in refused(write("a", "x")).message
     os.mkfifo(tmp_path / "pipe.jsonl")
     assert "not a regular file" in refused(tmp_path / "pipe.jsonl").message
 

@@ -160,8 +160,8 @@ def test_an_array_row_is_named_by_its_number(write):
 
 
 def test_a_json_array_with_the_wrong_ending_is_told_the_right_one(write):
-    assert "ending .json" in refused(write("a.jsonl", json.dumps(ROWS))).help
-    assert "ending .json" in refused(write("b.jsonl", json.dumps(ROWS, indent=2))).help
+    assert "extension .json" in refused(write("a.jsonl", json.dumps(ROWS))).help
+    assert "extension .json" in refused(write("b.jsonl", json.dumps(ROWS, indent=2))).help
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_one_text_said_again_and_again_is_counted_before_it_is_unpacked(tmp_path
     monkeypatch.setattr(columnar, "characters", lambda row: pytest.fail("a row was unpacked"))
     error = refused(path)
     assert error.path == str(path)
-    assert "its 1,000,000 rows take at least 391.0 MiB of memory once they are unpacked" in error.message
+    assert "its 1,000,000 rows take at least 391.0 MiB of memory once decoded" in error.message
     assert "room for 381.5 MiB" in error.message
     monkeypatch.undo()
     parquet.write_table(dictionary("x" * 100, 1_000), path)

@@ -68,7 +68,7 @@ def test_texts_are_split_by_their_text():
 
 def test_too_few_rows_name_a_share_that_works():
     examples = as_examples(*rows(12))
-    with pytest.raises(DataError, match="of 12 examples holds none out") as caught:
+    with pytest.raises(DataError, match="of 12 examples holds out none") as caught:
         split_eval(examples, 0.001, 0)
     share = float(caught.value.help.split()[3])
     assert len(split_eval(examples, share, 0)[1]) >= 1

@@ -59,7 +59,7 @@ def test_gzip_damaged_in_the_middle_says_how_far_it_came(write):
     data[middle : middle + 40] = b"\xff" * 40
     error = refused(path := write("a.jsonl.gz", bytes(data)))
     assert error.path == str(path)
-    assert "damaged: it cannot be unpacked after the first" in error.message
+    assert "damaged: it cannot be decompressed after the first" in error.message
     assert "bytes of compressed data" in error.message
     assert "gzip -t" in error.help
 
@@ -73,10 +73,10 @@ def test_a_truncated_file_gives_no_shorter_data_set(write, ending, pack):
 
 
 def test_a_plain_file_named_gz_and_an_empty_one(write):
-    assert "cannot be unpacked" in refused(write("a.jsonl.gz", LINES)).message
+    assert "cannot be decompressed" in refused(write("a.jsonl.gz", LINES)).message
     assert "the file is empty" in refused(write("b.jsonl.gz", b"")).message
     assert "no rows" in refused(write("c.jsonl.gz", gzip.compress(b""))).message
-    assert "compressed inside" in refused(write("d.parquet.gz", gzip.compress(b"PAR1"))).message
+    assert "compressed internally" in refused(write("d.parquet.gz", gzip.compress(b"PAR1"))).message
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_a_saved_data_set_of_splits(tmp_path):
     with pytest.raises(DataError, match="no split 'dev', but train, test"):
         load_rows(str(tmp_path / "saved"), split="dev")
     (tmp_path / "saved" / "train" / "data-00000-of-00001.arrow").unlink()
-    assert "misses data-00000-of-00001.arrow" in refused(tmp_path / "saved").message
+    assert "lacks data-00000-of-00001.arrow" in refused(tmp_path / "saved").message
 
 
 def test_a_damaged_arrow_file(tmp_path):
@@ -276,8 +276,8 @@ def test_files_on_a_web_server(write, web, tmp_path):
     ("name", "kind", "said"),
     [
         ("404", DataError, "no such file (404)"),
-        ("403", DataError, "access is refused (403)"),
-        ("401", DataError, "access is refused (401)"),
+        ("403", DataError, "access denied (403)"),
+        ("401", DataError, "access denied (401)"),
         ("500", MachineError, "500"),
     ],
 )

@@ -173,7 +173,7 @@ def test_a_generation_prompt_that_the_answer_lacks_is_refused(make_tokenizer):
     with pytest.raises(DataError, match=r"asks for the answer of turn 1 \(assistant\) with '<think>\\n'") as caught:
         tokenize_example(chat("a", "b"), make_tokenizer(FORCED_THINKING))
     assert caught.value.field == "messages[1]"
-    assert "give the rows some" in caught.value.help
+    assert "add some to the rows" in caught.value.help
 
 
 def test_a_template_that_refuses_the_conversation(make_tokenizer):

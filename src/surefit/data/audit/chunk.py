@@ -207,7 +207,7 @@ class Looker:
         if limit is not None and total > limit:
             tally.add("over_max_length", index, f"{total:,} tokens, {total - limit:,} over max_length {limit:,}")
         if self.tokenizer is not None and learnt == 0:
-            tally.add("no_supervised_token", index, f"none of {total:,} tokens is learnt")
+            tally.add("no_supervised_token", index, f"none of {total:,} tokens are learnt")
         elif self.tokenizer is not None and learnt == 1:
             tally.add("few_supervised_tokens", index, f"1 of {total:,} tokens is learnt")
 
@@ -269,7 +269,7 @@ class Looker:
 
 
 def _round_trip(index: int, example: Example, tokenizer: PreTrainedTokenizerBase, tally: Tally) -> None:
-    """Compare what is rendered with what its tokens decode to, and where the loss sets in."""
+    """Compare what is rendered with what its tokens decode to, and where the loss starts."""
     shown = zip(tokenize.conversation_segments(example, tokenizer), segments(example, tokenizer), strict=True)
     for rendered, decoded in shown:
         whole, back = "".join(text for text, _ in rendered), "".join(text for text, _ in decoded)
@@ -279,7 +279,7 @@ def _round_trip(index: int, example: Example, tokenizer: PreTrainedTokenizerBase
             tally.add("template_round_trip", index, f"{whole[at : at + 24]!r} is read back as {back[at : at + 24]!r}")
             return
         if (found := _learnt_from(decoded)) < (due := _learnt_from(rendered)) - (len(whole) - len(back)):
-            tally.add("mask_inside_prompt", index, f"the loss sets in {due - found} characters before the answer")
+            tally.add("mask_inside_prompt", index, f"the loss starts {due - found} characters before the answer")
             return
 
 

@@ -92,11 +92,11 @@ def clean_path(source: Source, out: Path | None) -> Path:
         name = name.removesuffix(Path(name).suffix) if source.kind != "directory" else name
         out = (Path() if source.kind == "sample" else source.path.parent) / f"{name}.clean.jsonl"
     if out is None:
-        raise DataError("no place for the copy can be told", path=source.name, help="name one: --out FILE.jsonl")
+        raise DataError("the copy has no default place", path=source.name, help="name one: --out FILE.jsonl")
     if out.suffix != ".jsonl":
-        raise DataError("the copy is written as JSON Lines", path=out, help="give it the ending .jsonl")
+        raise DataError("the copy is written as JSON Lines", path=out, help="give it the extension .jsonl")
     if source.kind == "directory" and source.path is not None and out.resolve().parent == source.path.resolve():
-        raise DataError("the copy would be read as a part of its own source", path=out, help="name another directory")
+        raise DataError("the copy would be read as part of its own source", path=out, help="name another directory")
     return out
 
 

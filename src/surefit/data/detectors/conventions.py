@@ -90,7 +90,7 @@ def graph_problem(tokens: list[str]) -> str:
         elif token == ")":
             depth -= 1
             if depth < 0:
-                return "a closing parenthesis too many"
+                return "one closing parenthesis too many"
             if depth == 0 and following:
                 return f"text after the graph: {shortened(following, 20)}"
         elif token == '"':

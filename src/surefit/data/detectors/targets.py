@@ -33,7 +33,7 @@ class EmptyWords:
         """The whole answer must be the placeholder."""
         text = answer_text(row)
         if 0 < len(text) < 24 and _PLACEHOLDER.fullmatch(text):
-            yield Sighting("placeholder", index, f"the answer is the text {text.strip()!r}")
+            yield Sighting("placeholder", index, f"the answer is the string {text.strip()!r}")
 
 
 class LongSummaries:
@@ -116,7 +116,7 @@ class ListsOfOne:
         """A list of several texts is a list of references, and none of this detector's business."""
         column, value = answer(row)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-            yield Sighting("list_of_one", index, f"{column} is a list of one text: [{shortened(value[0], 40)!r}]")
+            yield Sighting("list_of_one", index, f"{column} is a list of one string: [{shortened(value[0], 40)!r}]")
 
 
 DETECTORS = (EmptyWords(), LongSummaries(), PythonValues(), ListsOfOne())

@@ -139,7 +139,7 @@ def _judged(survey: _Survey, path: Path) -> Iterator[tuple[str, Observation]]:
     by_counts = (v for v in VINTAGES if v.ratings == rows and users in (0, v.users))
     vintage = next(by_counts, None) or _by_first_row(survey.first)
     counts = f"{rows:,} ratings" + (f" of {users:,} users" if users else "")
-    title = vintage.title if vintage else "no release that is known"
+    title = vintage.title if vintage else "no known release"
     yield "movielens", Observation(rows, rows, (), f"{path.name}: {counts}: {title}")
     if survey.corrupt:
         yield "movielens_corrupt_rows", Observation(len(survey.corrupt), rows, tuple(survey.corrupt[:3]))
@@ -191,7 +191,7 @@ class Benchmarks:
             return {}
         if not found:
             return {}
-        what = f"{path.name} holds {len(found)} of {len(GSM8K_TEST)} questions known to be of GSM8K's test set"
+        what = f"{path.name} holds {len(found)} of {len(GSM8K_TEST)} questions known to be from GSM8K's test set"
         seen = Observation(len(found), looked, tuple(found[:3]), what)
         rightly_named = "gsm" in path.stem.lower() or "gsm" in path.absolute().parent.name.lower()
         return {"gsm8k_test": seen} if rightly_named else {"gsm8k_test": seen, "mislabelled_benchmark": seen}
