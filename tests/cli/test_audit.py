@@ -155,7 +155,7 @@ def test_fix_never_replaces_its_source_and_takes_no_part(surefit: Surefit, tmp_p
     for options, said in (
         (("--out", path), "would replace its own source"),
         (("--out", tmp_path / "rows.csv"), "give it the extension .jsonl"),
-        (("--max-rows", "5"), "a clean copy is of all"),
+        (("--max-rows", "5"), "a clean copy covers all"),
     ):
         answer = surefit("audit", path, "--fix", *options)
         assert answer.code == 2

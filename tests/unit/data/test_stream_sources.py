@@ -180,7 +180,7 @@ def test_a_saved_data_set_of_splits(tmp_path):
     DatasetDict(splits).save_to_disk(tmp_path / "saved")
     assert rows_of(tmp_path / "saved") == [{"text": "train"}]
     assert list(load_rows(str(tmp_path / "saved"), split="test")) == [{"text": "test"}]
-    with pytest.raises(DataError, match="no split 'dev', but train, test"):
+    with pytest.raises(DataError, match="no split 'dev'; it has train, test"):
         load_rows(str(tmp_path / "saved"), split="dev")
     (tmp_path / "saved" / "train" / "data-00000-of-00001.arrow").unlink()
     assert "lacks data-00000-of-00001.arrow" in refused(tmp_path / "saved").message
