@@ -349,7 +349,7 @@ def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Obse
     if seen:
         out.table("Seen", ["observation", "rows", "of", "first"], seen)
     else:
-        out.say(f"found none of the {plural(len(observations), 'fault')} looked for", "green")
+        out.say(f"found none of the {plural(len(observations), 'thing')} looked for", "green")
     out.findings(result["findings"])
     errors, warnings = (sum(f["severity"] == s for f in result["findings"]) for s in ("error", "warning"))
     out.say(
