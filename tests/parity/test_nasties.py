@@ -196,7 +196,7 @@ def test_cuad_cells_hold_python_lists(codes: Any) -> None:
 def test_minilongbench_gold_is_a_list_of_one_text(codes: Any) -> None:
     prediction = ast.literal_eval(raw("legal_summarization", 4, "MiniLongBench"))
     assert prediction.startswith("\n\n")
-    assert "lists of one text" in codes([{"origin_prompt": "Summarise: …", "gold": [prediction.strip()]}])["AUD027"]
+    assert "lists of one string" in codes([{"origin_prompt": "Summarise: …", "gold": [prediction.strip()]}])["AUD027"]
 
 
 def test_minilongbench_blank_lines_before_an_answer_harmless_as_they_are_kept_to_the_character(tmp_path: Path) -> None:

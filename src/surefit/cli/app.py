@@ -281,7 +281,7 @@ def predict(
     data: Annotated[str | None, typer.Argument(metavar="DATA", help="Rows to answer, laid out as trained.")] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this one user message instead.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write JSONL here; killed, the same command goes on.")
+        Path | None, typer.Option("--output", "-o", help="Write JSONL here; if killed, run it again to go on.")
     ] = None,
     variant: Annotated[
         str | None, typer.Option(help="base, adapter, merged, model or served; default: the best.")

@@ -135,7 +135,7 @@ def _existing(named: str, key: str, said: Said | None, loaded: Loaded) -> Path:
     path = Path(named).expanduser()
     if not path.exists():
         where = f", named in {said.place}" if said else ""
-        start = "its paths start at the folder it is in" if said else "paths start at the directory you run in"
+        start = "relative paths in it start at its folder" if said else "relative paths start at the current directory"
         raise ConfigError(
             f"no such file: {named}{where}", path=loaded.path, line=loaded.lines.get(key), field=key, help=start
         )

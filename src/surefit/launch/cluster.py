@@ -55,7 +55,7 @@ def on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[R
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from None
             except ray.exceptions.RayError as error:
-                help_text = "give the same command again: what is complete stays"
+                help_text = "run the same command again: complete shards are kept"
                 raise MachineError(f"a task was lost: {env.first_line(error)}", help=help_text) from None
             waiting += [submit(job) for job in islice(left, 1)]
 

@@ -235,10 +235,10 @@ def python_instead_of_json(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD027", "answers-in-lists", severity="warning")
 def answers_in_lists(audit: AuditFacts) -> Iterator[Finding]:
-    """The answers are lists of one text each.
+    """The answers are lists of one string each.
 
     ## What it does
-    Counts answers that are a list with a single text, and fires where they are half of all.
+    Counts answers that are a list with a single string, and fires where they are half of all.
 
     ## Why it is bad
     Turned into text, the answer gains brackets and quotation marks, `['…']`: they are trained on, and every score
@@ -248,13 +248,17 @@ def answers_in_lists(audit: AuditFacts) -> Iterator[Finding]:
     `{"gold": ["The report finds …"]}`.
 
     ## Fix
-    Take the text out of the list.
+    Take the string out of the list.
 
     ## Evidence
-    The GovReport references of a public long-context benchmark are lists of one text.
+    The GovReport references of a public long-context benchmark are lists of one string.
     """
     yield from rows_found(
-        audit, "list_of_one", 0.5, "the answers of {rows} are lists of one text{first}", "take the text out of the list"
+        audit,
+        "list_of_one",
+        0.5,
+        "the answers of {rows} are lists of one string{first}",
+        "take the string out of the list",
     )
 
 
