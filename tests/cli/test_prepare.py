@@ -241,6 +241,44 @@ def test_check_names_rows_of_other_tokens(surefit: Surefit, config: Path) -> Non
     )
 
 
+def typed_tokens(bad: str | None = None, bad_rows: int = 1) -> Path:
+    """A config whose rows are tokens, wherever it names some; in the file `bad` a few are another tokenizer's."""
+    for n, name in enumerate(("train", "more", "held")):
+        rows = [{"input_ids": [100 * n + row, 2, 3], "labels": [-100, 2, 3]} for row in range(20)]
+        for row in rows[1 : 1 + bad_rows] if name == bad else ():
+            row["input_ids"][0] = 70000
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("tokens.yaml").write_text("""\
+recipe: sft
+model: {name_or_path: surefit/nano}
+data: {train: train.jsonl, mix: {more.jsonl: 1}, eval: held.jsonl, format: tokens, max_length: 64}
+train: {max_steps: 2, global_batch_size: 4}
+hardware: {gpu: cpu}
+output_dir: out
+""")
+    return Path("tokens.yaml")
+
+
+@pytest.mark.parametrize(
+    ("file", "key"), [("train", "data.train"), ("more", "data.mix.more.jsonl"), ("held", "data.eval")]
+)
+def test_check_names_rows_of_other_tokens_wherever_they_are(file: str, key: str, surefit: Surefit) -> None:
+    answer = surefit("check", typed_tokens(bad=file), "--json")
+    assert answer.code == EXIT_FINDINGS
+    (found,) = [each for each in answer.json["findings"] if each["severity"] == "error"]
+    assert [found[name] for name in ("code", "path", "line", "field")] == ["DAT001", f"{file}.jsonl", 2, "input_ids"]
+    assert "token id 70,000 is outside the tokenizer's vocabulary of 1,536" in found["message"]
+    assert "tokenise them with this model's tokenizer" in found["help"]
+    several = surefit("check", typed_tokens(bad=file, bad_rows=7), "--json").json["findings"]
+    (head,) = [each for each in several if "7 of 20 rows cannot be used" in each["message"]]
+    assert (head["path"], head["field"]) == (f"{file}.jsonl", key)
+
+
+def test_check_has_nothing_against_tokens_of_the_model(surefit: Surefit) -> None:
+    answer = surefit("check", typed_tokens(), "--json")
+    assert [each for each in answer.json["findings"] if each["severity"] == "error"] == []
+
+
 def test_the_vocabulary_ends_where_check_says(surefit: Surefit, config: Path) -> None:
     for last, more, outside in ((1535, (), False), (1536, (), True), (1536, ("model.add_tokens=[<new>]",), False)):
         Path("tokens.jsonl").write_text("".join(f'{{"input_ids": [{n}, 2, {last}]}}\n' for n in range(50)))

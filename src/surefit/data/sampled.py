@@ -110,14 +110,22 @@ def documents_missing(section: DataSection, examples: Examples) -> Iterator[Data
         )
 
 
-def tokens_missing(config: Config, examples: Examples, tokenizer: TokenizerFacts | None) -> Iterator[DataError]:
-    """What is wrong where rows bring tokens that the tokenizer, as far as it is known, does not have."""
+def tokens_missing(
+    config: Config, key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
+) -> Iterator[DataError]:
+    """What is wrong where rows bring tokens that the tokenizer, as far as it is known, does not have.
+
+    Args:
+        key: of the config, under which it names the `source` of these examples.
+    """
     if tokenizer is None or tokenizer.tokens is None or tokenizer.largest_id is None:
         return
     known = max(tokenizer.tokens, tokenizer.largest_id + 1) + len(config.model.add_tokens)
     problems = list(_unknown_tokens(examples, known))
     if problems:
-        yield bad_rows_error(problems, len(examples), config.data.train, "")
+        error = bad_rows_error(problems, len(examples), source, "")
+        error.about(key)
+        yield error
 
 
 def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
@@ -125,7 +133,9 @@ def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
         try:
             require_known(example.tokens[0] if example.tokens else (), known)
         except DataError as error:
-            yield DataError(error.message, path=where, field=error.field, help=error.help)
+            file, _, number = where.rpartition(":")
+            path, line = (file, int(number)) if number.isdecimal() else (where, None)
+            yield DataError(error.message, path=path, line=line, field=error.field, help=error.help)
 
 
 def text_of(example: Example, tokenizer: TokenizerFacts | None) -> str:

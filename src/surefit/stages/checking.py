@@ -39,6 +39,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     examples, more = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
+    mixed = mixed_problems(found, tokenizer, SAMPLED_ROWS)
     counted = loaded.config.evaluate.in_training
     scored, unread = scored_facts(
         loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked
@@ -61,7 +62,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         stack=stack_facts(),
         columns=columns,
         metrics=recipe.metrics if recipe else (),
-        problems=(*found.problems, *damaged, *unusable, *more, *mixed_problems(found, SAMPLED_ROWS), *unread),
+        problems=(*found.problems, *damaged, *unusable, *more, *mixed, *unread),
     )
     result = run_rules(context, rules)
     return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
@@ -128,7 +129,10 @@ def _examples(
     if sample is None:
         return None, []
     config = found.loaded.config
-    problems: list[SureFitError] = [*documents_missing(config.data, sample), *tokens_missing(config, sample, tokenizer)]
+    problems: list[SureFitError] = [
+        *documents_missing(config.data, sample),
+        *tokens_missing(config, "data.train", config.data.train, sample, tokenizer),
+    ]
     return example_facts(sample, tokenizer, config.data.max_length), problems
 
 
@@ -154,21 +158,28 @@ def fitting_recipe(columns: Sequence[str]) -> str | None:
     return "sft" if known else None
 
 
-def mixed_problems(found: Gathered, limit: int | None = None) -> list[SureFitError]:
-    """What converting the rows of `data.mix` runs into: all of them, or up to `limit` of each source."""
+def mixed_problems(
+    found: Gathered, tokenizer: TokenizerFacts | None = None, limit: int | None = None
+) -> list[SureFitError]:
+    """What converting the rows of `data.mix` runs into, and tokens that the tokenizer does not have: all of them, or up
+    to `limit` of each source."""
     from surefit.data.formats import to_examples
+    from surefit.data.sampled import tokens_missing
 
     problems: list[SureFitError] = []
     section = found.loaded.config.data
     if found.recipe is None:
         return problems
     for source, rows in found.mixed.items():
+        key = f"data.mix.{source}"
         try:
-            to_examples(rows.sample(limit or len(rows)), found.recipe, section.format, section.bad_rows)
+            examples = to_examples(rows.sample(limit or len(rows)), found.recipe, section.format, section.bad_rows)
         except SureFitError as error:
-            error.about(f"data.mix.{source}")
+            error.about(key)
             _name_the_mixed_recipe(error, rows.columns, found.recipe)
             problems.append(error)
+        else:
+            problems += tokens_missing(found.loaded.config, key, source, examples, tokenizer)
     return problems
 
 

@@ -39,8 +39,9 @@ def scored_facts(
     counted: bool = False,
     look: bool = False,
 ) -> tuple[ScoredFacts | None, list[SureFitError]]:
-    """What is asked, and what reading those sets, where they are on this machine, and converting a sample of them runs
-    into. There are no facts without a recipe, or where a set cannot be read.
+    """What is asked, and what is wrong with those sets, where they are on this machine: what reading them and
+    converting a sample of them runs into, and tokens that the tokenizer does not have. There are no facts without a
+    recipe, or where something is wrong.
 
     Args:
         rows: the training rows, of which the held-out ones may be a share; train: examples of some of them.
@@ -48,6 +49,7 @@ def scored_facts(
         counted: prompts are tokenised in any case (`data.scored.scored_set`).
         look: of many rows read some (`data.glance`).
     """
+    from surefit.data.sampled import tokens_missing
     from surefit.data.scored import scored_set
     from surefit.facts.scored import ScoredFacts
 
@@ -66,6 +68,8 @@ def scored_facts(
             error.about(key)
             problems.append(error)
             continue
+        if examples is not None:
+            problems += tokens_missing(config, key, source, examples, tokenizer)
         name = "eval" if key == "data.eval" else key.removeprefix("evaluate.also.")
         sets.append(scored_set(name, count, examples, config, tokenizer, counted=counted))
     if recipe is None or problems:

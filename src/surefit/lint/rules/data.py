@@ -20,8 +20,9 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     """The data cannot be read, or a row of it cannot be used.
 
     ## What it does
-    Reports the problems met when the data was read: a missing or empty file, broken JSON on some line, a row whose
-    columns do not parse.
+    Reports the problems met when the data was read, of `data.train`, `data.mix`, `data.eval` and `evaluate.also`: a
+    missing or empty file, broken JSON on some line, a row whose columns do not parse, token ids outside the tokenizer's
+    vocabulary.
 
     ## Why it is bad
     Training would stop at the same place.
