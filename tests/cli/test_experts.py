@@ -2,65 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from tests.cli.conftest import Surefit
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
+from typed_run import FILE, done, logits, save_base, type_run
 
 from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError
 from surefit.model.adapter import add_adapter, start_from
-from surefit.nano import PATH as NANO
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import family_shapes
-
-FILE = "model.safetensors"
-
-
-def base(kind: str, directory: Path) -> dict[str, torch.Tensor]:
-    """A random mixture with the built-in model's tokenizer; its tensors."""
-    torch.manual_seed(0)
-    tokenizer, config = AutoTokenizer.from_pretrained(NANO), family_shapes.config(kind)
-    config.vocab_size = len(tokenizer)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return load_file(directory / FILE)
+IDS = torch.arange(16)[None]
 
 
 def typed(folder: Path, experts: str) -> Path:
-    rows = [{"prompt": f"{n} + 1?", "completion": str(n + 1)} for n in range(8)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    (folder / "run.yaml").write_text(f"""\
-model: {{name_or_path: base, dtype: float32}}
-adapter: {{r: 2, alpha: 8, target_modules: [q_proj, v_proj], experts: {experts}}}
-data: {{train: rows.jsonl, eval: 0.25, max_length: 128}}
-train: {{max_steps: 2, global_batch_size: 2, learning_rate: 1e-2, warmup: 0}}
-hardware: {{gpu: cpu}}
-output_dir: out
-""")
-    return folder / "run.yaml"
-
-
-@torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
-    found: torch.Tensor = model.eval()(torch.arange(16)[None]).logits
-    return found
+    return type_run(folder, f"{{r: 2, alpha: 8, target_modules: [q_proj, v_proj], experts: {experts}}}")
 
 
 def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit, tmp_path: Path) -> None:
-    before, config = base("qwen3_moe", tmp_path / "base"), typed(tmp_path, "with_router")
+    before, config = save_base("qwen3_moe", tmp_path / "base"), typed(tmp_path, "with_router")
     for verb in ("train", "merge"):
-        answer = surefit(verb, config)
-        assert answer.code == 0, answer.text
+        done(surefit, verb, config)
     after = load_file(tmp_path / "out/merged" / FILE)
     # A server finds every tensor under the name that the base's files have.
     assert {name: tensor.shape for name, tensor in after.items()} == {
@@ -72,7 +38,7 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     tuned = PeftModel.from_pretrained(plain, str(tmp_path / "out/adapter"))
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out/merged")
-    torch.testing.assert_close(logits(merged), logits(tuned), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(merged, IDS), logits(tuned, IDS), rtol=1e-4, atol=1e-5)
     for asked in ("true", "false"):  # what was trained with routers goes on with them
         config = typed(tmp_path, asked)
         config.write_text(config.read_text().replace("experts:", "start_from: out/adapter, experts:"))
@@ -93,7 +59,7 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
     ],
 )
 def test_what_peft_cannot_reach_is_refused(kind: str, said: str, surefit: Surefit, tmp_path: Path) -> None:
-    base(kind, tmp_path / "base")
+    save_base(kind, tmp_path / "base")
     answer = surefit("check", typed(tmp_path, "with_router"))
     assert answer.code == 1
     assert "run.yaml:2: error[ADP009] adapter.experts" in answer.text

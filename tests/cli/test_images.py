@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +11,19 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Surefit
-from transformers import AutoModelForImageTextToText, AutoTokenizer
-
-from surefit.nano import PATH as NANO
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-import family_shapes
-
-FILE = "model.safetensors"
+from transformers import AutoModelForImageTextToText
+from typed_run import FILE, ROWS, done, save_base, type_run
 
 
 def base(kind: str, directory: Path) -> dict[str, torch.Tensor]:
-    """A random checkpoint with images, with the built-in model's tokenizer; its tensors."""
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(NANO)
-    config = family_shapes.config(f"{kind}:images")
-    config.get_text_config().vocab_size = len(tokenizer)
-    model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    """A random checkpoint with images; its tensors."""
+    tensors = save_base(f"{kind}:images", directory, AutoModelForImageTextToText)
     (directory / "preprocessor_config.json").write_text('{"size": 16}')
-    return load_file(directory / FILE)
+    return tensors
 
 
-def typed(tmp_path: Path, adapter: str, row: dict[str, Any] | None = None) -> Path:
-    rows = [row or {"prompt": f"{n} + 1?", "completion": str(n + 1)} for n in range(8)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    (tmp_path / "run.yaml").write_text(f"""\
-model: {{name_or_path: base, dtype: float32}}
-adapter: {{kind: {adapter}}}
-data: {{train: rows.jsonl, eval: 0.25, max_length: 128}}
-train: {{max_steps: 2, global_batch_size: 2, learning_rate: 1e-2, warmup: 0}}
-hardware: {{gpu: cpu}}
-output_dir: out
-""")
-    return tmp_path / "run.yaml"
+def typed(folder: Path, adapter: str, row: dict[str, Any] | None = None, **model: Any) -> Path:
+    return type_run(folder, f"{{kind: {adapter}}}", [row] * len(ROWS) if row else ROWS, **model)
 
 
 def vision(name: str) -> bool:
@@ -71,8 +48,7 @@ def test_the_vision_part_is_kept_bit_for_bit(kind: str, adapter: str, surefit: S
     before = base(kind, tmp_path / "base")
     config = typed(tmp_path, adapter)
     for verb in ("train", "merge"):
-        answer = surefit(verb, config)
-        assert answer.code == 0, answer.text
+        done(surefit, verb, config)
     result = tmp_path / "out" / ("merged" if adapter == "lora" else "model")
     after = load_file(result / FILE)
     assert after.keys() == before.keys()
@@ -90,14 +66,9 @@ def test_an_exported_adapter_has_the_names_of_the_whole(
 ) -> None:
     """vLLM looks them up in the whole model, which it always loads, and passes over a name that it does not find."""
     base(kind, tmp_path / "base")
-    config = typed(tmp_path, "lora")
-    if tokens:
-        config.write_text(
-            config.read_text().replace("{name_or_path: base,", '{name_or_path: base, add_tokens: ["<go>"],')
-        )
+    config = typed(tmp_path, "lora", add_tokens=["<go>"] if tokens else [])
     for words in (("train",), ("merge",), ("export", "--format", "adapter")):
-        answer = surefit(words[0], config, *words[1:])
-        assert answer.code == 0, answer.text
+        done(surefit, words[0], config, *words[1:])
     exported = tmp_path / "out/export/adapter"
     plain: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32)
     merged: Any = AutoModelForImageTextToText.from_pretrained(tmp_path / "out/merged", dtype=torch.float32).eval()

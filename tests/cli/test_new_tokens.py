@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,47 +10,22 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from tests.cli.conftest import Surefit
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from typed_run import done, logits, save_base, type_run
 
 from surefit.nano import PATH as NANO
 
 NEW = ["<call>", "</call>"]
 
 
-def typed(folder: Path, tied: bool, spare: int = 0, **model: Any) -> Path:
+def typed(folder: Path, tied: bool, spare: int = 0) -> Path:
     """A base by a config of the built-in model's, and a run that adds tokens; `spare`: rows behind the vocabulary."""
-    torch.manual_seed(0)
-    tokenizer, config = AutoTokenizer.from_pretrained(NANO), AutoConfig.from_pretrained(NANO)
-    sizes = {"num_hidden_layers": 2, "tie_word_embeddings": tied, "vocab_size": len(tokenizer) + spare}
-    for name, value in sizes.items():
-        setattr(config, name, value)
+    config = AutoConfig.from_pretrained(NANO)
+    config.num_hidden_layers, config.tie_word_embeddings = 2, tied
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:2]
-    base: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    base.save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
+    save_base(config, folder / "base", spare=spare)
     rows = [{"prompt": f"{n} + 1?", "completion": f"<call>{n + 1}</call>"} for n in range(8)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    section = {"name_or_path": "base", "dtype": "float32", "add_tokens": NEW} | model
-    (folder / "run.yaml").write_text(f"""\
-model: {json.dumps(section)}
-adapter: {{r: 2, alpha: 8, target_modules: [q_proj, v_proj]}}
-data: {{train: rows.jsonl, eval: 0.25, max_length: 128}}
-train: {{max_steps: 2, global_batch_size: 2, learning_rate: 1e-2, warmup: 0}}
-hardware: {{gpu: cpu}}
-output_dir: out
-""")
-    return folder / "run.yaml"
-
-
-@torch.no_grad()
-def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = model.eval()(ids).logits
-    return found
-
-
-def done(surefit: Surefit, *words: object) -> None:
-    answer = surefit(*words)
-    assert answer.code == 0, answer.text
+    return type_run(folder, "{r: 2, alpha: 8, target_modules: [q_proj, v_proj]}", rows, add_tokens=NEW)
 
 
 @pytest.mark.parametrize(
