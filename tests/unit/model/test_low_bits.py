@@ -178,6 +178,16 @@ def test_of_a_downloaded_model_the_files_in_the_cache_are_dequantised(tmp_path: 
     assert (model_facts("Org/Model-FP8").dequantized_from, model_facts("Org/Model-FP8").quantization) == (None, "fp8")
 
 
+def test_each_revision_of_a_downloaded_model_keeps_its_copy(tmp_path: Path) -> None:
+    """A run that names the older one may be at work."""
+    write_fp8(tmp_path / "base")
+    for commit in ("c0ffee", "decade"):
+        shutil.copytree(tmp_path / "base", hub_cache() / "models--Org--Model-FP8/snapshots" / commit)
+    copies = [Path(model_path("Org/Model-FP8", commit)) for commit in ("c0ffee", "decade")]
+    assert copies[0] != copies[1]
+    assert all(map(read_weights, copies))
+
+
 def test_a_cache_without_room_or_permission_is_said_with_its_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
