@@ -20,6 +20,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -447,7 +448,7 @@ def into_docs(found: list[tuple[str, str]]) -> None:
     if not (mark and end):
         raise SystemExit(f"{DOCS} has no {BEGIN.strip()} and {END.strip()}")
     cores = len(os.sched_getaffinity(0))
-    command = " ".join(["python", "benchmarks/data_scale.py", *sys.argv[1:]])
+    command = re.sub(r" --cache[ =]\S+", "", " ".join(["python", "benchmarks/data_scale.py", *sys.argv[1:]]))
     head = f"`{command}` on {time.strftime('%Y-%m-%d')}, {cores} cores; the start of the processes is included.\n\n"
     table = "| | |\n| --- | --- |\n" + "".join(f"| {what} | {much} |\n" for what, much in found)
     DOCS.write_text(before + BEGIN + head + table + END + after, encoding="utf-8")
