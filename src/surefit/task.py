@@ -45,6 +45,11 @@ class Example:
     tokens: tuple[tuple[int, ...], tuple[bool, ...]] | None = None
 
     @property
+    def has_answer(self) -> bool:
+        """Whether there is anything that a model's answer can be compared with; without, the row is not scored."""
+        return self.completion is not None or self.reference is not None
+
+    @property
     def prompt(self) -> tuple[Message, ...]:
         """The turns before the last assistant turn: what the model is shown when it is evaluated."""
         if self.messages and self.messages[-1]["role"] == "assistant":

@@ -38,6 +38,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
 """Setting → its values."""
 DECIDING = ("mode", "quantization", "optimizer", "fused_lora", "kernels", "compile", "adapter", "neftune")
 """Those that the table knows."""
+TOO_OLD = ("kernels", True, "hardware", "t4")
+"""Triton does not compile for this GPU (CFG008)."""
 Row = dict[str, Any]
 Pair = tuple[str, Any, str, Any]
 TRIED = 20
@@ -77,7 +79,7 @@ def _drawn(fixed: Pair, rng: random.Random) -> Row | None:
     for _ in range(FUTILE):
         row = {name: rng.choice(values) for name, values in FACTORS.items()}
         row |= {name: value for name, value in (fixed[:2], fixed[2:]) if name in row}
-        if _allowed(*(row[name] for name in DECIDING)):
+        if TOO_OLD not in pairs(row) and _allowed(*(row[name] for name in DECIDING)):
             return row
     return None
 

@@ -99,7 +99,8 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
             for variant in plain
         ]
         columns = ["model", *(title for _, title in ways), "cut off", "unparsed", "tokens/s"]
-        out.table(f"{name}: {plural(scored['n'], 'row')}, {primary} with 95 % intervals", columns, rows)
+        left_out = f"; {scored['unanswered']:,} more have no answer to compare with" if scored.get("unanswered") else ""
+        out.table(f"{name}: {plural(scored['n'], 'row')}, {primary} with 95 % intervals{left_out}", columns, rows)
         _say_other_metrics(out, name, variants, primary)
         for pair in _told(scored["comparisons"], primary, variants):
             out.say(in_words(pair))

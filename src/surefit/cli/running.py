@@ -14,7 +14,7 @@ from surefit.cli.training import train
 from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.stages.events import trained
-from surefit.stages.planning import planned_run
+from surefit.stages.planning import planned_run, scored_of
 from surefit.stages.prepare import Prepared
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(
             else train(each, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned)
         ),
         "merge": lambda: merge_run(each, prepared),
-        "evaluate": lambda: evaluate(each, prepared, variants),
+        "evaluate": lambda: _evaluated(each, prepared, variants),
         "report": lambda: report_run(each, prepared.run),
     }
     worst = EXIT_OK
@@ -72,6 +72,15 @@ def run(
         {"run": str(prepared.run.path), "exit_code": worst, "report": str(prepared.run.report), "scores": scores}
     )
     return worst
+
+
+def _evaluated(out: Output, prepared: Prepared, variants: Sequence[str] | None) -> int:
+    """As `evaluate`; rows that are all continued and not answered, which EVL010 has said, leave nothing to do."""
+    scored = scored_of(prepared)
+    if scored is None or not scored.nothing_to_score or prepared.resolved.config.evaluate.gate:
+        return evaluate(out, prepared, variants)
+    out.say("left out: no held-out row has an answer to compare with; the loss on them was measured in training")
+    return EXIT_OK
 
 
 def _finished(directory: RunDir, stage: str) -> bool:

@@ -48,6 +48,7 @@ def scored_set(
     if not examples:
         return ScoredSet(name, prompts)
     asked = [Example(example.prompt, example.tools) for example in examples]
+    unanswered = sum(not each.has_answer for each in examples)
     sizes = [len(text_of(one, tokenizer).encode()) for one in asked]
     limit = prompt_limit(config)
     cut = UNCUT if limit is None else max(1, limit)
@@ -57,7 +58,8 @@ def scored_set(
     if tokenizer is None or library is None or not (counted or bound > config.data.max_length):
         written = [len(text.encode(errors="replace")) for example in examples if (text := example.completion)]
         mean = sum(map(min, sizes, limits)) / len(sizes) / USUAL_BYTES
-        return ScoredSet(name, prompts, bound, mean, sum(written) / len(written) / USUAL_BYTES if written else None)
+        answer = sum(written) / len(written) / USUAL_BYTES if written else None
+        return ScoredSet(name, prompts, bound, mean, answer, len(examples), unanswered)
     by_size = sorted(range(len(asked)), key=lambda n: -sizes[n])[:LONGEST]
     spread = evenly(len(asked), OTHERS)
     found = {n: min(_tokens(library, _rendered(asked[n], tokenizer)), limits[n]) for n in {*by_size, *spread}}
@@ -68,6 +70,8 @@ def scored_set(
         max(found.values()),
         sum(found[n] for n in spread) / len(spread),
         sum(answers) / len(answers) + 1 if answers else None,  # and the token that ends it
+        len(examples),
+        unanswered,
     )
 
 

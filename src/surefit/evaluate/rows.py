@@ -15,34 +15,40 @@ from surefit.task import Example, Prediction, Scores, TaskRecipe
 
 @dataclass(frozen=True)
 class Picked:
-    """The rows of a set that are scored: their numbers in the set, examples and places."""
+    """The rows of a set that are scored: their numbers in the set, examples and places; and how many of the set have no
+    answer to compare with, and are not."""
 
     indices: list[int]
     examples: list[Example]
     where: list[str]
+    unanswered: int = 0
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def subset(self, places: Sequence[int]) -> Picked:
         """Those at these places, with the numbers they have in the set."""
-        return Picked(*([values[i] for i in places] for values in (self.indices, self.examples, self.where)))  # type: ignore[arg-type]
+        indices, examples, where = ([values[i] for i in places] for values in (self.indices, self.examples, self.where))
+        return Picked(indices, examples, where, self.unanswered)  # type: ignore[arg-type]
 
 
 def pick(name: str, examples: Examples, limit: int | None) -> Picked:
-    """All rows, or `limit` of them taken evenly from the whole set.
+    """All rows with an answer to compare with, or `limit` of them taken evenly from the whole set.
 
     Raises:
-        DataError: the set is empty.
+        DataError: there are none.
     """
-    if len(examples) == 0:
+    answered = [i for i, example in enumerate(examples.examples) if example.has_answer]
+    if not answered:
+        why = "no rows to score" if len(examples) == 0 else "no row with an answer to compare with"
         raise DataError(
-            f"the set {name!r} has no rows to score",
+            f"the set {name!r} has {why}",
             field="data.eval" if name == "eval" else f"evaluate.also.{name}",
             help="hold out more rows, or name a file that has some",
         )
-    indices = evenly(len(examples), limit)
-    return Picked(indices, [examples.examples[i] for i in indices], [examples.where[i] for i in indices])
+    indices = [answered[i] for i in evenly(len(answered), limit)]
+    chosen = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]
+    return Picked(indices, *chosen, len(examples) - len(answered))
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ def _summarised(files: Files, picked: Mapping[str, Picked]) -> dict[str, Any]:
     summary = summarise(files.recipe, files.config.evaluate.gate, scored, left_out, files.run, files.set_aside)
     for name, found in about.items():
         summary["sets"][name]["answers"] = found
+        if unanswered := picked[name].unanswered:
+            summary["sets"][name]["unanswered"] = unanswered
     write_json(files.run.eval_summary, summary)
     return summary
 

@@ -16,6 +16,7 @@ class ScoredSet:
             as many. None where no row was looked at.
         mean: tokens of a prompt, and answer: of a right answer; where no tokenizer was asked, a quarter of the bytes.
             None where no row was looked at, and answer also where no row has one.
+        looked_at: rows of the sample, and unanswered: those of them without a gold answer, such as plain text.
     """
 
     name: str
@@ -23,6 +24,13 @@ class ScoredSet:
     longest: int | None = None
     mean: float | None = None
     answer: float | None = None
+    looked_at: int = 0
+    unanswered: int = 0
+
+    @property
+    def has_no_answer(self) -> bool:
+        """Whether no row that was looked at has one."""
+        return 0 < self.looked_at == self.unanswered
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,15 @@ class ScoredFacts:
     def held_out(self) -> ScoredSet:
         """The set that is scored while training, too."""
         return self.sets[0] if self.sets else ScoredSet("eval", None)
+
+    @property
+    def nothing_to_score(self) -> bool:
+        """Whether no row that was looked at has an answer to compare with, in any set.
+
+        >>> ScoredFacts((ScoredSet("eval", 9, looked_at=9, unanswered=9), ScoredSet("old", None))).nothing_to_score
+        False
+        """
+        return bool(self.sets) and all(each.has_no_answer for each in self.sets)
 
     def longest(self, unknown: int) -> int:
         """Tokens of the longest prompt of any set; of one that nobody looked at, `unknown`.

@@ -78,8 +78,11 @@ def planned(
     train = resolved.config.train
     estimate, why_not = _estimate(planner, resolved, hardware, quick)
     time = None if quick else _time(planner, resolved, hardware, rows)
-    answers = _answering(resolved, model, hardware, planner, scored)
-    scoring = planned_scoring(resolved, model, hardware, scored, planner.typical(resolved)) if time and scored else None
+    unasked = scored is not None and scored.nothing_to_score
+    answers = None if unasked else _answering(resolved, model, hardware, planner, scored)
+    scoring = None
+    if time and scored and not unasked:
+        scoring = planned_scoring(resolved, model, hardware, scored, planner.typical(resolved))
     return {
         "surefit": __version__,
         "device": {
@@ -101,7 +104,7 @@ def planned(
         "left_out": [
             *_unknown(resolved, model, hardware, memory, estimate),
             *_unsimulated(estimate, None if quick else why_not),
-            *_unplanned(resolved, time, quick, answers is not None, scoring is not None),
+            *_unplanned(resolved, time, quick, unasked or answers is not None, unasked or scoring is not None),
         ],
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": at_least(disk) if disk else None,

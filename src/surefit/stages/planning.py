@@ -21,11 +21,11 @@ def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
 
     each = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
     rows = None if run.row_count is None else round(each * run.row_count)
-    lengths, scored = lengths_of(run), None if quick else _scored(run)
+    lengths, scored = lengths_of(run), None if quick else scored_of(run)
     return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
 
 
-def _scored(run: Prepared) -> ScoredFacts | None:
+def scored_of(run: Prepared) -> ScoredFacts | None:
     """What the model will be asked; None where that cannot be read, which the check says."""
     from surefit.data.formats import to_examples
     from surefit.facts.tokenizer import facts_of_tokenizer

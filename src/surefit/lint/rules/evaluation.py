@@ -14,7 +14,7 @@ from surefit.facts.dataset import DatasetFacts
 from surefit.facts.gpus import find_gpu
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.facts.scored import ScoredFacts
+from surefit.facts.scored import ScoredFacts, ScoredSet
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.data import SMALL_EVALUATION
@@ -331,3 +331,75 @@ def scoring_outlasts_training(
         help="lower evaluate.max_examples or max_new_tokens, raise checkpoint.every, or score afterwards: "
         "surefit evaluate --all-checkpoints",
     )
+
+
+@rule("EVL009", "scored-set-without-answers", severity="error")
+def scored_set_without_answers(config: Config, scored: ScoredFacts) -> Iterator[Finding]:
+    """Scores are asked for of a set in which no row has an answer to compare with.
+
+    ## What it does
+    Looks at a sample of each set that is scored. Plain text, tokens, and conversations that end with a question or with
+    a bare tool call have no gold answer. It fires where `evaluate.gate` or `evaluate.in_training` needs scores, or
+    where another set has answers.
+
+    ## Why it is bad
+    `surefit evaluate` stops at such a set once the model is trained and merged; scoring in training stops before it.
+
+    ## Example
+    `data.eval: notes.txt` with `gate: {min: 0.6}`.
+
+    ## Fix
+    Name a set with prompts and answers, or take the gate out.
+
+    ## Evidence
+    SureFit's own `run` on plain text with a gate: training and merge ended, evaluation refused the first row.
+    """
+    asking = {"evaluate.gate": config.evaluate.gate, "evaluate.in_training": config.evaluate.in_training}
+    needed = next((key for key, asked in asking.items() if asked), None)
+    if scored.nothing_to_score and needed is None:
+        return
+    for each in scored.sets:
+        if each.has_no_answer:
+            yield Finding(
+                field=_key_of(each),
+                message=f"none of {each.looked_at:,} rows looked at has an answer to compare with"
+                + (f", and {needed} needs scores" if needed else ""),
+                help="name a set with prompts and answers" + (f", or leave {needed} out" if needed else ""),
+            )
+
+
+@rule("EVL010", "rows-not-scored", severity="info")
+def rows_not_scored(config: Config, scored: ScoredFacts) -> Iterator[Finding]:
+    """Rows of the scored sets have no answer to compare with, and are left out of the scores.
+
+    ## What it does
+    Counts them in a sample of each set: plain text, tokens, and conversations that end with a question or with a bare
+    tool call.
+
+    ## Why it is bad
+    It need not be: the loss on these rows is measured at every checkpoint. But scores are of the others alone. Where no
+    row of any set has an answer, `surefit run` leaves out the stage `evaluate`, and says so.
+
+    ## Example
+    Continued pretraining on a directory of text with `data.eval: 0.01`.
+
+    ## Fix
+    Nothing, or a set of rows with prompts and answers.
+
+    ## Evidence
+    Before this rule, the first such row stopped `surefit evaluate`, after training and merging.
+    """
+    needed = config.evaluate.gate or config.evaluate.in_training
+    for each in scored.sets:
+        if each.has_no_answer and scored.nothing_to_score and not needed:
+            message = "no row that was looked at has an answer to compare with: only the loss on them is measured"
+        elif each.unanswered and not each.has_no_answer:
+            counts = f"{each.unanswered:,} of {each.looked_at:,} rows looked at"
+            message = f"{counts} have no answer to compare with: they are not scored"
+        else:
+            continue
+        yield Finding(field=_key_of(each), message=message, help="for scores, name rows with a prompt and an answer")
+
+
+def _key_of(scored: ScoredSet) -> str:
+    return "data.eval" if scored.name == "eval" else f"evaluate.also.{scored.name}"
