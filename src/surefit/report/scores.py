@@ -71,6 +71,7 @@ class SetScores:
         contests: the primary metric's comparisons of the tuned model with base, baselines and itself under a grammar.
         evaluations: the variants whose own file is there, by name.
         left_out: what of the set is not shown here, for want of room.
+        unanswered: rows that are not scored, for want of an answer to compare with.
     """
 
     name: str
@@ -81,6 +82,7 @@ class SetScores:
     contests: list[Contest]
     evaluations: dict[str, Evaluation]
     left_out: list[str]
+    unanswered: int = 0
 
     @property
     def tuned(self) -> str | None:
@@ -166,6 +168,7 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
             )
             if count > 0
         ],
+        summary.unanswered,
     )
 
 

@@ -354,6 +354,7 @@ class Comparison(Artefact):
 
 class SetSummary(Artefact):
     n: Count | None = None
+    unanswered: Count = 0
     variants: dict[str, dict[str, Score]] = {}
     comparisons: list[Comparison] = []
 
