@@ -9,6 +9,9 @@ from typing import Any
 from gpu_lines import lines
 
 NOT_YET = "not yet measured"
+MINIATURE = (
+    "A miniature on a CPU, with tiny models in place of those named: the stages run, and no figure below counts."
+)
 GIB = 2**30
 PHASES = ("load", "first step", "step", "eval")
 TRAINING = (
@@ -88,7 +91,8 @@ def heading(found: Found) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
     commit = f", commit {record['commit'][:9]}" if record["commit"] else ""
     where = f"Machine: {record['device']}, {record['date']}, `python benchmarks/gpu_day.py`{commit}"
-    return f"{where}; Python {record['python']}, {versions}"
+    tiny = f"**{MINIATURE}**\n\n" if record["device"] == "CPU" else ""
+    return f"{tiny}{where}; Python {record['python']}, {versions}"
 
 
 def table(title: str, rows: list[tuple[str, str, str]]) -> str:

@@ -363,3 +363,11 @@ def test_a_miniature_day_on_a_cpu_with_a_stage_killed_on_purpose(tmp_path: Path)
     assert losses["lora-1b"] == pytest.approx(losses.get("trl", losses["lora-1b"]), rel=1e-3), "they train the same"
     assert "aten::" in (tmp_path / "profile-lora-1b-eager.txt").read_text()
     assert "TFLOP/s" in report(tmp_path)
+
+
+@pytest.mark.parametrize(("device", "tiny"), [("CPU", True), ("NVIDIA H200", False)])
+def test_a_report_of_tiny_models_says_so_first(tmp_path: Path, device: str, tiny: bool) -> None:
+    record = {"stage": "environment", "item": "record", "device": device, "python": "3.12.3", "versions": {}}
+    (tmp_path / "items.jsonl").write_text(json.dumps(record | {"commit": "", "date": "2026-11-25"}) + "\n")
+    text = report(tmp_path)
+    assert text.startswith("**A miniature on a CPU" if tiny else "Machine: NVIDIA H200")
