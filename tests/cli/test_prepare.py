@@ -272,6 +272,8 @@ def test_check_names_rows_of_other_tokens_wherever_they_are(file: str, key: str,
     several = surefit("check", typed_tokens(bad=file, bad_rows=7), "--json").json["findings"]
     (head,) = [each for each in several if "7 of 20 rows cannot be used" in each["message"]]
     assert (head["path"], head["field"]) == (f"{file}.jsonl", key)
+    if file != "held":  # whose rows an audit compares, and does not train on
+        assert f"{file}.jsonl:2: " in surefit("audit", typed_tokens(bad=file)).text
 
 
 def test_check_has_nothing_against_tokens_of_the_model(surefit: Surefit) -> None:

@@ -15,7 +15,7 @@ from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, DataError, SureFitError
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
-from surefit.stages.checking import fitting_recipe, mixed_problems
+from surefit.stages.checking import fitting_recipe, mixed_problems, tokenizer_of
 from surefit.stages.prepare import gather
 from surefit.stages.scored import scored_sources
 
@@ -248,7 +248,8 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
         except DataError as error:
             problems.append(error)
     scored = scored_rows(config, rows, problems) if rows is not None else {}
-    problems += [problem for problem in mixed_problems(found) if isinstance(problem, DataError)]
+    mixed = mixed_problems(found, tokenizer_of(found)[0])
+    problems += [problem for problem in mixed if isinstance(problem, DataError)]
     loaded = found.loaded
     context = LintContext(
         config=config,

@@ -34,7 +34,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     start = time.monotonic()
     loaded, recipe, rows = found.loaded, found.recipe, found.rows
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
-    tokenizer, damaged = _tokenizer(found)
+    tokenizer, damaged = tokenizer_of(found)
     sample, unusable = _sample(found)
     examples, more = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
@@ -86,7 +86,7 @@ def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
     )
 
 
-def _tokenizer(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:
+def tokenizer_of(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:
     """The tokenizer of a model that is on this machine, and what reading it runs into."""
     from surefit.facts.chat_template import require_tokens
     from surefit.facts.tokenizer import facts_of_tokenizer
