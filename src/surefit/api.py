@@ -164,6 +164,7 @@ def train(
     if (count := processes(run.resolved.config)) > 1:
         raise ConfigError(
             f"{count} processes, and this is one",
+            code="E1001",
             field="hardware.count",
             help="`surefit train CONFIG --gpus N` starts them",
         )
@@ -260,7 +261,7 @@ def _path(target: Target | Trained) -> Path:
         return Path(target)
     directory = Path(target.settings.output_dir)
     if not directory.is_dir():
-        raise ConfigError("no run is here", path=directory, help="`surefit.train` comes first")
+        raise ConfigError("no run is here", code="E1002", path=directory, help="`surefit.train` comes first")
     return directory
 
 
@@ -309,6 +310,7 @@ def _plain(value: Any, dotted: str = "") -> Any:
         return [_plain(each, dotted) for each in value]
     raise ConfigError(
         f"a config cannot hold {type(value).__name__}",
+        code="E1003",
         field=dotted,
         help="texts, numbers, lists and mappings; rows in data.train, data.eval and evaluate.also",
     )
@@ -323,6 +325,7 @@ def _rows_file(value: Any, dotted: str) -> Path:
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(
             f"these rows cannot be written as JSON: {error}",
+            code="E1004",
             field=dotted,
             help="give a list of dicts of texts, numbers and lists, a pandas DataFrame or a datasets.Dataset",
         ) from None

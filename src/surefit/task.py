@@ -186,6 +186,7 @@ def part_of(columns: Sequence[str], parts: Mapping[str, TaskRecipe], complete: b
     asked = "; ".join(f"{part.name}: {', '.join(part.columns)}" for part in fitting or parts.values())
     raise DataError(
         f"the row has the columns of {'two tasks' if fitting else 'no task of this run'}: {', '.join(columns)}",
+        code="E7157",
         field="recipe",
         help=f"a row belongs to the task whose columns it has ({asked})",
     )

@@ -38,6 +38,14 @@ def test_other_packages_are_only_changed_where_it_is_stated(house: Any, found: A
     assert house.patches(found) == []
 
 
+def test_every_error_has_a_code_of_its_own() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        assert importlib.import_module("error_codes").problems() == []
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+
+
 def test_functions_stay_short(house: Any, found: Any) -> None:
     lengths = sorted(house.function_lengths(found))
     assert lengths[len(lengths) // 2] <= 8

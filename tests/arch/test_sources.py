@@ -51,11 +51,6 @@ def lengths() -> dict[str, int]:
     return found
 
 
-def test_no_file_is_over_500_lines() -> None:
-    sizes = {where(file): len(file.read_text(encoding="utf-8").splitlines()) for file in SOURCES}
-    assert {name: size for name, size in sizes.items() if size > 500} == {}
-
-
 def test_functions_are_short() -> None:
     sizes = lengths()
     ordered = sorted(sizes.values())

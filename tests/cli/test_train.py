@@ -94,7 +94,7 @@ def test_an_error_is_in_the_log_too(surefit: Surefit, config: Path) -> None:
     merged = surefit("merge", "runs/one")
     assert merged.code != 0
     error = next(line for line in merged.stderr.splitlines() if line.startswith("error"))
-    assert error.removeprefix("error ") in run.log.read_text(encoding="utf-8")
+    assert error.partition("] ")[2] in run.log.read_text(encoding="utf-8")
 
 
 def test_resume_does_not_wait_for_a_pipe(surefit: Surefit, config: Path) -> None:

@@ -105,6 +105,7 @@ class DiskGuard:
         if free < least:
             raise MachineError(
                 f"the run will write {sizes}, and {bytes_text(free)} are free",
+                code="E5001",
                 path=self.directory,
                 field="output_dir",
                 help="free some space, or choose an output_dir on another disk",
@@ -140,6 +141,7 @@ class DiskGuard:
         if name is not None:
             raise Interrupted(
                 f"stopped by {name} while waiting for room to write {what}; {self.left_behind()}",
+                code="E5002",
                 path=self.directory,
                 help="free some space, then continue with --resume",
             )

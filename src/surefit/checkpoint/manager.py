@@ -289,6 +289,7 @@ def restore(state: State, parameters: Mapping[str, torch.nn.Parameter], path: Pa
         if ours is None or theirs is None or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             raise ModelError(
                 f"{name} is {_describe(theirs)} in the checkpoint and {_describe(ours)} in the model",
+                code="E5003",
                 path=path,
                 help="resume with the config of the run, or start anew in another output_dir",
             )

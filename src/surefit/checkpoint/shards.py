@@ -82,6 +82,7 @@ def write(directory: Path, part: Part, tensors: Mapping[str, Mapping[str, torch.
     if not directory.is_dir():
         raise MachineError(
             "the first process has made this directory for a checkpoint, and this one does not see it",
+            code="E5004",
             path=directory,
             help="all machines of a run must see the same output_dir",
         )
@@ -152,7 +153,10 @@ class Assembled(InParts):
             ends = [0, *(piece.last for piece in pieces)]
             if [piece.first for piece in pieces] != ends[:-1] or ends[-1] != math.prod(self._shapes[name]):
                 raise ModelError(
-                    f"the parts of {name} do not cover it exactly once", path=files[0].parent, help="take another one"
+                    f"the parts of {name} do not cover it exactly once",
+                    code="E5005",
+                    path=files[0].parent,
+                    help="take another one",
                 )
 
     def __getitem__(self, name: str) -> torch.Tensor:

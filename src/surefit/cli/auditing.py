@@ -174,7 +174,9 @@ def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
     config = subject.context.config
     if max_rows is not None or (config is not None and config.data.limit is not None):
         name = "--max-rows" if max_rows is not None else "data.limit"
-        raise ConfigError(f"{name} selects some of the rows, but a clean copy covers all", help=f"leave {name} out")
+        raise ConfigError(
+            f"{name} selects some of the rows, but a clean copy covers all", code="E1005", help=f"leave {name} out"
+        )
     if subject.rows is None:
         raise subject.context.problems[0]
     clean_path(resolve_source(subject.question.source), fix.out)
@@ -190,7 +192,9 @@ def _fixed(out: Output, rows: Audited, removals: Removals, fix: Fix) -> dict[str
     would = "would be " if fix.dry_run else ""
     out.say(f"{plural(len(removals), 'row')} of {len(rows):,} {would}left out{': ' if parts else ''}{parts}")
     if len(removals) == len(rows):
-        raise DataError("a clean copy would have no rows", path=rows.source, help="see what the audit found")
+        raise DataError(
+            "a clean copy would have no rows", code="E1006", path=rows.source, help="see what the audit found"
+        )
     if not fix.dry_run:
         write_clean(rows, removals, path)
         out.note(f"written: {path}, and the removed rows: {removed_path(path)}")
@@ -222,6 +226,7 @@ def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
     return [
         DataError(
             f"{seen.rows:,} of {seen.of:,} rows cannot be used, the first: {seen.examples[0]}",
+            code="E1007",
             path=facts.source,
             help="fix them, or set data.bad_rows: skip to leave them out (counted)",
         )

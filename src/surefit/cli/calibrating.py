@@ -19,7 +19,9 @@ def calibrate(out: Output, output: Path | None) -> int:
     from surefit.plan.calibrate import calibrate as measure
 
     if output is not None and output.is_dir():
-        raise ConfigError("this is a folder", path=output, field="--output", help="name a file, e.g. profile.json")
+        raise ConfigError(
+            "this is a folder", code="E1008", path=output, field="--output", help="name a file, e.g. profile.json"
+        )
     profile = measure(lambda what: out.note(f"measuring {what}"))
     profile.save(profile.stored_at)
     if output is not None:
@@ -27,7 +29,9 @@ def calibrate(out: Output, output: Path | None) -> int:
             profile.save(output)
         except OSError as error:
             message = f"cannot write: {error.strerror}; the profile is in {profile.stored_at}"
-            raise MachineError(message, path=output, field="--output", help="choose another place") from None
+            raise MachineError(
+                message, code="E1009", path=output, field="--output", help="choose another place"
+            ) from None
     _say(out, profile)
     out.result(asdict(profile) | {"stored_at": str(profile.stored_at)})
     return EXIT_OK

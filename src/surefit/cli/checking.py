@@ -106,7 +106,9 @@ def _show_examples(out: Output, found: Gathered, count: int) -> None:
     from surefit.model.tokenizer import load_tokenizer
 
     if found.rows is None or found.recipe is None:
-        raise ConfigError("there are no local rows to show", field="data.train", help="name a file of rows")
+        raise ConfigError(
+            "there are no local rows to show", code="E1010", field="data.train", help="name a file of rows"
+        )
     tokenizer = load_tokenizer(found.loaded.config.model)
     section = found.loaded.config.data
     examples = to_examples(found.rows.sample(count), found.recipe, section.format, section.bad_rows)

@@ -65,7 +65,7 @@ def compare(
     from surefit.stages.comparing import compared as compared_answers
 
     if judge.dry_run and not judge.wanted:
-        raise ConfigError("which judge?", help="--dry-run needs --judge URL, --judge-model NAME or both")
+        raise ConfigError("which judge?", code="E1011", help="--dry-run needs --judge URL, --judge-model NAME or both")
     compared = compared_answers(a, b, set_name, variant, metric, recipe_name)
     compared["judge"] = None
     if judge.wanted:

@@ -33,7 +33,7 @@ def audit(
         from surefit.cli import auditing
 
         if not fix and (copy or dry_run):
-            raise ConfigError("--out and --dry-run need --fix", help="surefit audit DATA --fix --dry-run")
+            raise ConfigError("--out and --dry-run need --fix", code="E1012", help="surefit audit DATA --fix --dry-run")
         options = auditing.Fix(copy, dry_run) if fix else None
         return auditing.audit(out, target, overrides, output=output, max_rows=max_rows, workers=workers, fix=options)
 

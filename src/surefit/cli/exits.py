@@ -49,7 +49,9 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
         code = 0
     except MemoryError:
         out.error(
-            SureFitError("out of memory (RAM)", help="lower train.per_device_train_batch_size or data.max_length")
+            SureFitError(
+                "out of memory (RAM)", code="E1013", help="lower train.per_device_train_batch_size or data.max_length"
+            )
         )
         code = 3
     except Exception:
@@ -89,6 +91,7 @@ def _report_bug(out: Any) -> int:
     problem = traceback.format_exc(limit=0).strip().splitlines()[-1]
     error = SureFitError(
         f"SureFit did not expect this: {problem}",
+        code="E1014",
         help=f"this is a bug in SureFit, please report it with {file.name}; what was saved before is still good",
     )
     error.exit_code = EXIT_BUG

@@ -51,7 +51,9 @@ def export(out: Output, target: Path, options: ExportOptions) -> int:
     run = prepare(run_directory(target).path)
     as_it_is = options.format in (HUB, ADAPTER)
     if options.score and as_it_is:
-        raise ConfigError("--score is for conversions", field="--score", help="here the run's own scores hold")
+        raise ConfigError(
+            "--score is for conversions", code="E1015", field="--score", help="here the run's own scores hold"
+        )
     source = source_of(run.run)
     output = options.output or run.run.exports / options.format
     conversion = None if as_it_is else _conversion(run, source, options)
@@ -235,7 +237,9 @@ def push(out: Output, target: Path, repo_id: str, public: bool, dry_run: bool) -
     directory = target if (target / MANIFEST).is_file() else RunDir(target).exports / HUB
     if not directory.is_dir():
         help_text = f"`surefit export {quoted(target)}` makes one"
-        raise ConfigError("no export is here, and no run with one in export/hub", path=target, help=help_text)
+        raise ConfigError(
+            "no export is here, and no run with one in export/hub", code="E1016", path=target, help=help_text
+        )
     prepared = prepare_push(directory, repo_id, private=not public)
     rows = [[name, bytes_text(size)] for name, size in prepared.files.items()]
     kind = "public" if public else "private"
@@ -295,7 +299,9 @@ def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list
     from surefit.stages.prepare import prepare
 
     if found.run is None:
-        raise ConfigError("an export has no prompts of its own", field="--url", help="name the run that it was made of")
+        raise ConfigError(
+            "an export has no prompts of its own", code="E1017", field="--url", help="name the run that it was made of"
+        )
     run = prepare(found.run.path)
     config = run.resolved.config
     before = {line["where"]: line for line in read_run(str(found.run.path), "eval").lines}

@@ -30,7 +30,9 @@ def fix_config(out: Output, loaded: Loaded, findings: Sequence[dict[str, Any]], 
     """
     path = loaded.path
     if path.name == RunDir(path.parent).resolved.name and RunDir(path.parent).events.exists():
-        raise ConfigError("this is the record of a run, which stays as it ran", path=path, help="fix its config file")
+        raise ConfigError(
+            "this is the record of a run, which stays as it ran", code="E1018", path=path, help="fix its config file"
+        )
     wanted = [{"code": each["code"], **each["fix"]} for each in findings if each["fix"]]
     changes, reasons = _changes(loaded, wanted)
     text = read_text(path)

@@ -72,7 +72,10 @@ def check_foreign(
     if unusable:
         help_text = f"`surefit import {quoted(target)}` makes a SureFit config of it"
         raise ConfigError(
-            f"{', '.join(unusable)} needs a SureFit config, and this is {found.tool}'s", path=target, help=help_text
+            f"{', '.join(unusable)} needs a SureFit config, and this is {found.tool}'s",
+            code="E1019",
+            path=target,
+            help=help_text,
         )
     start = time.monotonic()
     result, notes = run_fair_rules(found, rules)
@@ -262,6 +265,7 @@ def _column_problems(found: Foreign) -> list[SureFitError]:
             problems.append(
                 ConfigError(
                     f"the rows of {named.source} have no column {named.column!r}{did_you_mean(named.column, known)}",
+                    code="E1020",
                     path=found.path,
                     line=found.line(named.key),
                     field=named.key,
@@ -296,6 +300,7 @@ def _refuse(found: Foreign) -> None:
     reasons = [f"{one.key}: {shortened(str(one.value))}: {one.why}" for one in found.lost if one.key in ("rl", "stage")]
     raise ConfigError(
         f"this {found.tool} file describes no whole supervised run" + (f" ({'; '.join(reasons)})" if reasons else ""),
+        code="E1021",
         path=found.path,
         help="a SureFit config needs a model and rows to train on: `surefit init` writes one to start from, and "
         f"`surefit check {quoted(found.path)}` checks this file as it is",

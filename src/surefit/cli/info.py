@@ -37,7 +37,9 @@ def hand_over(out: Output, config: str, output: Path | None) -> None:
     if output is None:
         out.say(config.rstrip("\n"))
     elif output.exists():
-        raise ConfigError("there is a file of that name", path=output, help="choose another name, or delete it first")
+        raise ConfigError(
+            "there is a file of that name", code="E1022", path=output, help="choose another name, or delete it first"
+        )
     else:
         write_atomic(output, config)
         out.say(f"Wrote {output}. Next: surefit check {quoted(output)}")
@@ -50,7 +52,9 @@ def doctor(out: Output, script: bool = False, script_file: Path | None = None) -
 
     if script_file is not None and (not script or script_file.exists()):
         problem = "there is a file of that name" if script else f"what is to be done with {script_file}?"
-        raise ConfigError(problem, path=script_file, help="surefit doctor --fix-script FILE writes a new file")
+        raise ConfigError(
+            problem, code="E1023", path=script_file, help="surefit doctor --fix-script FILE writes a new file"
+        )
     probes = probe_all(further=[installed_stack])
     text = fix_script(probes) if script else None
     if text and script_file is None:
@@ -97,7 +101,9 @@ def explain(out: Output, code: str | None, every: bool) -> int:
     from surefit.lint.engine import explain as page_of
 
     if code is None and not every:
-        raise ConfigError("which rule?", help="`surefit explain SCH001`, or `surefit explain --all` for the list")
+        raise ConfigError(
+            "which rule?", code="E1024", help="`surefit explain SCH001`, or `surefit explain --all` for the list"
+        )
     rules = all_rules() if code is None else (find_rule(code),)
     if code is None:
         out.table("Rules", ["code", "severity", "what it finds"], [[r.code, r.severity, r.summary] for r in rules])

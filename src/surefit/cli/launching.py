@@ -107,7 +107,9 @@ def _require_gpus(run: Prepared, gpus: int) -> None:
     hardware = run.hardware
     if hardware.kind == "cuda" and hardware.source == "detected" and hardware.gpu_count < gpus:
         raise ConfigError(
-            f"--gpus is {gpus}, and this machine has {hardware.gpu_count}", help=f"--gpus {hardware.gpu_count}, or less"
+            f"--gpus is {gpus}, and this machine has {hardware.gpu_count}",
+            code="E1025",
+            help=f"--gpus {hardware.gpu_count}, or less",
         )
 
 
@@ -155,6 +157,7 @@ def _processes(run: Prepared) -> int:
     if hardware.nodes > 1:
         raise ConfigError(
             f"hardware.nodes is {hardware.nodes}, and this starts processes on one machine only",
+            code="E1026",
             field="hardware.nodes",
             help="`surefit slurm` makes a job of it; srun and torchrun start `surefit train` on each machine",
         )
@@ -214,6 +217,7 @@ def _require_own_launcher() -> None:
     if not env.launched_here():
         raise ConfigError(
             "--adapt starts all processes again where memory runs out in one, and another launcher has started these",
+            code="E1027",
             help="`surefit train --gpus N` starts them itself. Here leave --adapt out: if memory runs out, the error "
             "says which setting needs less, and --resume goes on with it",
         )
@@ -249,6 +253,7 @@ def _as_started(run: Prepared, world: Any) -> Prepared:
         raise ConfigError(
             f"{world.size} processes were started, and hardware.count {hardware.count} × nodes {hardware.nodes} is "
             f"{hardware.count * hardware.nodes}",
+            code="E1028",
             field="hardware.count",
             help="start as many processes as the config has devices, or leave hardware.count at auto",
         )

@@ -24,6 +24,7 @@ def merge(out: Output, target: Path, overrides: list[str] | None, into: str, opt
     if options != AdapterOptions():
         raise ConfigError(
             "--base, --output, --with, --trained-on and --prompts are for an adapter's directory",
+            code="E1029",
             path=target,
             help="a run knows its base, its prompts and where its merged/ goes",
         )

@@ -40,7 +40,7 @@ class Question:
         given |= {"--compare": self.compare and not self.optimize, "--plot": self.plot and not self.quick}
         names = [name for name, value in given.items() if value]
         if len(names) > 1:
-            raise ConfigError(f"{' and '.join(names)} cannot be combined", help="ask for one at a time")
+            raise ConfigError(f"{' and '.join(names)} cannot be combined", code="E1030", help="ask for one at a time")
 
 
 def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -> int:
@@ -272,11 +272,12 @@ def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:
     if path.suffix != ".svg":
         raise ConfigError(
             f"a plot is written as SVG, not as {path.suffix or 'a file without a suffix'}",
+            code="E1031",
             path=path,
             help=f"--plot {path.with_suffix('.svg')}; any browser opens it",
         )
     if not (planned["estimate"] and planned["estimate"]["phases"]):
-        raise ConfigError("there are no phases to plot: nothing was simulated", help="leave --quick out")
+        raise ConfigError("there are no phases to plot: nothing was simulated", code="E1032", help="leave --quick out")
     write_atomic(path, svg(planned))
     out.note(f"wrote {path}")
 

@@ -133,7 +133,9 @@ class _ToAnswer:
 def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
     """The rows of `data`, with or without gold answers, or `prompt` as one user message."""
     if (data is None) == (prompt is None):
-        raise ConfigError("name either DATA or --prompt", help="surefit predict TARGET rows.jsonl -o answers.jsonl")
+        raise ConfigError(
+            "name either DATA or --prompt", code="E1033", help="surefit predict TARGET rows.jsonl -o answers.jsonl"
+        )
     if data is None:
         asked = Examples([Example(messages=({"role": "user", "content": prompt},))], ["--prompt"], [])
         return _ToAnswer(lambda size: [asked], 1, 0, "--prompt", None)
@@ -269,13 +271,13 @@ class _File:
         ways_out = "name another file with --output, or replace it with --overwrite"
         if not self.beside.exists():
             raise ConfigError(
-                "is there already, and nothing says whose answers it holds", path=self.path, help=ways_out
+                "is there already, and nothing says whose answers it holds", code="E1034", path=self.path, help=ways_out
             )
         before = read_json(self.beside)
         for key, value in self.about.items():
             if before.get(key) != value:
                 problem = f"holds answers with another {key.replace('_', ' ')}: {before.get(key)}, not {value}"
-                raise ConfigError(problem, path=self.path, help=ways_out)
+                raise ConfigError(problem, code="E1035", path=self.path, help=ways_out)
 
     def _whole_lines(self) -> int:
         """Count the answers, and take away a last one that was cut short."""

@@ -38,7 +38,9 @@ def prepare(
         from surefit.stages.sharding import Wishes, prepare_shards
 
         if engine == "ray" and workers > 1:
-            raise ConfigError("--workers goes with --engine local", help="Ray uses every core of its cluster")
+            raise ConfigError(
+                "--workers goes with --engine local", code="E1036", help="Ray uses every core of its cluster"
+            )
         settings = load_config(config, overrides or ()).config
         wishes = Wishes(workers, _group(shard), overwrite, verify, dry_run, engine)
         result = prepare_shards(settings, out, wishes)
@@ -59,7 +61,7 @@ def _group(shard: str | None) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", shard)
     if not found or int(found[1]) > int(found[2]):
-        raise ConfigError(f"--shard {shard} names no group", help="--shard 3/16 is the third of 16")
+        raise ConfigError(f"--shard {shard} names no group", code="E1037", help="--shard 3/16 is the third of 16")
     return int(found[1]) - 1, int(found[2])
 
 

@@ -186,7 +186,9 @@ class Output(Watcher):
             return
         err = Console(stderr=True, highlight=False, soft_wrap=True) if self.rank else self.err
         for one in (error, *error.also):
-            line = Text(f"error [rank {self.rank}]" if self.rank else "error", style="bold red")
+            line = Text(f"error[{one.code}]" if one.code else "error", style="bold red")
+            if self.rank:
+                line.append(f" [rank {self.rank}]")
             line.append(f" {_shown(one.where)}" if one.where else "", style="bold")
             line.append(f": {_shown(one.message)}", style="not bold default")
             err.print(line)

@@ -31,7 +31,7 @@ def report(out: Output, targets: Sequence[Path], output: Path | None) -> int:
         return _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
     if output is not None:
         problem = "--output is for the page that compares several runs"
-        raise ConfigError(problem, help=f"the page of one run is {runs[0].report}")
+        raise ConfigError(problem, code="E1038", help=f"the page of one run is {runs[0].report}")
     return report_run(out, runs[0])
 
 

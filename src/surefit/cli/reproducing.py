@@ -74,7 +74,9 @@ def reproduce(out: Output, path: Path, steps: int) -> int:
 def _lines(run: RunDir, steps: int) -> list[dict[str, Any]]:
     lines = [line for line in read_jsonl(run.metrics) if "loss" in line][:steps]
     if not lines:
-        raise DataError("no step is on record", path=run.metrics, help="train first: there is nothing to compare with")
+        raise DataError(
+            "no step is on record", code="E1039", path=run.metrics, help="train first: there is nothing to compare with"
+        )
     return lines
 
 

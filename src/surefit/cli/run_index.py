@@ -32,7 +32,9 @@ def run_of(path: Path) -> RunDir:
     """
     run = RunDir(path)
     if not run.resolved.exists():
-        raise ConfigError("no run is here: there is no resolved.yaml", path=path, help="`surefit runs` lists the runs")
+        raise ConfigError(
+            "no run is here: there is no resolved.yaml", code="E1040", path=path, help="`surefit runs` lists the runs"
+        )
     return run
 
 
@@ -272,7 +274,7 @@ def _wandb(run: RunDir) -> Iterator[tuple[Path, str]]:
 def prune(out: Output, target: Path, delete: bool) -> int:
     """Say what could be deleted of a run, or of all runs below a directory; with `delete`, delete it."""
     if not target.is_dir():
-        raise ConfigError("there is no such directory", path=target, help="`surefit runs` lists the runs")
+        raise ConfigError("there is no such directory", code="E1041", path=target, help="`surefit runs` lists the runs")
     runs = [RunDir(target)] if RunDir(target).resolved.exists() else find_runs(target)
     jobs = {
         row["run"]: [(row[job] or {}).get("state") for job in JOBS.values()]

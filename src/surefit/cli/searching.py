@@ -169,7 +169,9 @@ def solve(out: Output, run: Prepared, field: str) -> int:
     known = next((one for one in FIELDS if one == field), None)
     if known is None:
         raise ConfigError(
-            f"{field!r} cannot be solved for{did_you_mean(field, FIELDS)}", help=f"one of {', '.join(FIELDS)}"
+            f"{field!r} cannot be solved for{did_you_mean(field, FIELDS)}",
+            code="E1042",
+            help=f"one of {', '.join(FIELDS)}",
         )
     found = search(known, Planner(run.model, lengths_of(run)), _here(run))
     name, memory = run.hardware.name, bytes_text(run.hardware.memory_bytes or 0)
@@ -238,7 +240,7 @@ def _names(text: str) -> list[str]:
 
     names = list(GPUS) if text.strip() == "all" else [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise ConfigError("no GPU is named", help="--compare t4,l4,a100-80,h200, or all")
+        raise ConfigError("no GPU is named", code="E1043", help="--compare t4,l4,a100-80,h200, or all")
     return names
 
 
@@ -259,6 +261,7 @@ def _prices(text: str | None) -> dict[str, float]:
         if gpu is None:
             raise ConfigError(
                 f"--price: no GPU named {name.strip()!r} is known{did_you_mean(name.strip(), GPUS)}",
+                code="E1044",
                 help=f"one of {', '.join(GPUS)}",
             )
         try:
@@ -266,7 +269,9 @@ def _prices(text: str | None) -> dict[str, float]:
         except ValueError:
             found[gpu.name] = -1.0
         if not 0 <= found[gpu.name] < float("inf"):
-            raise ConfigError(f"--price: {part.strip()!r} is not NAME=PRICE", help="--price h100=2.5,l4=0.7")
+            raise ConfigError(
+                f"--price: {part.strip()!r} is not NAME=PRICE", code="E1045", help="--price h100=2.5,l4=0.7"
+            )
     return found
 
 

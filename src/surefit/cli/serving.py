@@ -41,7 +41,7 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "anyio"):
             raise
-        raise MachineError(f"{error.name} is not installed", help="pip install 'surefit[ui]'") from None
+        raise MachineError(f"{error.name} is not installed", code="E1046", help="pip install 'surefit[ui]'") from None
     root = _directory(workspace)
     listening = _listen(host, port)
     door = Door(host, listening.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None)
@@ -73,7 +73,7 @@ def _directory(workspace: Path) -> Path:
 
 
 def _no_directory(workspace: Path) -> Path:
-    raise ConfigError("there is no such directory", path=workspace, help="surefit ui --workspace DIR")
+    raise ConfigError("there is no such directory", code="E1047", path=workspace, help="surefit ui --workspace DIR")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -87,7 +87,9 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=512)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise MachineError(f"cannot listen on {host}:{port}: {reason}", help="another --port, or --port 0") from None
+        raise MachineError(
+            f"cannot listen on {host}:{port}: {reason}", code="E1048", help="another --port, or --port 0"
+        ) from None
 
 
 def _address(host: str, port: int, token: str | None) -> str:

@@ -118,7 +118,9 @@ def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Wis
     _say_what_to_know(out, jobs[0].job)
     folder = wishes.output
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise ConfigError("is a file; three scripts need a folder", path=folder, help="name a folder, or a new one")
+        raise ConfigError(
+            "is a file; three scripts need a folder", code="E1049", path=folder, help="name a folder, or a new one"
+        )
     results: list[dict[str, Any]] = []
     for each in jobs:
         number, after = None, results[-1]["job_id"] if results else None
@@ -168,6 +170,7 @@ def _submit_next(path: Path, stage: str, before: Sequence[Mapping[str, Any]]) ->
         queued = " ".join(result["job_id"] for result in before)
         raise MachineError(
             error.message,
+            code=error.code,
             path=error.path,
             help=f"queued before it: {queued} (`scancel {queued}` takes that back); fix it, and add the rest with "
             f"`surefit slurm CONFIG --stage {stage} --submit`, which waits for what is queued",
@@ -250,6 +253,7 @@ def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:
     if not found:
         raise ConfigError(
             f"--array {array} says neither how many tasks nor how many at once",
+            code="E1050",
             help="--array 8 is eight tasks, --array 8%2 two of them at a time",
         )
     return int(found[1]), int(found[2]) if found[2] else None

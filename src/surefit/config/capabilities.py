@@ -183,7 +183,9 @@ def require_together(config: Config) -> None:
     Raises:
         ConfigError: the first row that they meet, the others behind it.
     """
-    errors = [ConfigError(row.message, field=row.field, help=row.help) for row in conflicts(traits(config))]
+    errors = [
+        ConfigError(row.message, code="E2101", field=row.field, help=row.help) for row in conflicts(traits(config))
+    ]
     if errors:
         first, *rest = errors
         first.also = tuple(rest)

@@ -108,9 +108,11 @@ def _edit(text: str, keys: list[str], value: Any, path: Path) -> str:
     try:
         reread, _ = parse_yaml(new, path)
     except ConfigError:
-        raise ConfigError("it is written in a way that cannot be changed alone; change it by hand") from None
+        raise ConfigError(
+            "it is written in a way that cannot be changed alone; change it by hand", code="E2001"
+        ) from None
     if reread != _expected(tree, keys, value):
-        raise ConfigError(SHARED)
+        raise ConfigError(SHARED, code="E2002")
     return new
 
 

@@ -65,9 +65,11 @@ class _Loader(yaml.SafeLoader):
         self.nodes += 1
         self.depth += 1
         if self.nodes > MAX_VALUES:
-            raise ConfigError(f"more than {MAX_VALUES:,} keys and values: this is no config file", line=self.line + 1)
+            raise ConfigError(
+                f"more than {MAX_VALUES:,} keys and values: this is no config file", code="E2003", line=self.line + 1
+            )
         if self.depth > MAX_DEPTH:
-            raise ConfigError("nested too deeply to be a config", line=self.line + 1)
+            raise ConfigError("nested too deeply to be a config", code="E2004", line=self.line + 1)
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -108,7 +110,9 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
     tree, lines = parse_yaml(text, path)
     if not isinstance(tree, dict):
         what = "is empty" if tree is None else f"holds {_shape(tree)} where the sections should be"
-        raise ConfigError(f"the config {what}", path=path, help="`surefit init RECIPE` writes a config to start from")
+        raise ConfigError(
+            f"the config {what}", code="E2005", path=path, help="`surefit init RECIPE` writes a config to start from"
+        )
     tree = dict(tree)
     overridden = {_override(tree, text) for text in overrides}
     try:
@@ -117,7 +121,13 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
         problems = [_problem(item, path, lines, overridden) for item in _merge_unions(error)]
         first, *rest = problems
         raise ConfigError(
-            first.message, help=first.help, path=first.path, line=first.line, field=first.field, also=rest
+            first.message,
+            code=first.code,
+            help=first.help,
+            path=first.path,
+            line=first.line,
+            field=first.field,
+            also=rest,
         ) from None
     return Loaded(config, path, lines, frozenset(overridden))
 
@@ -125,9 +135,11 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
 def read_text(path: Path) -> str:
     """A small UTF-8 file's text, with or without a byte-order mark."""
     if path.is_dir():
-        raise ConfigError("this is a directory, not a config file", path=path, help="name the YAML file in it")
+        raise ConfigError(
+            "this is a directory, not a config file", code="E2006", path=path, help="name the YAML file in it"
+        )
     if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):  # but `<(a command)` of a shell
-        raise ConfigError("not a regular file", path=path, help="name the YAML file")
+        raise ConfigError("not a regular file", code="E2007", path=path, help="name the YAML file")
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -135,19 +147,24 @@ def read_text(path: Path) -> str:
         siblings = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         raise ConfigError(
             f"no such file{did_you_mean(str(path), siblings)}",
+            code="E2008",
             path=path,
             help="`surefit init RECIPE -o FILE` writes a config to start from; `surefit runs` lists the runs there are",
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", code="E2009", path=path, help="check its permissions"
+        ) from None
     if len(data) > MAX_BYTES:
         problem = f"larger than {MAX_BYTES // KIB} KiB: this is no config file"
-        raise ConfigError(problem, path=path, help="name the YAML file; data files are named inside it, as data.train")
+        raise ConfigError(
+            problem, code="E2010", path=path, help="name the YAML file; data files are named inside it, as data.train"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ConfigError("not UTF-8 text", path=path, line=line, help="save the file as UTF-8") from None
+        raise ConfigError("not UTF-8 text", code="E2011", path=path, line=line, help="save the file as UTF-8") from None
 
 
 def parse_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
@@ -160,14 +177,16 @@ def parse_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         problem = " ".join(str(part) for part in (error.problem, error.context) if part)
-        raise ConfigError(f"not valid YAML: {problem}", path=path, line=line, help=_yaml_help(text, line)) from None
+        raise ConfigError(
+            f"not valid YAML: {problem}", code="E2012", path=path, line=line, help=_yaml_help(text, line)
+        ) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"not valid YAML: {error}".replace("\n", " "), path=path) from None
+        raise ConfigError(f"not valid YAML: {error}".replace("\n", " "), code="E2013", path=path) from None
     except ConfigError as error:
         error.path = str(path)
         raise
     except RecursionError:  # an anchor inside itself
-        raise ConfigError("nested too deeply to be a config", path=path) from None
+        raise ConfigError("nested too deeply to be a config", code="E2014", path=path) from None
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
@@ -236,7 +255,7 @@ class _Builder:
         raise self._error(node, dotted, f"not usable as {_NOUN[kind]}: {_shape(text)}")
 
     def _error(self, node: yaml.Node, dotted: str, message: str) -> ConfigError:
-        return ConfigError(message, path=self.path, line=node.start_mark.line + 1, field=dotted or None)
+        return ConfigError(message, code="E2015", path=self.path, line=node.start_mark.line + 1, field=dotted or None)
 
 
 def _override(tree: dict[str, Any], text: str) -> str:
@@ -244,7 +263,9 @@ def _override(tree: dict[str, Any], text: str) -> str:
     dotted, equals, value = text.partition("=")
     dotted = dotted.strip()
     if not equals or not dotted:
-        raise ConfigError(f"{OVERRIDE} {text}: expected KEY=VALUE", help=f"for example {OVERRIDE} train.epochs=2")
+        raise ConfigError(
+            f"{OVERRIDE} {text}: expected KEY=VALUE", code="E2016", help=f"for example {OVERRIDE} train.epochs=2"
+        )
     *parents, leaf = dotted.split(".")
     parsed, _ = parse_yaml(value, Path(OVERRIDE))
     here = tree
@@ -318,8 +339,8 @@ def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden
     while nearest and nearest not in lines:
         nearest = nearest.rpartition(".")[0]
     if is_overridden(dotted, overridden) or any(key.startswith(f"{dotted}.") for key in overridden):
-        return ConfigError(message, path=OVERRIDE, field=dotted, help=help_text)
-    return ConfigError(message, path=path, line=lines.get(nearest), field=dotted, help=help_text)
+        return ConfigError(message, code="E2017", path=OVERRIDE, field=dotted, help=help_text)
+    return ConfigError(message, code="E2018", path=path, line=lines.get(nearest), field=dotted, help=help_text)
 
 
 def _explain(item: dict[str, Any]) -> tuple[str, str | None]:

@@ -176,6 +176,7 @@ def resolve(
     if decided.train.global_batch_size % micro:
         raise ConfigError(
             f"global_batch_size {decided.train.global_batch_size} is not a multiple of the micro batch {micro}",
+            code="E2019",
             path=loaded.path,
             line=loaded.lines.get("train.per_device_train_batch_size"),
             field="train.per_device_train_batch_size",

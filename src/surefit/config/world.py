@@ -156,7 +156,10 @@ def require_shareable(config: Config) -> None:
     used = [name for name in GROUPED if getattr(parallel, name) > 1]
     if parallel.mode == "single" and count > 1:
         raise ConfigError(
-            f"{count} processes, and parallel.mode is single", field=MODE, help="leave it at auto, or use one device"
+            f"{count} processes, and parallel.mode is single",
+            code="E2020",
+            field=MODE,
+            help="leave it at auto, or use one device",
         )
     if used and used != [parallel.mode] and (parallel.mode, used) != ("fsdp", ["cp"]):
         set_to = ", ".join(f"{name}: {getattr(parallel, name)}" for name in used)
@@ -164,6 +167,7 @@ def require_shareable(config: Config) -> None:
         why = cut if parallel.mode == "fsdp" else "one way at a time"
         raise ConfigError(
             f"parallel.mode is {parallel.mode}, with {set_to}",
+            code="E2021",
             field=MODE,
             help=f"{why}: set the others to 1, and the mode to auto",
         )
@@ -172,6 +176,7 @@ def require_shareable(config: Config) -> None:
         if count % getattr(parallel, name):
             raise ConfigError(
                 f"{count} processes cannot be divided into groups by parallel.{name}: {getattr(parallel, name)}",
+                code="E2022",
                 field=f"parallel.{name}",
                 help=f"choose a divisor of {count}, or another number of devices",
             )
@@ -183,12 +188,14 @@ def _require_effect(config: Config, count: int) -> None:
     if parallel.mode in GROUPED and getattr(parallel, parallel.mode) == 1:
         raise ConfigError(
             f"parallel.mode is {parallel.mode}, and parallel.{parallel.mode} is 1: nothing would be shared",
+            code="E2023",
             field=f"parallel.{parallel.mode}",
             help=f"set it to {count}, or to a divisor" if count > 1 else "it takes several devices: --gpus N",
         )
     if parallel.dp_replicate > 1 and parallel.mode != "fsdp":
         raise ConfigError(
             f"parallel.dp_replicate is {parallel.dp_replicate}, and parallel.mode {parallel.mode} has no use for it",
+            code="E2024",
             field="parallel.dp_replicate",
             help="leave it out, or set parallel.mode: fsdp and take several devices",
         )
@@ -197,6 +204,7 @@ def _require_effect(config: Config, count: int) -> None:
         raise ConfigError(
             f"parallel.offload is on, and parallel.mode {parallel.mode} with {count} process{'es' * (count > 1)} keeps "
             "nothing in the host's memory",
+            code="E2025",
             field="parallel.offload",
             help=f"leave it out, or set parallel.mode: {' or '.join(ZERO)}" + (", or fsdp" if count > 1 else ""),
         )

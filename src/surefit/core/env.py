@@ -124,7 +124,7 @@ def _opened_by_others(name: str) -> bool:
 
 
 def _bad_dotenv(path: Path, problem: str) -> ConfigError:
-    return ConfigError(problem, path=path, help="fix it (lines NAME=value), or move it elsewhere")
+    return ConfigError(problem, code="E1051", path=path, help="fix it (lines NAME=value), or move it elsewhere")
 
 
 def start_children_safely() -> None:

@@ -37,6 +37,8 @@ class SureFitError(Exception):
 
     Args:
         message: the problem, in the user's names and numbers.
+        code: names this error in tests, logs and `--json`; unique within SureFit and never reused
+            (`scripts/error_codes.py` gives out the next). None for an error of a recipe from outside.
         help: what to do about it.
         path: the file it is in.
         line: 1-based line in that file.
@@ -50,6 +52,7 @@ class SureFitError(Exception):
         self,
         message: str,
         *,
+        code: str | None = None,
         help: str | None = None,
         path: str | Path | None = None,
         line: int | None = None,
@@ -58,6 +61,7 @@ class SureFitError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
+        self.code = code
         self.help = help
         self.path = str(path) if path is not None else None
         self.line = line
@@ -87,6 +91,7 @@ class SureFitError(Exception):
         """The same, for `--json`."""
         return {
             "error": type(self).__name__,
+            "code": self.code,
             "message": self.message,
             "path": self.path,
             "line": self.line,
@@ -149,7 +154,9 @@ def errors_at(where: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(error.message, path=error.path or where, field=error.field, help=error.help) from error
+        raise DataError(
+            error.message, code=error.code, path=error.path or where, field=error.field, help=error.help
+        ) from error
     except RecipeError as error:
         error.path = error.path or where
         raise

@@ -85,7 +85,7 @@ def run_program(job: Program, timeout_s: float, memory_bytes: int, way: Way | No
         text = os.memfd_create("job")
     except OSError as error:
         reason = f"a file in memory is refused ({error.strerror})"
-        raise MachineError(f"this machine cannot shut untrusted code in: {reason}", help=_HELP) from error
+        raise MachineError(f"this machine cannot shut untrusted code in: {reason}", code="E1052", help=_HELP) from error
     verdict, said = os.pipe()
     try:
         with os.fdopen(text, "wb", closefd=False) as file:
@@ -239,7 +239,7 @@ def _outcome(said: bytes, output: str) -> Outcome:
     except ValueError:
         return Outcome("failed", "the tests were ended from outside (out of memory or processor time?)", output)
     if verdict["status"] == "refused":
-        raise MachineError(f"this machine cannot shut untrusted code in: {verdict['detail']}", help=_HELP)
+        raise MachineError(f"this machine cannot shut untrusted code in: {verdict['detail']}", code="E1053", help=_HELP)
     return Outcome(verdict["status"], verdict["detail"], output)
 
 
@@ -267,10 +267,11 @@ def working_way() -> Way:
         MachineError: none does.
     """
     if sys.platform != "linux" or not seccomp.supported():
-        raise MachineError("untrusted code is shut in on Linux only, on x86_64 or aarch64", help=_HELP)
+        raise MachineError("untrusted code is shut in on Linux only, on x86_64 or aarch64", code="E1054", help=_HELP)
     if own := [path for path in library_paths()[0] if path.startswith("/tmp/")]:
         raise MachineError(
             f"this Python's library is under /tmp ({own[0]}), where the sandbox has a folder of its own",
+            code="E1055",
             help="use a Python that is installed elsewhere, such as /usr/bin/python3 or one in your home",
         )
     problems = []
@@ -283,4 +284,4 @@ def working_way() -> Way:
         if outcome.status == "passed":
             return way
         problems.append(f"{way}: {outcome.detail} {outcome.output}".strip())
-    raise MachineError("; ".join(problems), help=_HELP)
+    raise MachineError("; ".join(problems), code="E1056", help=_HELP)

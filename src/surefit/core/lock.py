@@ -82,6 +82,7 @@ def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise MachineError(
                 f"cannot write: {error.strerror}",
+                code="E1057",
                 path=path.parent,
                 help="choose another output_dir, one that you may write to",
             ) from error

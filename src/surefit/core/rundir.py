@@ -166,7 +166,9 @@ def machine_errors(path: Path) -> Iterator[None]:
         cause = in_rust(error) or error
         if not isinstance(cause, OSError) or cause.errno not in helps:
             raise
-        raise MachineError(f"cannot write: {cause.strerror}", path=path, help=helps[cause.errno]) from cause
+        raise MachineError(
+            f"cannot write: {cause.strerror}", code="E1058", path=path, help=helps[cause.errno]
+        ) from cause
 
 
 def in_rust(error: Exception) -> OSError | None:
@@ -327,11 +329,13 @@ def read_json(path: Path) -> Any:
     try:
         return read_json_file(path)
     except FileNotFoundError:
-        raise DataError("not there yet", path=path, help="run the stage that writes it first") from None
+        raise DataError("not there yet", code="E1059", path=path, help="run the stage that writes it first") from None
     except OSError as error:
         raise _unreadable(error, path) from None
     except ValueError as error:
-        raise DataError(f"not valid JSON: {error}", path=path, help="run the stage that writes it again") from error
+        raise DataError(
+            f"not valid JSON: {error}", code="E1060", path=path, help="run the stage that writes it again"
+        ) from error
 
 
 def append_jsonl(path: Path, record: dict[str, Any]) -> None:
@@ -372,7 +376,9 @@ def _append(path: Path, lines: bytes) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a full pipe would keep the run waiting
-            raise MachineError("not a regular file", path=path, help="remove it, or choose another output_dir")
+            raise MachineError(
+                "not a regular file", code="E1061", path=path, help="remove it, or choose another output_dir"
+            )
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             size = path.read_bytes().rfind(b"\n") + 1
@@ -412,12 +418,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number < len(lines):
                 help_text = "restore the file, or delete it and run the stage that writes it again"
-                raise DataError(f"not valid JSON: {error}", path=path, line=number, help=help_text) from error
+                raise DataError(
+                    f"not valid JSON: {error}", code="E1062", path=path, line=number, help=help_text
+                ) from error
     return records
 
 
 def _unreadable(error: OSError, path: Path) -> DataError:
-    return DataError(f"cannot be read: {error.strerror}", path=path, help="check the run directory and its permissions")
+    return DataError(
+        f"cannot be read: {error.strerror}", code="E1063", path=path, help="check the run directory and its permissions"
+    )
 
 
 def file_sha256(path: Path) -> str:

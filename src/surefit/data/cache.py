@@ -202,5 +202,5 @@ def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: 
             return there
         reason = error.message if isinstance(error, MachineError) else f"cannot write: {error.strerror}"
         help_text = "set SUREFIT_CACHE to a directory you may write to, with room for the tokenised data"
-        raise MachineError(reason, path=path, help=help_text) from error
+        raise MachineError(reason, code="E4005", path=path, help=help_text) from error
     return TokenDataset(path, stats)

@@ -125,7 +125,7 @@ def _rows(batch: Any, place: str) -> Iterator[dict[str, Any]]:
         yield from _rows(batch.slice(half), place)
     else:
         problem = f"a row that takes {bytes_text(needed)} of memory once decoded"
-        raise DataError(problem, path=place, help="split it into several rows, or remove it")
+        raise DataError(problem, code="E4006", path=place, help="split it into several rows, or remove it")
 
 
 def _batch_bytes(batch: Any, place: str) -> int:

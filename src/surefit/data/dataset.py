@@ -103,7 +103,7 @@ def _encode_placed(tokenizer: PreTrainedTokenizerBase, examples: Examples, index
         return encode_turns(tokenizer, [examples[index]])[0]
     except DataError as error:
         path = examples.where[index]
-        raise DataError(error.message, path=path, field=error.field, help=error.help) from error
+        raise DataError(error.message, code=error.code, path=path, field=error.field, help=error.help) from error
 
 
 def _shortened(
@@ -121,7 +121,9 @@ def _shortened(
                 own = encode_turns(tokenizer, [shorten(examples[index], tokenizer, max_length, too_long)])[0]
             except DataError as error:
                 where = examples.where[index]
-                raise DataError(error.message, path=where, field=error.field, help=error.help) from error
+                raise DataError(
+                    error.message, code=error.code, path=where, field=error.field, help=error.help
+                ) from error
             cut.append(index)
         yield own
 
@@ -135,7 +137,11 @@ def _select(
     for index, (ids, supervised) in ((index, one) for index, own in enumerate(encoded) for one in own):
         longest_of_all = max(longest_of_all, len(ids))
         if len(ids) > max_length:
-            long.append(DataError(f"{len(ids):,} tokens, over max_length {max_length:,}", path=examples.where[index]))
+            long.append(
+                DataError(
+                    f"{len(ids):,} tokens, over max_length {max_length:,}", code="E4007", path=examples.where[index]
+                )
+            )
         elif not any(supervised):
             unsupervised += 1
         else:
@@ -147,6 +153,7 @@ def _select(
         raise DataError(
             f"no example is left: of {len(long) + unsupervised:,}, {len(long):,} are longer than max_length "
             f"{max_length:,} tokens (the longest has {longest_of_all:,}) and {unsupervised:,} have no token to learn",
+            code="E4008",
             field="data.max_length",
             help=f"set data.max_length to {longest_of_all} or more, as far as the model's context allows",
         )

@@ -74,7 +74,7 @@ def _messages_row(row: Row) -> dict[str, Any]:
 def _prompt_completion_row(row: Row) -> dict[str, Any]:
     prompt, completion = _turns(row["prompt"], "prompt", "user"), _turns(row["completion"], "completion", "assistant")
     if completion[-1]["role"] != "assistant":
-        raise DataError("the last message must have the role assistant", field="completion")
+        raise DataError("the last message must have the role assistant", code="E4009", field="completion")
     # The loss belongs to the completion: answers that stand in the prompt are given, not learnt.
     given = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in prompt]
     return {"messages": answered(given + completion, "prompt"), "tools": tool_list(row.get("tools"))}
@@ -84,7 +84,7 @@ def _turns(value: Any, field: str, role: str) -> list[Message]:
     """A list of messages as it is, or a text as one message."""
     if isinstance(value, str):
         if not value.strip():
-            raise DataError("empty", field=field)
+            raise DataError("empty", code="E4010", field=field)
         return [{"role": role, "content": value}]
     return message_list(value, field)
 
@@ -92,13 +92,13 @@ def _turns(value: Any, field: str, role: str) -> list[Message]:
 def _text_row(row: Row) -> dict[str, Any]:
     value = text(row["text"], "text")
     if not value.strip():
-        raise DataError("empty", field="text")
+        raise DataError("empty", code="E4011", field="text")
     return {"text": value}
 
 
 def _alpaca_row(row: Row) -> dict[str, Any]:
     if not text(row["output"], "output").strip():
-        raise DataError("empty", field="output")
+        raise DataError("empty", code="E4012", field="output")
     messages = [*_alpaca_prompt(row), {"role": "assistant", "content": row["output"]}]
     return {"messages": conversation(messages, "history"), "tools": tool_list(row.get("tools"))}
 
@@ -107,7 +107,7 @@ def _alpaca_prompt(row: Row) -> list[Message]:
     instruction, context = text(row["instruction"], "instruction"), text(row.get("input") or "", "input")
     question = "\n\n".join(part for part in (instruction, context) if part.strip())
     if not question:
-        raise DataError("empty", field="instruction")
+        raise DataError("empty", code="E4013", field="instruction")
     messages = [{"role": "system", "content": text(row["system"], "system")}] if row.get("system") else []
     for i, pair in enumerate(json_list(row.get("history") or [], "history")):
         messages += _history_turns(pair, f"history[{i}]")
@@ -116,7 +116,7 @@ def _alpaca_prompt(row: Row) -> list[Message]:
 
 def _history_turns(pair: Any, field: str) -> list[Message]:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise DataError("expected a list of a question and an answer", field=field)
+        raise DataError("expected a list of a question and an answer", code="E4014", field=field)
     return [{"role": role, "content": pair[i]} for i, role in enumerate(("user", "assistant"))]
 
 
@@ -166,7 +166,10 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
             return name
     known = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
     raise DataError(
-        f"columns that fit no format: {_listed(columns)}", field="data.format", help=f"known formats: {known}"
+        f"columns that fit no format: {_listed(columns)}",
+        code="E4015",
+        field="data.format",
+        help=f"known formats: {known}",
     )
 
 
@@ -177,6 +180,7 @@ def _require(columns: Sequence[str], needed: Sequence[str], who: str) -> None:
         raise DataError(
             f"{who} needs the column{'s' * (len(missing) > 1)} {' and '.join(map(repr, missing))}, "
             f"the data has {_listed(columns)}{hints}",
+            code="E4016",
             field=missing[0],
             help=f"rename the columns to {', '.join(needed)}, or choose another recipe or data.format",
         )
@@ -201,7 +205,7 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
         layout = LAYOUTS[fmt]
         _require(columns, layout.columns, f"the format {fmt}")
     except DataError as error:
-        raise DataError(error.message, path=source, field=error.field, help=error.help) from None
+        raise DataError(error.message, code=error.code, path=source, field=error.field, help=error.help) from None
 
     def convert(row: Row) -> Example:
         _require_values(row, layout.columns)
@@ -230,10 +234,13 @@ def _mixed_converter(source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row
 def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
     if not recipe.columns:
         help_text = f"choose one of {', '.join(LAYOUTS)}, or auto"
-        raise DataError(f"the recipe {recipe.name} has no columns of its own", field="data.format", help=help_text)
+        raise DataError(
+            f"the recipe {recipe.name} has no columns of its own", code="E4017", field="data.format", help=help_text
+        )
     if fmt != "recipe":
         raise DataError(
             f"the recipe {recipe.name} reads its own columns ({', '.join(recipe.columns)}), not the format {fmt}",
+            code="E4018",
             field="data.format",
             help="leave data.format at auto, or train with recipe: sft",
         )
@@ -244,14 +251,16 @@ def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> C
 def _require_values(row: Row, columns: Sequence[str]) -> None:
     for name in columns:
         if row.get(name) is None:
-            raise DataError("missing", field=name)
+            raise DataError("missing", code="E4019", field=name)
 
 
 def _refuse_media(row: Row) -> None:
     """A conversation's images in columns of their own: the text alone would be trained on as if it spoke of nothing."""
     for name in MEDIA:
         if row.get(name):
-            raise DataError(f"the row has {name}, but only text is trained on", field=name, help=TEXT_ALONE)
+            raise DataError(
+                f"the row has {name}, but only text is trained on", code="E4020", field=name, help=TEXT_ALONE
+            )
 
 
 def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
@@ -297,7 +306,7 @@ def _prompt_row(row: Row) -> dict[str, Any]:
     if row.get("instruction") is not None:
         return {"messages": _alpaca_prompt(row), "tools": tools}
     help_text = "a row has messages, conversations, prompt or instruction"
-    raise DataError(f"no prompt among the columns {_listed(list(row))}", help=help_text)
+    raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
 
 
 def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Examples:
@@ -308,7 +317,9 @@ def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Ex
             where.append(rows.where(index))
         except DataError as error:
             path, line = rows.place(index)
-            problems.append(DataError(error.message, path=path, line=line, field=error.field, help=error.help))
+            problems.append(
+                DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
+            )
         except RecipeError as error:
             error.path, error.line = rows.place(index)
             raise
@@ -324,10 +335,11 @@ def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_o
     if len(problems) == 1:
         one = problems[0]
         help_text = "; ".join(part for part in (one.help, f"fix the row{otherwise}") if part)
-        return DataError(one.message, path=one.path, line=one.line, field=one.field, help=help_text)
+        return DataError(one.message, code=one.code, path=one.path, line=one.line, field=one.field, help=help_text)
     shown = f", the first {SHOWN} of them" if len(problems) > SHOWN else ""
     return DataError(
         f"{len(problems):,} of {total:,} rows cannot be used{shown}:",
+        code="E4022",
         path=source,
         help=f"fix them{otherwise}",
         also=problems[:SHOWN],
@@ -396,7 +408,7 @@ def load_mixed(source: str, section: DataSection) -> Rows:
     """
     try:
         if source == section.eval:
-            raise DataError("the same rows as data.eval", path=source, help="leave it out of data.mix")
+            raise DataError("the same rows as data.eval", code="E4023", path=source, help="leave it out of data.mix")
         return load_rows(source, split=section.split)
     except SureFitError as error:
         error.about(f"data.mix.{source}")
@@ -420,14 +432,24 @@ def mix_in(
     free = [i for i, example in enumerate(more) if prompt_position(example, seed) not in secret]
     if not free:
         help_text = "leave it out of data.mix: its rows are what the model is scored on"
-        raise DataError(f"every prompt of its {len(more)} examples is held out", path=source, field=key, help=help_text)
+        raise DataError(
+            f"every prompt of its {len(more)} examples is held out",
+            code="E4024",
+            path=source,
+            field=key,
+            help=help_text,
+        )
     whole, share = divmod(passes, 1)
     places = {i: row_position(more.examples[i], seed) for i in free} if share else {}
     chosen = free * int(whole) + [i for i in places if places[i] < share]
     if not chosen:
         enough = (math.floor(min(places.values()) * 1000) + 1) / 1000
         raise DataError(
-            f"{passes:g} of {len(free)} examples takes none", path=source, field=key, help=f"write {enough:g} or more"
+            f"{passes:g} of {len(free)} examples takes none",
+            code="E4025",
+            path=source,
+            field=key,
+            help=f"write {enough:g} or more",
         )
     added, taken = more.subset(chosen), set(free)
     leaked = [f"{more.where[i]}: its prompt is held out" for i in range(len(more)) if i not in taken]
@@ -445,7 +467,7 @@ def load_held_out(source: str, split: str, train: Rows | None) -> Rows:
     rows = load_rows(source, split=split)
     if train is not None and rows.sha256 == train.sha256:
         help_text = "name other rows, or a share such as 0.02 to set aside"
-        raise DataError("the same rows as data.train", path=source, field="data.eval", help=help_text)
+        raise DataError("the same rows as data.train", code="E4026", path=source, field="data.eval", help=help_text)
     return rows
 
 
@@ -465,12 +487,14 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
         enough = (math.floor(min(positions) * 1000) + 1) / 1000
         raise DataError(
             f"{share:g} of {len(examples)} examples holds out none",
+            code="E4027",
             field="data.eval",
             help=f"set data.eval to {enough:g} or more, or to a file with rows to be scored on",
         )
     if not train:
         raise DataError(
             f"holding out {share:g} of {len(examples)} examples leaves none to train on",
+            code="E4028",
             field="data.eval",
             help="equal prompts stay together: lower data.eval, or name a file with rows to be scored on",
         )

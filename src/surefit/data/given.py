@@ -26,14 +26,14 @@ def tokens_row(row: Row) -> Example:
     """
     ids = _numbers(row["input_ids"], "input_ids")
     if not ids:
-        raise DataError("no tokens", field="input_ids")
+        raise DataError("no tokens", code="E4029", field="input_ids")
     if (negative := next((n for n, one in enumerate(ids) if one < 0), None)) is not None:
-        raise DataError(f"token ids start at 0, got {ids[negative]}", field=f"input_ids[{negative}]")
+        raise DataError(f"token ids start at 0, got {ids[negative]}", code="E4030", field=f"input_ids[{negative}]")
     learnt = _learnt(row, ids)
     if row.get("attention_mask") is not None:
         kept = _mask(row["attention_mask"], "attention_mask", ids)
         if not any(kept):
-            raise DataError("no tokens: all of them are padding", field="attention_mask")
+            raise DataError("no tokens: all of them are padding", code="E4031", field="attention_mask")
         ids = [one for one, keep in zip(ids, kept, strict=True) if keep]
         learnt = [one for one, keep in zip(learnt, kept, strict=True) if keep]
     return Example(text=" ".join(map(str, ids)), tokens=(tuple(ids), tuple(learnt)))
@@ -46,6 +46,7 @@ def require_known(ids: Sequence[int], known: int) -> None:
         raise DataError(
             f"token id {max(ids):,} is outside the tokenizer's vocabulary of {known:,}: these rows were made "
             "with another tokenizer",
+            code="E4032",
             field="input_ids",
             help="tokenise them with this model's tokenizer, or train on their text",
         )
@@ -65,6 +66,7 @@ def _labelled(value: Any, ids: list[int]) -> list[bool]:
         if label not in (own, _IGNORED):
             raise DataError(
                 f"a label is the token itself or {_IGNORED}, not {label} where input_ids has {own}",
+                code="E4033",
                 field=f"labels[{n}]",
                 help="labels are not shifted: the model does that",
             )
@@ -75,7 +77,7 @@ def _mask(value: Any, field: str, ids: list[int]) -> list[bool]:
     mask = [int(one) if isinstance(one, bool) else one for one in json_list(value, field)]
     _require_length(mask, ids, field)
     if (wrong := next((n for n, one in enumerate(mask) if one not in (0, 1)), None)) is not None:
-        raise DataError(f"expected 0 or 1, not {mask[wrong]!r}", field=f"{field}[{wrong}]")
+        raise DataError(f"expected 0 or 1, not {mask[wrong]!r}", code="E4034", field=f"{field}[{wrong}]")
     return [one == 1 for one in mask]
 
 
@@ -83,10 +85,10 @@ def _numbers(value: Any, field: str) -> list[int]:
     found = list(json_list(value, field))
     wrong = next((n for n, one in enumerate(found) if not isinstance(one, int) or isinstance(one, bool)), None)
     if wrong is not None:
-        raise DataError(f"expected an integer, not {json_kind(found[wrong])}", field=f"{field}[{wrong}]")
+        raise DataError(f"expected an integer, not {json_kind(found[wrong])}", code="E4035", field=f"{field}[{wrong}]")
     return found
 
 
 def _require_length(found: list[Any], ids: list[int], field: str) -> None:
     if len(found) != len(ids):
-        raise DataError(f"{len(found):,} values for {len(ids):,} input_ids", field=field)
+        raise DataError(f"{len(found):,} values for {len(ids):,} input_ids", code="E4036", field=field)

@@ -216,7 +216,9 @@ def _look_at_beginning(file: str, count: int, seen: _Seen, read: Callable[..., I
 def _rows(source: str, sizes: dict[str, int], seen: dict[tuple[str, str], _Seen]) -> Rows:
     placed = [one for kind in seen.values() for one in kind.placed]
     if not placed:
-        raise DataError("no rows at the places that were read", path=source, help="was it written completely?")
+        raise DataError(
+            "no rows at the places that were read", code="E4037", path=source, help="was it written completely?"
+        )
     total, error = 0.0, 0.0
     for kind, found in seen.items():
         size = sum(size for file, size in sizes.items() if endings(file) == kind)

@@ -29,7 +29,9 @@ def hub_rows(source: str) -> Iterator[Placed]:
 
         table = datasets.load_dataset(name, config or None, split=split, token=env.hub_token())
         if not len(table):
-            raise DataError(f"the split {split!r} holds no rows", path=source, field="data.split", help="name another")
+            raise DataError(
+                f"the split {split!r} holds no rows", code="E4038", path=source, field="data.split", help="name another"
+            )
         for number, row in enumerate(table, start=1):
             yield Placed(without_filled_nulls(row), f"{source} row {number}", None)
 
@@ -40,7 +42,9 @@ def _hub_errors(source: str, split: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise MachineError(f"hub data sets need the package datasets: {error}", help="pip install datasets") from None
+        raise MachineError(
+            f"hub data sets need the package datasets: {error}", code="E4039", help="pip install datasets"
+        ) from None
     except Exception as error:
         from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -48,23 +52,29 @@ def _hub_errors(source: str, split: str) -> Iterator[None]:
         if isinstance(error, DatasetNotFoundError):
             raise _not_found(source, reason) from None
         if isinstance(error, ConnectionError) or type(error).__module__.startswith(("httpx", "huggingface_hub")):
-            raise MachineError(f"the hub cannot be reached for {source}: {reason}", help=_OFFLINE_HELP) from None
+            raise MachineError(
+                f"the hub cannot be reached for {source}: {reason}", code="E4040", help=_OFFLINE_HELP
+            ) from None
         if isinstance(error, ValueError) and "split" in reason.lower():
-            raise DataError(reason, path=source, field="data.split", help=f"{split!r} is not one of them") from None
+            raise DataError(
+                reason, code="E4041", path=source, field="data.split", help=f"{split!r} is not one of them"
+            ) from None
         if isinstance(error, ValueError) and "onfig" in reason:
             help_text = "name one as owner/name:config"
-            raise DataError(_one_line(error), path=source, help=help_text) from None
+            raise DataError(_one_line(error), code="E4042", path=source, help=help_text) from None
         if isinstance(error, (DatasetsError, RuntimeError, ValueError)):
             help_text = "save the data set as Parquet or JSON Lines and name that file"
-            raise DataError(f"datasets cannot read it: {reason}", path=source, help=help_text) from None
+            raise DataError(f"datasets cannot read it: {reason}", code="E4043", path=source, help=help_text) from None
         if isinstance(error, OSError):
             raise MachineError(
-                f"{source} cannot be fetched: {reason}", help="check the disk and its permissions"
+                f"{source} cannot be fetched: {reason}", code="E4044", help="check the disk and its permissions"
             ) from None
         if isinstance(error, (SureFitError, MemoryError)):
             raise
         help_text = "save the data set as Parquet or JSON Lines and name that file"
-        raise DataError(f"datasets cannot read it: {reason_of(error)}", path=source, help=help_text) from error
+        raise DataError(
+            f"datasets cannot read it: {reason_of(error)}", code="E4045", path=source, help=help_text
+        ) from error
 
 
 _OFFLINE_HELP = (
@@ -77,12 +87,14 @@ def _not_found(source: str, reason: str) -> DataError:
     if "gated" in reason:
         return DataError(
             f"{name} is gated: its owner has to grant you access",
+            code="E4046",
             path=source,
             help=f"accept its terms at https://huggingface.co/datasets/{name}, then set HF_TOKEN in the environment "
             "or in .env",
         )
     return DataError(
         "neither a file here nor a data set on the hub that you may read",
+        code="E4047",
         path=source,
         help="check the name; for a private data set set HF_TOKEN in the environment or in .env",
     )

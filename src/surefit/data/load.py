@@ -133,6 +133,7 @@ def _kept(parts: Sequence[Range]) -> list[Placed]:
             if needed > limit:
                 raise DataError(
                     f"its first {len(placed):,} rows take {bytes_text(needed)} of memory, all that there is room for",
+                    code="E4048",
                     path=found.path,
                     line=found.line,
                     help=TOO_MANY,
@@ -146,7 +147,7 @@ def require_other_rows(rows: Hashed, train: Hashed | None, source: str) -> None:
     """
     if train is not None and rows.sha256 == train.sha256:
         help_text = "name other rows, or a share such as 0.02 to set aside"
-        raise DataError("the same rows as data.train", path=source, field="data.eval", help=help_text)
+        raise DataError("the same rows as data.train", code="E4049", path=source, field="data.eval", help=help_text)
 
 
 def files_sha256(files: Sequence[Path]) -> str:

@@ -58,10 +58,12 @@ def answered(messages: list[Message], field: str) -> list[Message]:
     if not any(map(trained_on, messages)):
         weights = "assistant" in roles
         message = "every assistant message has weight 0" if weights else "no message has the role assistant"
-        raise DataError(f"{message}: there is nothing to train on", field=field)
+        raise DataError(f"{message}: there is nothing to train on", code="E4050", field=field)
     if roles[0] == "assistant":
         raise DataError(
-            "the conversation starts with the assistant, so there is no prompt to answer", field=f"{field}[0].role"
+            "the conversation starts with the assistant, so there is no prompt to answer",
+            code="E4051",
+            field=f"{field}[0].role",
         )
     return messages[: len(roles) - roles[::-1].index("assistant")]
 
@@ -78,13 +80,15 @@ def message_list(value: Any, field: str) -> list[Message]:
     """Every message checked and brought into one form, whatever the roles are."""
     items = json_list(value, field)
     if not items:
-        raise DataError("the list of messages is empty", field=field)
+        raise DataError("the list of messages is empty", code="E4052", field=field)
     return [_message(item, f"{field}[{i}]") for i, item in enumerate(items)]
 
 
 def _message(item: Any, field: str) -> Message:
     if not isinstance(item, Mapping):
-        raise DataError(f"a message must be an object with role and content, not {json_kind(item)}", field=field)
+        raise DataError(
+            f"a message must be an object with role and content, not {json_kind(item)}", code="E4053", field=field
+        )
     role = item.get("role")
     if role not in ROLES:
         raise _bad_role(item, role, field)
@@ -92,12 +96,12 @@ def _message(item: Any, field: str) -> Message:
     message: Message = {"role": role, "content": _content(item, role, field)}
     if item.get("tool_calls"):
         if role != "assistant":
-            raise DataError(f"a {role} message cannot call tools", field=f"{field}.tool_calls")
+            raise DataError(f"a {role} message cannot call tools", code="E4054", field=f"{field}.tool_calls")
         message["tool_calls"] = tool_calls(item["tool_calls"], f"{field}.tool_calls")
     if role == "assistant" and not message["content"].strip() and "tool_calls" not in message:
-        raise DataError("the assistant's message is empty", field=f"{field}.content")
+        raise DataError("the assistant's message is empty", code="E4055", field=f"{field}.content")
     if item.get("weight") not in (None, 0, 1):
-        raise DataError(f"weight must be 0 or 1, not {item['weight']!r}", field=f"{field}.weight")
+        raise DataError(f"weight must be 0 or 1, not {item['weight']!r}", code="E4056", field=f"{field}.weight")
     rest = {key: value for key, value in item.items() if key not in ("role", "content", "tool_calls")} | thoughts
     # A key set to null is a key that the file's writer did not fill; templates ask whether a key is there.
     return message | {key: value for key, value in rest.items() if value is not None}
@@ -106,10 +110,10 @@ def _message(item: Any, field: str) -> Message:
 def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
     if role is None:
         help_text = "turns written as from and value belong in a column named conversations" if "from" in item else None
-        return DataError("the message has no role", field=f"{field}.role", help=help_text)
+        return DataError("the message has no role", code="E4057", field=f"{field}.role", help=help_text)
     hint = did_you_mean(role, ROLES) if isinstance(role, str) else ""
     help_text = f"the roles are {', '.join(ROLES)}"
-    return DataError(f"unknown role {role!r}{hint}", field=f"{field}.role", help=help_text)
+    return DataError(f"unknown role {role!r}{hint}", code="E4058", field=f"{field}.role", help=help_text)
 
 
 def _thoughts(item: Mapping[str, Any], field: str) -> tuple[dict[str, str], Mapping[str, Any]]:
@@ -144,7 +148,7 @@ def _content(item: Mapping[str, Any], role: str, field: str) -> str:
     if content is None:
         if role == "assistant" and item.get("tool_calls"):
             return ""
-        raise DataError("the message has no content", field=f"{field}.content")
+        raise DataError("the message has no content", code="E4059", field=f"{field}.content")
     return _joined(content, f"{field}.content")
 
 
@@ -158,6 +162,7 @@ def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
     what = f"parts of type {part.get('type')!r} are" if isinstance(part, Mapping) else f"{json_kind(part)} is"
     raise DataError(
         f'{what} not supported: only {{"type": "text", "text": …}} and, in assistant messages, reasoning',
+        code="E4060",
         field=field,
         help=_part_help(part.get("type")) if isinstance(part, Mapping) else None,
     )
@@ -180,16 +185,18 @@ def tool_calls(value: Any, field: str) -> list[dict[str, Any]]:
 
 def _tool_call(item: Any, field: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
-        raise DataError(f"a tool call must be an object, not {json_kind(item)}", field=field)
+        raise DataError(f"a tool call must be an object, not {json_kind(item)}", code="E4061", field=field)
     wrapped = isinstance(item.get("function"), Mapping)
     function = item["function"] if wrapped else item
     inner = f"{field}.function" if wrapped else field
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise DataError("the tool call has no name", field=f"{inner}.name")
+        raise DataError("the tool call has no name", code="E4062", field=f"{inner}.name")
     arguments = json_value(function.get("arguments", {}), f"{inner}.arguments")
     if not isinstance(arguments, Mapping):
-        raise DataError(f"arguments must be an object, not {json_kind(arguments)}", field=f"{inner}.arguments")
+        raise DataError(
+            f"arguments must be an object, not {json_kind(arguments)}", code="E4063", field=f"{inner}.arguments"
+        )
     call = {key: value for key, value in item.items() if wrapped and key not in ("type", "function")}
     return call | {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
@@ -209,11 +216,13 @@ def tool_list(value: Any, field: str = "tools") -> list[dict[str, Any]] | None:
 def _tool(value: Any, field: str) -> dict[str, Any]:
     item = json_value(value, field)
     if not isinstance(item, Mapping):
-        raise DataError(f"a tool must be an object, not {json_kind(item)}", field=field)
+        raise DataError(f"a tool must be an object, not {json_kind(item)}", code="E4064", field=field)
     wrapped = isinstance(item.get("function"), Mapping)
     function = item["function"] if wrapped else item
     if not isinstance(function.get("name"), str) or not function["name"]:
-        raise DataError("the tool has no name", field=f"{field}.function.name" if wrapped else f"{field}.name")
+        raise DataError(
+            "the tool has no name", code="E4065", field=f"{field}.function.name" if wrapped else f"{field}.name"
+        )
     return dict(item) if wrapped else {"type": "function", "function": dict(item)}
 
 
@@ -228,15 +237,17 @@ def from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:
 
 def _sharegpt_turn(turn: Any, field: str) -> Message:
     if not isinstance(turn, Mapping):
-        raise DataError(f"a turn must be an object with from and value, not {json_kind(turn)}", field=field)
+        raise DataError(
+            f"a turn must be an object with from and value, not {json_kind(turn)}", code="E4066", field=field
+        )
     speaker = turn.get("from")
     if speaker is None:
         help_text = "turns written as role and content belong in a column named messages" if "role" in turn else None
-        raise DataError("the turn does not say who it is from", field=f"{field}.from", help=help_text)
+        raise DataError("the turn does not say who it is from", code="E4067", field=f"{field}.from", help=help_text)
     if speaker not in SHAREGPT_ROLES:
         hint = did_you_mean(str(speaker), SHAREGPT_ROLES)
         help_text = f"known speakers: {', '.join(SHAREGPT_ROLES)}"
-        raise DataError(f"unknown speaker {speaker!r}{hint}", field=f"{field}.from", help=help_text)
+        raise DataError(f"unknown speaker {speaker!r}{hint}", code="E4068", field=f"{field}.from", help=help_text)
     value = text(turn.get("value"), f"{field}.value")
     if speaker == "function_call":
         calls = json_value(value, f"{field}.value")
@@ -252,9 +263,9 @@ def text(value: Any, field: str) -> str:
         DataError: it is missing or something else.
     """
     if value is None:
-        raise DataError("missing", field=field)
+        raise DataError("missing", code="E4069", field=field)
     if not isinstance(value, str):
-        raise DataError(f"expected text, got {json_kind(value)}", field=field)
+        raise DataError(f"expected text, got {json_kind(value)}", code="E4070", field=field)
     return value
 
 
@@ -269,14 +280,14 @@ def json_value(value: Any, field: str) -> Any:
     try:
         return strict_json(value)
     except ValueError as error:
-        raise DataError(f"not valid JSON: {error}", field=field) from None
+        raise DataError(f"not valid JSON: {error}", code="E4071", field=field) from None
 
 
 def json_list(value: Any, field: str) -> Sequence[Any]:
     """A list, or a list as JSON text."""
     if value is None:
-        raise DataError("missing", field=field)
+        raise DataError("missing", code="E4072", field=field)
     parsed = json_value(value, field)
     if not isinstance(parsed, (list, tuple)):
-        raise DataError(f"expected a list, got {json_kind(parsed)}", field=field)
+        raise DataError(f"expected a list, got {json_kind(parsed)}", code="E4073", field=field)
     return parsed

@@ -162,6 +162,7 @@ class _Unpacked(io.RawIOBase):
             raise DataError(
                 f"damaged: it {'ends in the middle of' if cut else 'cannot be decompressed after'} the first "
                 f"{self.packed.position:,} bytes of compressed data ({reason_of(error)})",
+                code="E4074",
                 path=shown(self.packed.name),
                 help="was it downloaded completely? test it with gzip -t or zstd -t, and fetch it again",
             ) from None
@@ -196,18 +197,28 @@ def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
     at = f" after {position:,} bytes" if position else ""
     status = getattr(error, "status", None)
     if isinstance(error, FileNotFoundError) or status == 404:
-        return DataError(f"no such file{' (404)' if scheme in _WEB else ''}", path=path, help="check the address")
+        return DataError(
+            f"no such file{' (404)' if scheme in _WEB else ''}", code="E4075", path=path, help="check the address"
+        )
     if isinstance(error, PermissionError) or status in (401, 403):
         said = f" ({status})" if status else ""
         help_text = "check this machine's credentials for it, and that they allow reading it"
-        return DataError(f"access denied{said}", path=path, help=help_text)
+        return DataError(f"access denied{said}", code="E4076", path=path, help=help_text)
     if isinstance(error, ImportError):
         package = _PACKAGES.get(scheme, "")
         help_text = f"pip install {package}" if package else env.first_line(error)
-        return MachineError(f"{scheme}:// needs a package that is not installed", path=path, help=help_text)
+        return MachineError(
+            f"{scheme}:// needs a package that is not installed", code="E4077", path=path, help=help_text
+        )
     if isinstance(error, ValueError) and "Protocol not known" in str(error):
-        return DataError(f"no file system is known for {scheme}://", path=path, help="https, s3, gs and hf are known")
+        return DataError(
+            f"no file system is known for {scheme}://", code="E4078", path=path, help="https, s3, gs and hf are known"
+        )
     if isinstance(error, TimeoutError):
-        return MachineError(f"no answer{at}: timed out", path=path, help="check the network, or copy the file here")
+        return MachineError(
+            f"no answer{at}: timed out", code="E4079", path=path, help="check the network, or copy the file here"
+        )
     reason = reason_of(error)
-    return MachineError(f"cannot be read{at}: {reason}", path=path, help="check the network, or copy the file here")
+    return MachineError(
+        f"cannot be read{at}: {reason}", code="E4080", path=path, help="check the network, or copy the file here"
+    )

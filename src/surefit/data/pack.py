@@ -29,6 +29,7 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
     if order and lengths[order[0]] > capacity:
         raise DataError(
             f"an example of {lengths[order[0]]:,} tokens does not fit a packed row of {capacity:,}",
+            code="E4081",
             field="data.max_length",
             help="examples must be cut or dropped to data.max_length before they are packed",
         )

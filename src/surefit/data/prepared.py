@@ -63,6 +63,7 @@ def require_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe,
     if changed:
         raise ConfigError(
             f"these shards were made with {', '.join(changed)}",
+            code="E4082",
             path=directory,
             field="data.prepared",
             help=ANEW,
@@ -76,6 +77,7 @@ def require_tokenizer(was: str, digest: str, directory: Path) -> None:
         raise ConfigError(
             "these shards were made with another tokenizer or chat template, or another version of tokenizers or "
             "transformers",
+            code="E4083",
             path=directory,
             field="data.prepared",
             help=ANEW,
@@ -100,7 +102,7 @@ def opened(config: Config, recipe: TaskRecipe) -> Manifest:
     if missing:
         listed = ", ".join(missing[:3]) + ("…" if len(missing) > 3 else "")
         problem = f"{len(missing):,} of {len(names):,} shards are missing: {listed}"
-        raise DataError(problem, path=directory, field="data.prepared", help=MEND)
+        raise DataError(problem, code="E4084", path=directory, field="data.prepared", help=MEND)
     return manifest
 
 
@@ -110,6 +112,7 @@ def refuse_limit(config: Config) -> None:
     if config.data.limit is not None:
         raise ConfigError(
             "data.limit takes rows spread evenly over all of them, which prepared data cannot do",
+            code="E4085",
             field="data.limit",
             help="leave data.prepared out for a first try; train.max_steps ends a run early",
         )

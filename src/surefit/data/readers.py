@@ -94,6 +94,7 @@ def require_size(size: int, place: object, line: int | None = None) -> None:
     if size > ROW_BYTES:
         raise DataError(
             f"a row of more than {bytes_text(ROW_BYTES)}",
+            code="E4086",
             path=str(place),
             line=line,
             help="split the text into several rows, or remove the row: it has more tokens than any model reads",
@@ -107,6 +108,7 @@ def _line_row(text: str, path: str, line: int) -> dict[str, Any]:
         array = text.lstrip().startswith("[") and line == 1
         raise DataError(
             f"{_problem(error)} (column {error.colno})",
+            code="E4087",
             path=path,
             line=line,
             help=_ARRAY_HELP if array else "every line of a JSON Lines file is one whole JSON object",
@@ -114,6 +116,7 @@ def _line_row(text: str, path: str, line: int) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise DataError(
             f"a row must be a JSON object, not {json_kind(row)}",
+            code="E4088",
             path=path,
             line=line,
             help=_ARRAY_HELP if isinstance(row, list) and line == 1 else None,
@@ -135,7 +138,9 @@ def read_json(file: BufferedReader, name: str) -> Iterator[Placed]:
         value = _decode(text, name, None)
     except json.JSONDecodeError as error:
         message = f"{_problem(error)} (column {error.colno})"
-        raise DataError(message, path=name, line=error.lineno, help="a JSON file is an array of objects") from None
+        raise DataError(
+            message, code="E4089", path=name, line=error.lineno, help="a JSON file is an array of objects"
+        ) from None
     return _numbered(value if isinstance(value, list) else [value], name)
 
 
@@ -166,7 +171,7 @@ def _numbered(rows: list[Any], path: str) -> Iterator[Placed]:
         place = f"{path} row {number}"
         require_size(characters(row), place)
         if not isinstance(row, dict):
-            raise DataError(f"a row must be a JSON object, not {json_kind(row)}", path=place)
+            raise DataError(f"a row must be a JSON object, not {json_kind(row)}", code="E4090", path=place)
         yield Placed(row, place, None)
 
 
@@ -194,19 +199,23 @@ def _decode(text: str, path: str, line: int | None) -> Any:
         raise _undecodable(error, path, line) from None
     # The array around the rows of a .json file is one level more.
     if text.count("[") + text.count("{") > MAX_DEPTH and deeper_than(value, MAX_DEPTH + isinstance(value, list)):
-        raise DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line, help=_FLATTER)
+        raise DataError(f"nested more than {MAX_DEPTH} levels deep", code="E4091", path=path, line=line, help=_FLATTER)
     return value
 
 
 def _undecodable(error: Exception, path: str, line: int | None) -> DataError:
     if isinstance(error, RecursionError):
-        return DataError(f"nested more than {MAX_DEPTH} levels deep", path=path, line=line, help=_FLATTER)
+        return DataError(f"nested more than {MAX_DEPTH} levels deep", code="E4092", path=path, line=line, help=_FLATTER)
     if isinstance(error, UnicodeEncodeError):
         message = "half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
-        return DataError(message, path=path, line=line, help="remove it: the text was cut inside a character")
+        return DataError(
+            message, code="E4093", path=path, line=line, help="remove it: the text was cut inside a character"
+        )
     if "digits" in str(error):
-        return DataError("an integer with thousands of digits", path=path, line=line, help="write it as a string")
-    return DataError(str(error), path=path, line=line)
+        return DataError(
+            "an integer with thousands of digits", code="E4094", path=path, line=line, help="write it as a string"
+        )
+    return DataError(str(error), code="E4095", path=path, line=line)
 
 
 _FLATTER = "store the deeply nested part as a string of JSON"
@@ -242,6 +251,7 @@ def _csv_cells(reader: Any, name: str, line: int) -> list[str] | None:
     except csv.Error as error:
         raise DataError(
             f"not valid CSV: {error}",
+            code="E4096",
             path=name,
             line=line,
             help='put a value with commas, quotes or line breaks in quotes, and double a quote inside it: ""',
@@ -254,12 +264,16 @@ def _csv_header(cells: list[str], path: str, line: int) -> list[str]:
     for separator, word in ((";", "semicolons"), ("\t", "tabs")):
         if len(cells) == 1 and separator in cells[0]:
             raise DataError(
-                f"the values are separated by {word}, not commas", path=path, line=line, help="export it with commas"
+                f"the values are separated by {word}, not commas",
+                code="E4097",
+                path=path,
+                line=line,
+                help="export it with commas",
             )
     repeated = [cell for cell, count in Counter(cells).items() if count > 1]
     if repeated:
         problem = f"the header names the column {repeated[0]!r} twice"
-        raise DataError(problem, path=path, line=line, help="give every column a name of its own")
+        raise DataError(problem, code="E4098", path=path, line=line, help="give every column a name of its own")
     return cells
 
 
@@ -267,6 +281,7 @@ def _csv_row(header: list[str], cells: list[str], path: str, line: int) -> dict[
     if len(cells) != len(header):
         raise DataError(
             f"{len(cells)} values where the header names {len(header)} columns",
+            code="E4099",
             path=path,
             line=line,
             help="put values that hold commas in quotes",
@@ -305,6 +320,7 @@ def refuse_over_room(needed: int, place: str, rows: int) -> None:
         raise DataError(
             f"its {rows:,} rows take at least {bytes_text(needed)} of memory once decoded, and there is room "
             f"for {bytes_text(limit)}",
+            code="E4100",
             path=place,
             help=TOO_MANY,
         )
@@ -317,6 +333,7 @@ def _whole(file: BufferedReader, name: str) -> bytes:
     if len(data) > limit:
         raise DataError(
             f"more than {bytes_text(limit)}, and a JSON array or PENMAN file is read whole: not enough memory",
+            code="E4101",
             path=name,
             help="write it as JSON Lines, which are read one by one: jq -c '.[]' FILE.json > FILE.jsonl",
         )
@@ -389,6 +406,7 @@ def _penman_line(row: dict[str, Any], text: str, path: str, line: int) -> dict[s
     if "graph" not in row and text[0] != "(":
         raise DataError(
             f"neither a comment nor the beginning of a graph: {shortened(text, 40)!r}",
+            code="E4102",
             path=path,
             line=line,
             help='a text file is read as PENMAN: "# ::snt SENTENCE", the graph in parentheses, a blank line',
@@ -400,6 +418,7 @@ def _penman_row(row: dict[str, Any], path: str, line: int) -> Placed:
     if not row.get("sentence"):
         raise DataError(
             "a graph without its sentence" if "graph" in row else "a block without a sentence",
+            code="E4103",
             path=path,
             line=line,
             help='write "# ::snt SENTENCE" above the graph',
@@ -433,10 +452,13 @@ def _refuse_other_kinds(file: ByteLines, name: str) -> None:
     head, ending = file.peek(1024)[:1024], endings(name)[0]
     for signature, (what, help_text) in _SIGNATURES.items():
         if head.startswith(signature):
-            raise DataError(f"this is {what}, not {ending} text", path=name, help=help_text)
+            raise DataError(f"this is {what}, not {ending} text", code="E4104", path=name, help=help_text)
     if b"\0" in head:
         raise DataError(
-            f"this is binary data, not {ending} text", path=name, help="give the file the extension of its real format"
+            f"this is binary data, not {ending} text",
+            code="E4105",
+            path=name,
+            help="give the file the extension of its real format",
         )
 
 
@@ -450,6 +472,7 @@ def _utf8(data: bytes, path: str, line: int | None) -> str:
         cut = error.end == len(data) and error.reason == "unexpected end of data"
         raise DataError(
             f"not UTF-8 text: the byte 0x{data[error.start]:02x} (column {column})",
+            code="E4106",
             path=path,
             line=line or before.count(b"\n") + 1,
             help="the file ends inside a character: was it cut off?" if cut else "save the file as UTF-8",

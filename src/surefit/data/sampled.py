@@ -105,6 +105,7 @@ def documents_missing(section: DataSection, examples: Examples) -> Iterator[Data
     if section.cuts and all(example.document is None for example in examples):
         yield DataError(
             f"{section.too_long} cuts documents, and the recipe names no part of its prompts that may be cut",
+            code="E4107",
             field="data.too_long",
             help="write too_long: drop, or choose a recipe with documents (long_summarization)",
         )
@@ -135,7 +136,7 @@ def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
         except DataError as error:
             file, _, number = where.rpartition(":")
             path, line = (file, int(number)) if number.isdecimal() else (where, None)
-            yield DataError(error.message, path=path, line=line, field=error.field, help=error.help)
+            yield DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
 
 
 def text_of(example: Example, tokenizer: TokenizerFacts | None) -> str:

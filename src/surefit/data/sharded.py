@@ -74,13 +74,13 @@ def read_manifest(directory: Path) -> Manifest:
     if not (directory / MANIFEST).is_file():
         there = sum(1 for _ in directory.glob("shard-*")) if directory.is_dir() else 0
         problem = f"unfinished: {there:,} shards, but no manifest" if there else "there is no prepared data"
-        raise DataError(problem, path=directory, field="data.prepared", help=MEND)
+        raise DataError(problem, code="E4108", path=directory, field="data.prepared", help=MEND)
     try:
         values = read_json(directory / MANIFEST)
         return Manifest(**{**values, "stats": Stats(**values["stats"])})
     except (DataError, TypeError, KeyError) as error:
         reason = error.message if isinstance(error, DataError) else "not a manifest"
-        raise DataError(reason, path=directory / MANIFEST, field="data.prepared", help=MEND) from None
+        raise DataError(reason, code="E4109", path=directory / MANIFEST, field="data.prepared", help=MEND) from None
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,13 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
             arrays = [np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS]
         except (OSError, ValueError, EOFError) as error:
             problem = "missing" if isinstance(error, FileNotFoundError) else "damaged"
-            raise DataError(f"this shard is {problem}", path=path, field="data.prepared", help=MEND) from None
+            raise DataError(
+                f"this shard is {problem}", code="E4110", path=path, field="data.prepared", help=MEND
+            ) from None
         for array, size, dtype in zip(arrays, sizes, DTYPES, strict=True):
             if array.shape != (size,) or array.dtype != dtype:
                 problem = "this shard is not the one that the manifest names"
-                raise DataError(problem, path=path, field="data.prepared", help=MEND)
+                raise DataError(problem, code="E4111", path=path, field="data.prepared", help=MEND)
         return _Shard(*arrays)
 
 

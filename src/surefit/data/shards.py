@@ -162,7 +162,7 @@ def write_shard(task: ShardTask, making: Making, directory: Path) -> dict[str, A
         if not is_full(error):
             raise
         help_text = "free some space and run the same command again: complete shards are kept"
-        raise MachineError(error.message, path=path, help=help_text) from error.__cause__
+        raise MachineError(error.message, code=error.code, path=path, help=help_text) from error.__cause__
     return meta
 
 
@@ -189,7 +189,7 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
                         arrays[2].append([found.tokens])
                     elif len(ids) > section.max_length and section.too_long == "error":
                         problem = f"{len(ids):,} tokens, over max_length {section.max_length:,}"
-                        long.append(DataError(problem, path=where))
+                        long.append(DataError(problem, code="E4112", path=where))
             found.cut += len(cut)
     if long:
         way_out = f"set data.max_length to {found.longest_of_all} or more, or data.too_long to drop"
@@ -220,7 +220,9 @@ def _taken(task: ShardTask, making: Making, found: _Found, held_out: Any) -> Ite
         try:
             example = convert(placed.row)
         except DataError as error:
-            problem = DataError(error.message, path=placed.path, line=placed.line, field=error.field, help=error.help)
+            problem = DataError(
+                error.message, code=error.code, path=placed.path, line=placed.line, field=error.field, help=error.help
+            )
             found.problems.append(problem)
             continue
         prompt = prompt_position(example, seed) if limit or making.secret else 1.0

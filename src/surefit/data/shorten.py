@@ -36,6 +36,7 @@ def shorten(example: Example, tokenizer: PreTrainedTokenizerBase, limit: int, to
     if document is None:
         raise DataError(
             "the row is too long, and its recipe names no part of the prompt that may be cut",
+            code="E4113",
             field="data.too_long",
             help="write too_long: drop, or raise data.max_length",
         )
@@ -53,6 +54,7 @@ def shorten(example: Example, tokenizer: PreTrainedTokenizerBase, limit: int, to
     if at_low > limit:
         raise DataError(
             f"{at_low:,} tokens without a word of the document, over the limit of {limit:,}",
+            code="E4114",
             field="data.max_length",
             help="raise data.max_length, shorten the instruction or the answer, or lower evaluate.max_new_tokens",
         )

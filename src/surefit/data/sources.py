@@ -68,9 +68,13 @@ def resolve_source(text: str) -> Source:
         return Source("file", text, path)
     if text.startswith(samples.PREFIX):
         known = samples.available()
-        raise DataError(f"no sample named {text!r}{did_you_mean(text, known)}", help=f"there are {', '.join(known)}")
+        raise DataError(
+            f"no sample named {text!r}{did_you_mean(text, known)}", code="E4115", help=f"there are {', '.join(known)}"
+        )
     if os.path.exists(path):
-        raise DataError("not a regular file", path=path, help=f"name a file ({KINDS}) or a directory of them")
+        raise DataError(
+            "not a regular file", code="E4116", path=path, help=f"name a file ({KINDS}) or a directory of them"
+        )
     if glob.has_magic(text):
         return Source("pattern", text)
     if _looks_like_hub(text, path):
@@ -86,12 +90,14 @@ def _looks_like_hub(text: str, path: Path) -> bool:
 def _missing(text: str, path: Path) -> DataError:
     hub = "a data set on the hub is written owner/name"
     if not text.strip():
-        return DataError("no data is named", help=f"name a file ({KINDS}) or a directory; {hub}")
+        return DataError("no data is named", code="E4117", help=f"name a file ({KINDS}) or a directory; {hub}")
     help_text = f"relative paths start at the current directory; {hub}"
     if not os.path.isdir(path.parent):
-        return DataError(f"no such file: there is no directory {path.parent}", path=path, help=help_text)
+        return DataError(f"no such file: there is no directory {path.parent}", code="E4118", path=path, help=help_text)
     siblings = [str(entry) for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
-    return DataError(f"no such file or directory{did_you_mean(str(path), siblings)}", path=path, help=help_text)
+    return DataError(
+        f"no such file or directory{did_you_mean(str(path), siblings)}", code="E4119", path=path, help=help_text
+    )
 
 
 def files_of(source: Source, split: str = "train") -> list[str]:
@@ -135,7 +141,9 @@ def _matching(pattern: str, found: Sequence[str]) -> list[str]:
     ]
     if not files:
         problem = f"it matches {len(found)} names, none of them a data file" if found else "it matches no file"
-        raise DataError(problem, path=shown(pattern), help=f"data files are {KINDS}; ** enters directories")
+        raise DataError(
+            problem, code="E4120", path=shown(pattern), help=f"data files are {KINDS}; ** enters directories"
+        )
     _refuse_mixed_splits(pattern, [PurePath(name).name for name in files])
     return files
 
@@ -157,7 +165,7 @@ def data_files(directory: Path, split: str = "train") -> list[Path]:
     if not files:
         found = f"; it has {', '.join(names[:5])}" if names else ""
         help_text = f"data files are {KINDS}; for those in subdirectories write {directory}/**/*.jsonl"
-        raise DataError(f"no data file in this directory{found}", path=directory, help=help_text)
+        raise DataError(f"no data file in this directory{found}", code="E4121", path=directory, help=help_text)
     _refuse_mixed_splits(directory, [file.name for file in files])
     return files
 
@@ -167,6 +175,7 @@ def _saved_split(directory: Path, split: str) -> Path:
     if split not in splits:
         raise DataError(
             f"this DatasetDict has no split {split!r}; it has {', '.join(map(str, splits))}",
+            code="E4122",
             path=directory,
             field="data.split",
             help=f"set data.split, or name one of its directories: {directory}/SPLIT",
@@ -181,7 +190,9 @@ def _saved_files(directory: Path) -> list[Path]:
     if not files or missing:
         problem = f"lacks {', '.join(missing[:3])}" if missing else "lists no data files"
         help_text = "write it again with Dataset.save_to_disk"
-        raise DataError(f"this directory from Dataset.save_to_disk {problem}", path=directory, help=help_text)
+        raise DataError(
+            f"this directory from Dataset.save_to_disk {problem}", code="E4123", path=directory, help=help_text
+        )
     return files
 
 
@@ -190,7 +201,9 @@ def _saved(path: Path, key: str = "_data_files") -> list[Any]:
         value = read_json_file(path)
     except (OSError, ValueError) as error:
         help_text = "write it again with Dataset.save_to_disk"
-        raise DataError(f"what Dataset.save_to_disk wrote cannot be read: {error}", path=path, help=help_text) from None
+        raise DataError(
+            f"what Dataset.save_to_disk wrote cannot be read: {error}", code="E4124", path=path, help=help_text
+        ) from None
     found = value.get(key) if isinstance(value, dict) else None
     return found if isinstance(found, list) else []
 
@@ -211,6 +224,7 @@ def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
         raise DataError(
             f"{'these files are of' if isinstance(place, str) else 'this directory holds'} different splits: "
             f"{', '.join(words.values())}",
+            code="E4125",
             path=place,
             help="name the file to train on in data.train and the one to score on in data.eval",
         )

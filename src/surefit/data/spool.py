@@ -254,7 +254,7 @@ def spooled() -> Iterator[Spool]:
                 raise
             help_text = "free some space, or point TMPDIR at another disk"
             raise MachineError(
-                "no room for the temporary files that compare rows", path=directory, help=help_text
+                "no room for the temporary files that compare rows", code="E4126", path=directory, help=help_text
             ) from error
         finally:
             spool.close()

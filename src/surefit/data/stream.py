@@ -83,7 +83,9 @@ def read_range(one: Range) -> Iterator[Placed]:
             yield first
             yield from rows
         elif one.start == 0 and one.stop is None:
-            raise DataError("the file holds no rows", path=place_of(one.file), help="was it written completely?")
+            raise DataError(
+                "the file holds no rows", code="E4127", path=place_of(one.file), help="was it written completely?"
+            )
 
 
 def stream_rows(source: str, *, split: str = "train") -> Iterator[Placed]:
@@ -126,15 +128,16 @@ def _cut(file: str, range_bytes: int) -> list[Range]:
     ending, packed = endings(file)
     if ending not in ENDINGS:
         said = f"the extension {ending!r}" if ending else "no extension"
-        raise DataError(f"a data file with {said} cannot be read", path=file, help=f"{KINDS} can")
+        raise DataError(f"a data file with {said} cannot be read", code="E4128", path=file, help=f"{KINDS} can")
     if ending in COLUMNAR and packed:
         raise DataError(
             "Parquet and Arrow files are compressed internally, and this one is once more",
+            code="E4129",
             path=shown(file),
             help="decompress the file",
         )
     if not is_url(file) and os.path.getsize(file) == 0:
-        raise DataError("the file is empty", path=file, help="was it written completely?")
+        raise DataError("the file is empty", code="E4130", path=file, help="was it written completely?")
     if ending == ".parquet":
         return _cut_groups(file, range_bytes)
     if ending in LINES and not packed and not is_url(file) and os.path.getsize(file) > range_bytes:
@@ -187,6 +190,7 @@ def require_same_columns(files: list[str]) -> None:
             here, there = (of.get(names[0], "missing") for of in (found, known))
             raise DataError(
                 f"its columns are not those of {shown(tables[0])}: {names[0]!r} is {here} here and {there} there",
+                code="E4131",
                 path=shown(file),
                 help="write the files with one schema, or name those that belong together",
             )
@@ -209,7 +213,9 @@ def unchanged(files: Sequence[str]) -> Iterator[None]:
     for file, was in zip(files, before, strict=True):
         if _state(file) != was:
             help_text = "run the same command again once it is complete"
-            raise DataError("the file changed while it was being read", path=place_of(file), help=help_text)
+            raise DataError(
+                "the file changed while it was being read", code="E4132", path=place_of(file), help=help_text
+            )
 
 
 def _state(file: str) -> tuple[int, int] | None:
@@ -229,5 +235,5 @@ def file_errors(path: str) -> Iterator[None]:
     except OSError as error:
         named = error.filename if isinstance(error.filename, str) else shown(path)
         raise DataError(
-            f"cannot be read: {error.strerror or error}", path=named, help="check its permissions"
+            f"cannot be read: {error.strerror or error}", code="E4133", path=named, help="check its permissions"
         ) from None

@@ -39,7 +39,9 @@ def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> lis
         DataError: as `conversation_segments`; and where the example is plain text, which asks for no answer.
     """
     if not example.prompt:
-        raise DataError("plain text has no prompt to answer", help="score with rows that have a prompt and an answer")
+        raise DataError(
+            "plain text has no prompt to answer", code="E4134", help="score with rows that have a prompt and an answer"
+        )
     prompt = Example(example.prompt, example.tools)
     return encode_turns(tokenizer, [prompt])[0][-1][0]
 
@@ -99,6 +101,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
     if not tokenizer.chat_template:
         raise ModelError(
             "the tokenizer has no chat template, so conversations cannot be rendered for this model",
+            code="E4135",
             path=tokenizer.name_or_path or None,
             help="choose the instruct version of the model, set model.chat_template: plain, or train on plain text "
             "(data.format: text)",
@@ -124,6 +127,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
         except (TemplateError, TypeError, ValueError) as error:
             raise DataError(
                 f"the model's chat template refuses this conversation: {error}",
+                code="E4136",
                 field="messages",
                 help="change the order or the roles of the messages to what the template accepts",
             ) from error
@@ -149,6 +153,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> l
     if any(len(own) != 1 for own in encoded):
         raise DataError(
             "the chat template rewrites earlier turns of a conversation, which therefore makes several token examples",
+            code="E4137",
             field="messages",
             help="ask for all of them (encode_turns), or set data.thinking: only_last",
         )
@@ -228,6 +233,7 @@ def _texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[Enc
     if not isinstance(end, int):
         raise ModelError(
             "the tokenizer has no end-of-text token, so a model trained on plain text would never stop",
+            code="E4138",
             path=tokenizer.name_or_path or None,
             help="set eos_token in its tokenizer_config.json",
         )

@@ -131,6 +131,7 @@ def _not_answering(turn: int, message: Message, prompt: str, upto: str) -> DataE
     return DataError(
         f"the model's chat template asks for the answer of turn {turn} (assistant) with {prompt[agreed:][-40:]!r}, but "
         "writes the answer without it; training on this turn would teach text that the model never has to write",
+        code="E4139",
         field=f"messages[{turn}]",
         help=help_text,
     )

@@ -93,18 +93,24 @@ def read_run(text: str, set_name: str) -> Answers:
         directory, _, variant = text.partition(":")
     run = RunDir(Path(directory).expanduser())
     if not run.path.is_dir():
-        raise DataError(f"there is no run directory or predictions file {text}", help="`surefit runs` lists the runs")
+        raise DataError(
+            f"there is no run directory or predictions file {text}", code="E7001", help="`surefit runs` lists the runs"
+        )
     there = scored_variants(run, set_name)
     if not there:
         sets = sorted(entry.name for entry in run.eval.glob("*/")) if run.eval.is_dir() else []
         known = f"; scored: {', '.join(sets)}" if sets else ""
         help_text = f"`surefit evaluate {quoted(directory)}` comes first"
-        raise DataError(f"the set {set_name!r} has not been scored in this run{known}", path=run.path, help=help_text)
+        raise DataError(
+            f"the set {set_name!r} has not been scored in this run{known}", code="E7002", path=run.path, help=help_text
+        )
     chosen = variant or shipped(there)
     if chosen not in there:
         problem = f"{variant!r} has not been scored" if variant else "the tuned model has not been scored"
         hint = did_you_mean(variant, there) if variant else ""
-        raise DataError(f"{problem} on {set_name}{hint}", path=run.path, help=f"scored are {', '.join(there)}")
+        raise DataError(
+            f"{problem} on {set_name}{hint}", code="E7003", path=run.path, help=f"scored are {', '.join(there)}"
+        )
     assert chosen is not None
     found = read_variant(run, set_name, chosen)
     return Answers(f"{directory}:{chosen}", found.lines, found.recipe, found.version, run)
@@ -139,12 +145,15 @@ def _read_file(path: Path, name: str | None = None, run: RunDir | None = None) -
     lines = read_jsonl(path)
     if not lines:
         raise DataError(
-            "no answers in it", path=path, help="`surefit evaluate` or `surefit score --output` writes them"
+            "no answers in it",
+            code="E7004",
+            path=path,
+            help="`surefit evaluate` or `surefit score --output` writes them",
         )
     for number, line in enumerate(lines, start=1):
         if not isinstance(line, dict) or not isinstance(line.get("scores"), dict):
             help_text = "give them scores first: surefit score --recipe … --predictions … --references … --output FILE"
-            raise DataError("this answer has no scores", path=path, line=number, help=help_text)
+            raise DataError("this answer has no scores", code="E7005", path=path, line=number, help=help_text)
     beside = path.with_name(path.name.removesuffix(PREDICTIONS) + ".json")
     record: Mapping[str, Any] = read_json(beside) if path.name.endswith(PREDICTIONS) and beside.exists() else lines[0]
     return Answers(name or str(path), lines, record.get("recipe"), record.get("recipe_version"), run)
@@ -174,7 +183,9 @@ def _require_same_gold(a: Answers, b: Answers, matched: Sequence[Mapping[str, An
         if line.get("gold") != other.get("gold"):
             golds = f"{shortened(repr(line.get('gold')))} in {a.name}, {shortened(repr(other.get('gold')))} in {b.name}"
             row = other.get("where", f"row {other.get('index')}")
-            raise DataError(f"the gold answer of {row} differs: {golds}", help="compare answers to the same data")
+            raise DataError(
+                f"the gold answer of {row} differs: {golds}", code="E7006", help="compare answers to the same data"
+            )
 
 
 def _other_rows(a: Answers, b: Answers) -> DataError:
@@ -182,5 +193,6 @@ def _other_rows(a: Answers, b: Answers) -> DataError:
     common = len(places & others)
     return DataError(
         f"they answered other rows: {a.name} {len(a.lines):,}, {b.name} {len(b.lines):,}, {common:,} of them the same",
+        code="E7007",
         help="evaluate both with the same data.eval, seed and evaluate.max_examples",
     )

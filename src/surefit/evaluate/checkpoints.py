@@ -101,6 +101,7 @@ def _rows(config: Config, recipe: TaskRecipe, run: RunDir, held_out: Examples) -
     if not manager.list_steps(run.checkpoints) and not any((run.eval / SET).glob("step-*.json")):
         raise ConfigError(
             "there is no checkpoint in this run yet",
+            code="E7008",
             path=run.checkpoints,
             help="`surefit train` writes them; checkpoint.save_total_limit says how many are kept",
         )

@@ -64,6 +64,7 @@ def _beside(name: str, other: str, set_name: str) -> Answers:
     raise DataError(
         f"{name!r} is no run directory, no predictions file and no variant of the other side"
         f"{did_you_mean(name.removeprefix(BASELINE), [v.removeprefix(BASELINE) for v in there])}{known}",
+        code="E7009",
         help="name RUN, RUN:VARIANT, a file that `surefit score --output` wrote, or a baseline that was evaluated",
     )
 
@@ -77,12 +78,14 @@ def judging_recipe(a: Answers, b: Answers, name: str | None) -> str:
     """
     if None not in (a.recipe, b.recipe) and a.judged_by != b.judged_by:
         sides = " and ".join(f"{side.name} by {side.recipe} version {side.version}" for side in (a, b))
-        raise DataError(f"they were judged differently: {sides}", help="evaluate or score both again")
+        raise DataError(f"they were judged differently: {sides}", code="E7010", help="evaluate or score both again")
     found = a.recipe or b.recipe
     if name and found and name != found:
-        raise ConfigError(f"the answers were judged by {found}, not {name}", help="leave --recipe out")
+        raise ConfigError(f"the answers were judged by {found}, not {name}", code="E7011", help="leave --recipe out")
     if not (name or found):
-        raise ConfigError(f"neither {a.name} nor {b.name} says which recipe judged it", help="name it with --recipe")
+        raise ConfigError(
+            f"neither {a.name} nor {b.name} says which recipe judged it", code="E7012", help="name it with --recipe"
+        )
     return name or str(found)
 
 
@@ -107,7 +110,7 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
     chosen = metric or recipe.primary_metric
     if chosen not in found:
         problem = f"the recipe {recipe.name} has no metric {chosen!r}{did_you_mean(chosen, found)}"
-        raise ConfigError(problem, help=f"choose from {', '.join(found)}")
+        raise ConfigError(problem, code="E7013", help=f"choose from {', '.join(found)}")
     means = [estimates(rows, recipe) for rows in (before, after)]
     sensitivity = _sensitivity(a, b, before, after, recipe, means[1])
     metrics = {

@@ -82,7 +82,7 @@ def _require_same_judge(own: Answers, other: Answers) -> None:
     if other.judged_by != own.judged_by:
         (name, version), (own_name, own_version) = other.judged_by, own.judged_by
         problem = f"it was judged by {name} version {version}, this run by {own_name} version {own_version}"
-        raise DataError(problem, help="evaluate that run again")
+        raise DataError(problem, code="E7014", help="evaluate that run again")
 
 
 def require_reference(gate: GateSection, recipe: TaskRecipe) -> None:
@@ -101,6 +101,7 @@ def require_reference(gate: GateSection, recipe: TaskRecipe) -> None:
         raise ConfigError(
             f"{wanted!r} is neither {' nor '.join(known)}, nor a run directory with scores on eval"
             f"{did_you_mean(wanted, known)}: {error.message}",
+            code="E7015",
             field="evaluate.gate.not_worse_than",
             help=error.help,
         ) from None
@@ -116,6 +117,7 @@ def gate_metric(gate: GateSection, primary_metric: str, metrics: Mapping[str, An
     if metric not in metrics:
         raise ConfigError(
             f"the recipe has no metric {metric!r}{did_you_mean(metric, metrics)}",
+            code="E7016",
             field="evaluate.gate.metric",
             help=f"choose from {', '.join(metrics)}",
         )

@@ -83,6 +83,7 @@ def row_values(a: str, b: str, before: Rows, after: Rows, metric: str) -> tuple[
         if (metric in old) != (metric in new):
             raise DataError(
                 f"row {number} has {metric!r} for {a if metric in old else b} but not for the other variant",
+                code="E7018",
                 help="a recipe's metric may depend on the row, but not on the answer: give such answers a zero",
             )
     return [row[metric] for row in before if metric in row], [row[metric] for row in after if metric in row]

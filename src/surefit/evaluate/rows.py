@@ -43,6 +43,7 @@ def pick(name: str, examples: Examples, limit: int | None) -> Picked:
         why = "no rows to score" if len(examples) == 0 else "no row with an answer to compare with"
         raise DataError(
             f"the set {name!r} has {why}",
+            code="E7019",
             field="data.eval" if name == "eval" else f"evaluate.also.{name}",
             help="hold out more rows, or name a file that has some",
         )

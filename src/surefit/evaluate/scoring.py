@@ -132,7 +132,7 @@ def _judged(recipe: TaskRecipe, answer: Answer, example: Example, where: str, kn
             scores = recipe.score_samples(example, predictions)
         else:
             problem = f"{len(predictions)} answers to one row, and the recipe {recipe.name} judges one"
-            raise DataError(problem, path=answer.where, help="give one answer per row")
+            raise DataError(problem, code="E7020", path=answer.where, help="give one answer per row")
     line: dict[str, Any] = asdict(predictions[0])
     if answer.sampled:
         line["samples"] = [asdict(prediction) for prediction in predictions]
@@ -200,6 +200,7 @@ def match(answers: Sequence[Answer], rows: Rows, examples: Examples) -> tuple[li
     if len(answers) != len(rows):
         raise DataError(
             f"{plural(len(answers), 'prediction')} for {plural(len(rows), 'reference')}",
+            code="E7021",
             path=answers[0].where.rpartition(":")[0] or None,
             help="one answer per reference in the same order, an empty text where there is none; "
             f"or give both files a column {ID_COLUMNS[0]!r}",
@@ -214,25 +215,29 @@ def _by_id(column: str, answers: Sequence[Answer], rows: Rows) -> list[tuple[Ans
         if key in by_id:
             problem = f"the {column} {key!r} has an answer already, at {by_id[key].where}"
             help_text = f'several answers to one row are a list: {{"{column}": …, "text": ["…", "…"]}}'
-            raise DataError(problem, path=answer.where, field=column, help=help_text)
+            raise DataError(problem, code="E7022", path=answer.where, field=column, help=help_text)
         by_id[key] = answer
     numbers: dict[str, int] = {}
     for number, row in enumerate(rows):
         key = str(row.get(column))
         if row.get(column) is None or key in numbers:
             problem = f"the {column} {key!r} is in two references" if key in numbers else f"a reference has no {column}"
-            raise DataError(problem, path=rows.where(number), field=column, help="every reference needs its own")
+            raise DataError(
+                problem, code="E7023", path=rows.where(number), field=column, help="every reference needs its own"
+            )
         numbers[key] = number
     unknown = [key for key in by_id if key not in numbers]
     if unknown:
         problem = f"{plural(len(unknown), 'answer')} to a {column} that no reference has: {_some(unknown)}"
         hint = did_you_mean(unknown[0], numbers)
-        raise DataError(f"{problem}{hint}", path=by_id[unknown[0]].where, field=column, help="remove or correct them")
+        raise DataError(
+            f"{problem}{hint}", code="E7024", path=by_id[unknown[0]].where, field=column, help="remove or correct them"
+        )
     missing = [key for key in numbers if key not in by_id]
     if missing:
         problem = f"{plural(len(missing), 'reference')} without an answer: {column} {_some(missing)}"
         help_text = "every reference counts: where a model gave no answer, its text is empty"
-        raise DataError(problem, path=rows.where(numbers[missing[0]]), field=column, help=help_text)
+        raise DataError(problem, code="E7025", path=rows.where(numbers[missing[0]]), field=column, help=help_text)
     return [(by_id[key], number) for key, number in numbers.items()]
 
 
@@ -250,7 +255,7 @@ def read_predictions(source: str) -> list[Answer]:
     bare = _bare_values(path) if path.suffix.lower() in (".txt", ".jsonl", ".json") and path.is_file() else None
     if bare is not None and not bare:
         help_text = "one answer per reference, an empty line where there is none"
-        raise DataError("the file holds no answer", path=path, help=help_text)
+        raise DataError("the file holds no answer", code="E7026", path=path, help=help_text)
     if bare is not None:
         return [Answer(_texts(value, where), isinstance(value, list), {}, where) for value, where in bare]
     rows = load_rows(source)
@@ -263,6 +268,7 @@ def read_predictions(source: str) -> list[Answer]:
         if column is None:
             raise DataError(
                 f"no answer among the columns {', '.join(row)}",
+                code="E7027",
                 path=where,
                 help=f"an answer stands in a column {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]}",
             )
@@ -275,7 +281,9 @@ def _texts(value: Any, where: str, field: str | None = None) -> tuple[str, ...]:
     wrong = next((text for text in texts if not isinstance(text, str)), None) if texts else []
     if not texts or not all(isinstance(text, str) for text in texts):
         problem = "an empty list of answers" if not texts else f"an answer is {json_kind(wrong)}, not text"
-        raise DataError(problem, path=where, field=field, help='an answer that is missing is the empty text: ""')
+        raise DataError(
+            problem, code="E7028", path=where, field=field, help='an answer that is missing is the empty text: ""'
+        )
     return tuple(texts)
 
 
@@ -286,7 +294,9 @@ def _bare_values(path: Path) -> list[tuple[Any, str]] | None:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         if path.suffix.lower() == ".txt":
-            raise DataError(f"cannot be read as UTF-8 text: {error}", path=path, help="save it as UTF-8") from None
+            raise DataError(
+                f"cannot be read as UTF-8 text: {error}", code="E7029", path=path, help="save it as UTF-8"
+            ) from None
         return None
     lines = [(line.removesuffix("\r"), f"{path}:{number}") for number, line in enumerate(text.split("\n"), start=1)]
     if path.suffix.lower() == ".txt":
@@ -315,8 +325,10 @@ def _bare(line: str, where: str) -> Any:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise DataError(f"not valid JSON: {error}", path=where, help="a line is one JSON text or object") from None
+        raise DataError(
+            f"not valid JSON: {error}", code="E7030", path=where, help="a line is one JSON text or object"
+        ) from None
     if isinstance(value, dict):
         problem = f"an object, and the first line is a bare text; the object holds {shortened(', '.join(value))}"
-        raise DataError(problem, path=where, help="give every line the same layout")
+        raise DataError(problem, code="E7031", path=where, help="give every line the same layout")
     return value

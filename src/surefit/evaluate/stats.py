@@ -118,7 +118,9 @@ def paired_bootstrap(a: ArrayLike, b: ArrayLike, confidence: float = 0.95, seed:
     """
     before, after = _sample(a), _sample(b)
     if len(before) != len(after):
-        raise DataError(f"{len(before)} scores cannot be paired with {len(after)}", help="score the same rows twice")
+        raise DataError(
+            f"{len(before)} scores cannot be paired with {len(after)}", code="E7039", help="score the same rows twice"
+        )
     differences = after - before
     wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
     low, high = _of_differences(differences, confidence, seed)
@@ -280,9 +282,9 @@ def _t(level: float, freedom: int) -> float:
 def _sample(values: ArrayLike) -> Floats:
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0:
-        raise DataError("there are no scores to average", help="give at least one row to evaluate")
+        raise DataError("there are no scores to average", code="E7040", help="give at least one row to evaluate")
     if not np.isfinite(sample).all():
-        raise DataError("a score is not a finite number", help="correct the recipe's score function")
+        raise DataError("a score is not a finite number", code="E7041", help="correct the recipe's score function")
     return sample
 
 

@@ -35,6 +35,7 @@ def estimates(rows: Rows, recipe: TaskRecipe) -> dict[str, dict[str, Any]]:
     if recipe.primary_metric not in found:
         raise DataError(
             f"the recipe {recipe.name} gave no {recipe.primary_metric}, its primary metric, but {', '.join(found)}",
+            code="E7042",
             help="correct the recipe's score or primary_metric",
         )
     return found

@@ -54,11 +54,15 @@ def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[s
             continue
         if name == SERVED and not server:
             raise ConfigError(
-                "no server is named", field="evaluate.server", help="write its URL: http://localhost:8000/v1"
+                "no server is named",
+                code="E7043",
+                field="evaluate.server",
+                help="write its URL: http://localhost:8000/v1",
             )
         if name not in known:
             raise ConfigError(
                 f"a {config.adapter.kind} run has no variant {name!r}",
+                code="E7044",
                 help=f"choose from {', '.join(known)}, or a checkpoint: step-N",
             )
     usual = ("base", SERVED) if server else known
@@ -79,13 +83,14 @@ def _require_checkpoint(run: RunDir, variant: str) -> None:
     if variant not in found:
         raise ConfigError(
             f"there is no checkpoint {variant} in this run{did_you_mean(variant, found)}",
+            code="E7045",
             path=run.checkpoints,
             help=f"there are {', '.join(found)}; checkpoint.save_total_limit says how many are kept"
             if found
             else "`surefit train` writes checkpoints; checkpoint.save_total_limit says how many are kept",
         )
     if fault := manager.damage(run.checkpoints / variant, hashes=True):
-        raise ConfigError(f"the checkpoint {variant} cannot be scored: {fault}", path=run.checkpoints / variant,
+        raise ConfigError(f"the checkpoint {variant} cannot be scored: {fault}", code="E7046", path=run.checkpoints / variant,
                           help="take another one")  # fmt: skip
 
 
@@ -97,6 +102,7 @@ def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
         there = [name for name in known if name in ("base", SERVED) or (run.path / name).is_dir()]
         raise ConfigError(
             f"there is no {path.name}/ in this run yet",
+            code="E7047",
             path=run.path,
             help=f"`surefit {'merge' if variant == 'merged' else 'train'}` writes it; "
             f"without it: {' '.join(f'--variant {name}' for name in there)}",
@@ -104,6 +110,7 @@ def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
     if variant == "merged" and _certified(run) != base_identity(run.merged):
         raise GateError(
             "merged/ is not the model that its certificate was given for",
+            code="E7048",
             path=run.certificate,
             help="`surefit merge` makes and certifies it again",
         )
@@ -137,7 +144,7 @@ def open_variants(
     for name in filter(step_of, chosen):
         at_step = CheckpointModel(config, hardware, run)
         if not at_step.become(run.checkpoints / name):
-            raise ConfigError(f"the checkpoint {name} was deleted meanwhile", path=run.checkpoints,
+            raise ConfigError(f"the checkpoint {name} was deleted meanwhile", code="E7049", path=run.checkpoints,
                               help="raise checkpoint.save_total_limit, or score it when training is done")  # fmt: skip
         yield name, at_step.model, at_step.tokenizer
         del at_step

@@ -189,7 +189,7 @@ def require_decoder(config: Mapping[str, Any], where: object) -> None:
         problem = f"{kind}: each token is predicted with a look at those after it"
     else:
         return
-    raise ModelError(problem, path=str(where), help="take a decoder, such as Qwen/Qwen3-0.6B")
+    raise ModelError(problem, code="E2026", path=str(where), help="take a decoder, such as Qwen/Qwen3-0.6B")
 
 
 def _required(section: Mapping[str, Any], keys: tuple[str, ...], where: object) -> int:
@@ -198,7 +198,10 @@ def _required(section: Mapping[str, Any], keys: tuple[str, ...], where: object) 
         if value is not None:
             return value
     raise ModelError(
-        f"{keys[0]} is missing", path=str(where), help="this is not the config.json of a complete language model"
+        f"{keys[0]} is missing",
+        code="E2027",
+        path=str(where),
+        help="this is not the config.json of a complete language model",
     )
 
 
@@ -212,7 +215,9 @@ def _optional(section: Mapping[str, Any], key: str, where: object) -> int | None
         value = max(value)  # one for each layer (Gemma 3n)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         problem = f"{key} is {value!r}; a whole number above zero is needed"
-        raise ModelError(problem, path=str(where), help="take config.json from the model's own repository again")
+        raise ModelError(
+            problem, code="E2028", path=str(where), help="take config.json from the model's own repository again"
+        )
     return value
 
 

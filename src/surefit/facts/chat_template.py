@@ -84,10 +84,10 @@ def require_tokens(wanted: str | None, vocabulary: Container[str] | None, eos_to
     if missing:
         problem = f"{wanted} is written with {' and '.join(missing)}, and the tokenizer has no such token"
         help_text = f"write {PLAIN_NAME}, which needs none, or add them to the model and train its embeddings"
-        raise ModelError(problem, field=FIELD, help=help_text)
+        raise ModelError(problem, code="E2029", field=FIELD, help=help_text)
     if wanted == PLAIN_NAME and eos_token is None:
         problem = f"{PLAIN_NAME} ends answers with the tokenizer's end-of-text token, and it has none"
-        raise ModelError(problem, field=FIELD, help="name a Jinja file that ends them in another way")
+        raise ModelError(problem, code="E2030", field=FIELD, help="name a Jinja file that ends them in another way")
 
 
 def template_text(wanted: str) -> str:
@@ -102,23 +102,23 @@ def template_text(wanted: str) -> str:
     try:
         path = Path(wanted).expanduser()
     except RuntimeError:  # ~somebody, who has no home here
-        raise ModelError("no such file", path=wanted, field=FIELD, help=help_text) from None
+        raise ModelError("no such file", code="E2031", path=wanted, field=FIELD, help=help_text) from None
     try:
         if path.exists() and not path.is_file():
-            raise ModelError("not a regular file", path=path, field=FIELD, help=help_text)
+            raise ModelError("not a regular file", code="E2032", path=path, field=FIELD, help=help_text)
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except OSError as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise ModelError(why, path=path, field=FIELD, help=help_text) from None
+        raise ModelError(why, code="E2033", path=path, field=FIELD, help=help_text) from None
     except UnicodeDecodeError:
-        raise ModelError("not UTF-8 text", path=path, field=FIELD, help=help_text) from None
+        raise ModelError("not UTF-8 text", code="E2034", path=path, field=FIELD, help=help_text) from None
     if len(data) > MAX_BYTES:
-        raise ModelError(f"larger than {MAX_BYTES // KIB} KiB", path=path, field=FIELD, help=help_text)
+        raise ModelError(f"larger than {MAX_BYTES // KIB} KiB", code="E2035", path=path, field=FIELD, help=help_text)
     try:
         render(text, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], special=SPECIAL)
     except TemplateRefused as error:
         problem = f"it cannot write a question and an answer: {error}"
-        raise ModelError(problem, path=path, field=FIELD, help=help_text) from None
+        raise ModelError(problem, code="E2036", path=path, field=FIELD, help=help_text) from None
     return text

@@ -123,12 +123,14 @@ def require_sound_adapter(config: Any, where: object) -> dict[str, Any]:
         ModelError: it is no object, or a value of it cannot be.
     """
     if not isinstance(config, dict):
-        raise ModelError("not a JSON object", path=str(where), help="copy the adapter again, or train again")
+        raise ModelError(
+            "not a JSON object", code="E2037", path=str(where), help="copy the adapter again, or train again"
+        )
     for key, (sound, wanted) in ADAPTER.items():
         if config.get(key) is not None and not sound(config[key]):
             raise _refused(where, key, config[key], wanted, "copy the adapter again, or train again")
     for key, problem, help_text in wrong_patterns(config):
-        raise ModelError(problem, path=str(where), field=key, help=help_text)
+        raise ModelError(problem, code="E2038", path=str(where), field=key, help=help_text)
     return config
 
 
@@ -256,7 +258,7 @@ def require_sound_steps(text: str, where: Path) -> None:
         growth *= max(1, len(added)) if isinstance(added, str) else 1
     if steps > MAX_STEPS or growth > MAX_GROWTH:
         problem = f"its normaliser makes a text up to {growth:,} times longer in {steps} steps"
-        raise ModelError(problem, path=where, field="normalizer", help=_TAKE_AGAIN.format(where.name))
+        raise ModelError(problem, code="E2039", path=where, field="normalizer", help=_TAKE_AGAIN.format(where.name))
     processor = _part(text, "post_processor")
     template = processor.get("single") if isinstance(processor, Mapping) else None
     padding = _part(text, "padding")
@@ -268,7 +270,7 @@ def require_sound_steps(text: str, where: Path) -> None:
     for field, size in sizes.items():
         if isinstance(size, int) and size > (MAX_STEPS if field == "post_processor" else MAX_LENGTH):
             problem = f"it makes every text {size:,} tokens long"
-            raise ModelError(problem, path=where, field=field, help=_TAKE_AGAIN.format(where.name))
+            raise ModelError(problem, code="E2040", path=where, field=field, help=_TAKE_AGAIN.format(where.name))
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
@@ -294,7 +296,10 @@ def _part(text: str, name: str) -> Any:
 def _refused(where: object, key: str, value: Any, wanted: str, help: str | None = None) -> ModelError:
     name = Path(str(where)).name
     return ModelError(
-        f"{key} is {value!r:.60}; it should be {wanted}", path=str(where), help=help or _TAKE_AGAIN.format(name)
+        f"{key} is {value!r:.60}; it should be {wanted}",
+        code="E2041",
+        path=str(where),
+        help=help or _TAKE_AGAIN.format(name),
     )
 
 
@@ -303,12 +308,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = read_json_file(path)
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
+        raise ModelError(
+            f"cannot be read: {error.strerror}", code="E2042", path=path, help="check its permissions"
+        ) from None
     except ValueError as error:
         line = getattr(error, "lineno", None)
-        raise ModelError("not valid JSON", path=path, line=line, help="download the file again") from None
+        raise ModelError("not valid JSON", code="E2043", path=path, line=line, help="download the file again") from None
     if not isinstance(value, dict):
-        raise ModelError("not a JSON object", path=path, help="download the file again")
+        raise ModelError("not a JSON object", code="E2044", path=path, help="download the file again")
     return value
 
 

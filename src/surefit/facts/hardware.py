@@ -92,6 +92,7 @@ def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
     if card is None:
         raise ConfigError(
             f"no GPU named {gpu!r} is known{did_you_mean(gpu.lower(), GPUS)}",
+            code="E2068",
             field="hardware.gpu",
             help=f"auto, cpu, or one of {', '.join(GPUS)}",
         )

@@ -52,7 +52,7 @@ def fetch(name: str, revision: str | None, known: Sequence[str] = (), patience: 
         MachineError: the hub cannot be reached, or the user works offline.
     """
     if env.offline():
-        raise MachineError(f"{name} is not on this machine, and offline mode is on", help=_OFFLINE_HELP)
+        raise MachineError(f"{name} is not on this machine, and offline mode is on", code="E2069", help=_OFFLINE_HELP)
     import huggingface_hub  # noqa: F401  (slow to import, which is not the hub's fault)
 
     heard = Event()
@@ -80,6 +80,7 @@ def _within(patience: float, heard: Event, name: str, look: Callable[[], HubMode
     if answer is None:
         raise MachineError(
             f"the Hugging Face hub did not answer about {name} within {patience:g} s",
+            code="E2070",
             help=f"check the network, or set HF_HUB_OFFLINE=1; {_DOWNLOAD_HELP}",
         )
     if isinstance(answer, BaseException):
@@ -98,7 +99,9 @@ def _fetched(name: str, revision: str | None, known: Sequence[str], heard: Event
         files = {sibling.rfilename for sibling in info.siblings or ()}
         if "config.json" not in files:
             raise ModelError(
-                f"{name} on the hub has no config.json", help="choose a repository in the format of transformers"
+                f"{name} on the hub has no config.json",
+                code="E2071",
+                help="choose a repository in the format of transformers",
             )
 
         def download(file: str) -> Path:
@@ -151,27 +154,35 @@ def hub_errors(name: str, revision: str | None, known: Sequence[str]) -> Iterato
     except errors.GatedRepoError:
         raise ModelError(
             f"{name} is gated: its owner has to grant you access",
+            code="E2072",
             help=f"accept its licence at https://huggingface.co/{name}, and set HF_TOKEN in the environment or in .env",
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelError(
-            f"{name} has no revision {revision!r}", field="model.revision", help="name a branch, a tag or a commit"
+            f"{name} has no revision {revision!r}",
+            code="E2073",
+            field="model.revision",
+            help="name a branch, a tag or a commit",
         ) from None
     except errors.RepositoryNotFoundError:
         raise ModelError(
             f"neither a directory here nor a public model on the hub: {name!r}{did_you_mean(name, known)}",
+            code="E2074",
             help="check the name; for a private model set HF_TOKEN in the environment or in .env",
         ) from None
     except errors.HFValidationError:
-        raise ModelError(f"{name!r} is not a hub id", help="write it as owner/name") from None
+        raise ModelError(f"{name!r} is not a hub id", code="E2075", help="write it as owner/name") from None
     except errors.SafetensorsParsingError:
         raise ModelError(
-            f"a weight file of {name} on the hub has a damaged header", help="pin another model.revision"
+            f"a weight file of {name} on the hub has a damaged header", code="E2076", help="pin another model.revision"
         ) from None
     except (http_error, OSError) as error:
         raise MachineError(
             f"the Hugging Face hub cannot be reached for {name}: {env.first_line(error, 160)}",
+            code="E2077",
             help=f"check the network; {_OFFLINE_HELP}",
         ) from None
     except ValueError:
-        raise ModelError(f"a file of {name} on the hub is not valid JSON", help="pin another model.revision") from None
+        raise ModelError(
+            f"a file of {name} on the hub is not valid JSON", code="E2078", help="pin another model.revision"
+        ) from None

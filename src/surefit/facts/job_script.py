@@ -151,7 +151,9 @@ def read_job_script(path: Path | str) -> JobScript:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES)
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=path, help="name a batch script") from None
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", code="E2079", path=path, help="name a batch script"
+        ) from None
     text = raw.decode("utf-8", errors="replace")
     commands, broken = split_commands(text)
     options, lines, late = _options(text, commands)

@@ -177,6 +177,7 @@ def _as_path(name: str) -> Path:
     except (OSError, ValueError, RuntimeError):
         raise ModelError(
             f"{name[:80]!r} is neither a readable directory nor a hub id",
+            code="E2080",
             field="model.name_or_path",
             help="give a folder that you may read, a hub id such as Qwen/Qwen3-0.6B, or surefit/nano",
         ) from None
@@ -186,12 +187,13 @@ def _as_path(name: str) -> Path:
 def _refuse_what_is_no_hub_id(name: str, path: Path) -> None:
     if path.is_file():
         advice = "name the folder that holds config.json and *.safetensors, or a GGUF file"
-        raise ModelError("a file, not a model directory", path=path, help=advice)
+        raise ModelError("a file, not a model directory", code="E2081", path=path, help=advice)
     if HUB_ID.fullmatch(name) and not (name.count("/") == 0 and "." in name):
         return
     siblings = [str(entry) for entry in path.parent.glob("*/")]
     raise ModelError(
         f"no such model directory{did_you_mean(str(path), siblings)}",
+        code="E2082",
         path=name,
         help="give a folder with config.json and *.safetensors, a hub id such as Qwen/Qwen3-0.6B, or surefit/nano",
     )
@@ -248,16 +250,18 @@ def read_config(directory: Path) -> dict[str, Any]:
         if (directory / "adapter_config.json").is_file():
             raise ModelError(
                 "a LoRA adapter, not a base model",
+                code="E2083",
                 path=directory,
                 help="name the base it was trained on, with adapter.start_from to train these factors on; to put new "
                 "ones on top, merge it first and name the merged model",
             )
         files = sorted(str(file) for file in directory.glob("*.gguf"))
         advice = f"name the GGUF file itself: {files[0]}" if files else _FOLDER
-        raise ModelError("no config.json in it", path=directory, help=advice)
+        raise ModelError("no config.json in it", code="E2084", path=directory, help=advice)
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
             "the model directory also holds an adapter: transformers would silently load both",
+            code="E2085",
             path=directory / "adapter_config.json",
             help="move adapter_config.json and adapter_model.safetensors to a directory of their own; "
             "adapter.start_from trains them on",
@@ -408,7 +412,9 @@ def chat_template_in(directory: Path) -> str | None:
         try:
             return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
         except OSError as error:
-            raise ModelError(f"cannot be read: {error.strerror}", path=file, help="download the file again") from None
+            raise ModelError(
+                f"cannot be read: {error.strerror}", code="E2086", path=file, help="download the file again"
+            ) from None
     return _template_beside(directory)
 
 

@@ -55,12 +55,17 @@ def read_header(path: Path) -> dict[str, Tensor]:
                 raise _damaged(path, start, size)
             raw = file.read(length)
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}", path=path, help="check its permissions") from None
+        raise ModelError(
+            f"cannot be read: {error.strerror}", code="E2087", path=path, help="check its permissions"
+        ) from None
     tensors = parse_header(raw, path)
     needed = 8 + length + sum(tensor.bytes for tensor in tensors.values())
     if size < needed:
         raise ModelError(
-            f"the file has {size:,} bytes, its header describes {needed:,}", path=path, help=DOWNLOAD_AGAIN
+            f"the file has {size:,} bytes, its header describes {needed:,}",
+            code="E2088",
+            path=path,
+            help=DOWNLOAD_AGAIN,
         )
     return tensors
 
@@ -68,9 +73,14 @@ def read_header(path: Path) -> dict[str, Tensor]:
 def _damaged(path: Path, start: bytes, size: int) -> ModelError:
     if start == b"version ":
         return ModelError(
-            "a Git LFS pointer, not the weights", path=path, help="run `git lfs pull` in the model's folder"
+            "a Git LFS pointer, not the weights",
+            code="E2089",
+            path=path,
+            help="run `git lfs pull` in the model's folder",
         )
-    return ModelError(f"not a safetensors file ({size:,} bytes, no readable header)", path=path, help=DOWNLOAD_AGAIN)
+    return ModelError(
+        f"not a safetensors file ({size:,} bytes, no readable header)", code="E2090", path=path, help=DOWNLOAD_AGAIN
+    )
 
 
 def parse_header(raw: bytes, path: Path) -> dict[str, Tensor]:
@@ -79,7 +89,7 @@ def parse_header(raw: bytes, path: Path) -> dict[str, Tensor]:
         header = parse_json(raw)
         return {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        raise ModelError("the safetensors header is damaged", path=path, help=DOWNLOAD_AGAIN) from None
+        raise ModelError("the safetensors header is damaged", code="E2091", path=path, help=DOWNLOAD_AGAIN) from None
 
 
 def _tensor(entry: Mapping[str, Any]) -> Tensor:
@@ -120,7 +130,7 @@ def indexed(directory: Path) -> dict[str, str]:
     try:
         return {name: Path(file).name for name, file in read_json_file(index)["weight_map"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise ModelError("not a valid index of weight files", path=index, help=DOWNLOAD_AGAIN) from None
+        raise ModelError("not a valid index of weight files", code="E2092", path=index, help=DOWNLOAD_AGAIN) from None
 
 
 def _indexed_files(directory: Path) -> list[Path]:
@@ -132,6 +142,7 @@ def _indexed_files(directory: Path) -> list[Path]:
             f"{len(missing)} of {len(files)} weight files are not there: "
             + ", ".join(shortened(name, 100) for name in missing[:3])
             + (" …" if len(missing) > 3 else ""),
+            code="E2093",
             path=index,
             help="finish the download: every file that the index names is needed",
         )
@@ -152,6 +163,7 @@ def read_weights(directory: Path) -> dict[str, Tensor] | None:
         if name not in headers[place]:
             raise ModelError(
                 f"{shortened(name, 100)} is not in {place}, where the index says it is",
+                code="E2094",
                 path=directory / INDEX,
                 help="files were exchanged or cut short: fetch or write the model again",
             )

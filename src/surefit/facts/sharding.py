@@ -207,6 +207,7 @@ def split_layers(costs: Sequence[int], stages: int) -> list[range]:
     if len(costs) < stages:
         raise ConfigError(
             f"the model has {len(costs)} layers, which cannot be split into {stages} stages",
+            code="E2095",
             field=FIELD,
             help=f"set parallel.pp to {len(costs)} or less",
         )

@@ -176,7 +176,7 @@ def _text_of(file: Path) -> str:
         problem = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
         problem = "cannot be read: not UTF-8"
-    raise ModelError(problem, path=file, help="download the file again") from None
+    raise ModelError(problem, code="E2096", path=file, help="download the file again") from None
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -255,6 +255,7 @@ def _turn_end(path: Path, template: str | None, special: Mapping[str, str]) -> s
     except TemplateExceeds as error:
         raise ModelError(
             f"the chat template cannot be used: {error}",
+            code="E2097",
             path=path,
             help="take the template of the model's own repository",
         ) from None

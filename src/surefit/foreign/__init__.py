@@ -78,10 +78,11 @@ def detect(path: Path) -> str:
     other = other_schema(tree) if isinstance(tree, dict) else None
     found = recognise(tree, _takes) if isinstance(tree, dict) and other is None else None
     if not isinstance(tree, dict | list):
-        raise ConfigError("holds no keys", path=path, help=KNOWN)
+        raise ConfigError("holds no keys", code="E3001", path=path, help=KNOWN)
     if found is None:
         raise ConfigError(
             UNKNOWN + (f": {other}" if other else ""),
+            code="E3002",
             path=path,
             help=KNOWN,
         )
@@ -111,11 +112,16 @@ def read(path: Path, tool: str | None = None) -> Foreign:
         return read_requirements(path)
     if tool not in MODULES:
         raise ConfigError(
-            f"there is no reader for {tool!r}", path=path, help=f"known are {', '.join([*MODULES, 'slurm'])}"
+            f"there is no reader for {tool!r}",
+            code="E3003",
+            path=path,
+            help=f"known are {', '.join([*MODULES, 'slurm'])}",
         )
     tree, lines = _parse(read_text(path), path)
     if not isinstance(tree, dict):
-        raise ConfigError("holds no keys", path=path, help=f"a config of {tool} is a mapping of keys to values")
+        raise ConfigError(
+            "holds no keys", code="E3004", path=path, help=f"a config of {tool} is a mapping of keys to values"
+        )
     return Draft(_table(tool), path, tree, lines).finished()
 
 
@@ -129,7 +135,7 @@ def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
         if path.suffix == ".json" or not isinstance(error, json.JSONDecodeError):
             raise _not_json(text, path, error) from None
     except RecursionError:
-        raise ConfigError("nested too deeply to be a config", path=path) from None
+        raise ConfigError("nested too deeply to be a config", code="E3005", path=path) from None
     # JSON is YAML but for tabs between its tokens; inside its texts there are none.
     return parse_yaml(text.replace("\t", " "), path)
 
@@ -140,11 +146,12 @@ def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
     if filled:
         return ConfigError(
             f"{UNKNOWN}: a template, whose {filled[1]} something else fills in",
+            code="E3006",
             path=path,
             help="check the file that it becomes",
         )
     if not isinstance(error, json.JSONDecodeError):
-        return ConfigError(f"not valid JSON: {error}", path=path)
+        return ConfigError(f"not valid JSON: {error}", code="E3007", path=path)
     before = text[: error.pos].rstrip()
     line, problem = error.lineno, error.msg
     if before.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
@@ -155,6 +162,7 @@ def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
         problem = "a comma behind the last entry"
     return ConfigError(
         f"not valid JSON: {problem}",
+        code="E3008",
         path=path,
         line=line,
         help="check quotes, commas and brackets at and above this line",

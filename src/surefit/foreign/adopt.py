@@ -137,7 +137,12 @@ def _existing(named: str, key: str, said: Said | None, loaded: Loaded) -> Path:
         where = f", named in {said.place}" if said else ""
         start = "relative paths in it start at its folder" if said else "relative paths start at the current directory"
         raise ConfigError(
-            f"no such file: {named}{where}", path=loaded.path, line=loaded.lines.get(key), field=key, help=start
+            f"no such file: {named}{where}",
+            code="E3009",
+            path=loaded.path,
+            line=loaded.lines.get(key),
+            field=key,
+            help=start,
         )
     return path
 
@@ -150,7 +155,7 @@ def _require_usable(found: Foreign) -> None:
         meant = found.setup.meant.get(key)
         problems.append(
             ConfigError(
-                f"{found.tool} has no such key", path=found.path, line=place.line, field=key,
+                f"{found.tool} has no such key", code="E3010", path=found.path, line=place.line, field=key,
                 help=f"write {meant}" if meant else "take it out",
             )
         )  # fmt: skip
@@ -201,7 +206,7 @@ def _per_machine(found: Foreign, processes: int, machines: int) -> int:
     if processes % machines:
         place = found.setup.places["processes"]
         raise ConfigError(
-            f"{processes} processes cannot be shared by {machines} machines evenly", path=found.path, line=place.line,
+            f"{processes} processes cannot be shared by {machines} machines evenly", code="E3011", path=found.path, line=place.line,
             field=place.name, help=f"num_processes counts all machines: write a multiple of {machines}",
         )  # fmt: skip
     return processes // machines
@@ -221,7 +226,7 @@ def _left_over(found: Foreign) -> Iterator[Lost]:
 def _require_same(dotted: str, one: Said, other: Said, loaded: Loaded) -> None:
     if one.value != other.value:
         raise ConfigError(
-            f"{dotted} is {_shown(one.value)} in {one.place} and {_shown(other.value)} in {other.place}",
+            f"{dotted} is {_shown(one.value)} in {one.place} and {_shown(other.value)} in {other.place}", code="E3012",
             path=loaded.path, field=dotted, help="make the two files say the same",
         )  # fmt: skip
 
@@ -236,7 +241,7 @@ def _taken(dotted: str, said: Said, loaded: Loaded) -> Taken | None:
     if stated and ours != "auto":
         where = "on the command line" if on_command_line else "here"
         raise ConfigError(
-            f"{_shown(ours)} {where}, and {_shown(said.value)} in {said.place}",
+            f"{_shown(ours)} {where}, and {_shown(said.value)} in {said.place}", code="E3013",
             path=loaded.path, line=loaded.lines.get(dotted), field=dotted,
             help="make them the same, or take one of them out",
         )  # fmt: skip
@@ -257,7 +262,7 @@ def _batch(accumulation: Said, loaded: Loaded) -> Taken | None:
     asked = f"train.global_batch_size is {whole}, on {plural(parts, 'device')}"
     micro_text = "" if micro == "auto" else f" × {micro} examples"
     raise ConfigError(
-        f"{accumulation.value} micro batches{micro_text} per device in {accumulation.place}, and {asked}",
+        f"{accumulation.value} micro batches{micro_text} per device in {accumulation.place}, and {asked}", code="E3014",
         path=loaded.path, line=loaded.lines.get("train.global_batch_size"), field="train.global_batch_size",
         help='global batch = micro batch × accumulation × devices: change one of them, or write "auto" in the file',
     )  # fmt: skip
@@ -281,7 +286,7 @@ def _changed(loaded: Loaded, taken: list[Taken]) -> Loaded:
         dotted = ".".join(str(part) for part in loc[:2])
         item = next((item for item in taken if item.dotted == dotted), taken[0])
         raise ConfigError(
-            f"SureFit cannot take {_shown(item.said.value)} of {item.said.place}: {error.errors()[0]['msg']}",
+            f"SureFit cannot take {_shown(item.said.value)} of {item.said.place}: {error.errors()[0]['msg']}", code="E3015",
             path=loaded.path, field=item.dotted, help="change it there, or take it out",
         ) from None  # fmt: skip
     return replace(loaded, config=config, adopted={**loaded.adopted, **{i.dotted: i.said.place for i in taken}})

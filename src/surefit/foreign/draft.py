@@ -207,6 +207,7 @@ class Draft:
         self.problems.append(
             ConfigError(
                 f"expected {expected}, got {shown(value)}",
+                code="E3016",
                 path=self.path,
                 line=self.line(name),
                 field=name,
@@ -233,7 +234,9 @@ class Draft:
         self.mapped.discard(key)
         self.lost.pop(key, None)
         self.judged.pop(key, None)
-        self.problems.append(ConfigError(message, path=self.path, line=self.line(key), field=key, help=help_text))
+        self.problems.append(
+            ConfigError(message, code="E3017", path=self.path, line=self.line(key), field=key, help=help_text)
+        )
 
     def read_all(self) -> None:
         """Every key to where it goes."""

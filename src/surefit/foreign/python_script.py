@@ -215,6 +215,7 @@ def unusable(path: Path) -> ConfigError:
     """The file is a script, and none that trains."""
     return ConfigError(
         "not a file of a tool that SureFit knows: a Python script without a call that trains, loads or merges a model",
+        code="E3019",
         path=path,
         help="checked are scripts that call transformers, TRL, PEFT or Unsloth; its calls may stand in another file",
     )

@@ -290,37 +290,45 @@ def parse(path: Path) -> Source:
     except SyntaxError as error:
         version = ".".join(map(str, sys.version_info[:2]))
         problem = f"not valid Python {version}: {error.msg}"
-        raise ConfigError(problem, path=path, line=error.lineno, help="correct the line, or the one above it") from None
+        raise ConfigError(
+            problem, code="E3020", path=path, line=error.lineno, help="correct the line, or the one above it"
+        ) from None
     except (RecursionError, MemoryError):
-        raise ConfigError("nested too deeply to be a script", path=path) from None
+        raise ConfigError("nested too deeply to be a script", code="E3021", path=path) from None
     except ValueError as error:
-        raise ConfigError(f"not valid Python: {error}", path=path) from None
+        raise ConfigError(f"not valid Python: {error}", code="E3022", path=path) from None
 
 
 def _text(path: Path) -> str:
     if path.is_dir() or (path.is_fifo() and not str(path).startswith(("/dev/", "/proc/"))):
-        raise ConfigError("not a regular file", path=path, help="name the script")
+        raise ConfigError("not a regular file", code="E3023", path=path, help="name the script")
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"cannot be read: {error.strerror}", path=path, help="check its path and permissions"
+            f"cannot be read: {error.strerror}", code="E3024", path=path, help="check its path and permissions"
         ) from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"larger than {MAX_BYTES // MIB} MiB: this is no script", path=path)
+        raise ConfigError(f"larger than {MAX_BYTES // MIB} MiB: this is no script", code="E3025", path=path)
     if b"\0" in data:
         line = data[: data.index(b"\0")].count(b"\n") + 1
-        raise ConfigError("holds null bytes: this is no text", path=path, line=line, help="save the script as UTF-8")
+        raise ConfigError(
+            "holds null bytes: this is no text", code="E3026", path=path, line=line, help="save the script as UTF-8"
+        )
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ConfigError(f"not {error.encoding} text", path=path, line=line, help="save the script as UTF-8") from None
+        raise ConfigError(
+            f"not {error.encoding} text", code="E3027", path=path, line=line, help="save the script as UTF-8"
+        ) from None
     except (SyntaxError, LookupError) as error:
         problem = getattr(error, "msg", None) or str(error)
-        raise ConfigError(f"cannot be decoded: {problem}", path=path, line=1, help="save the script as UTF-8") from None
+        raise ConfigError(
+            f"cannot be decoded: {problem}", code="E3028", path=path, line=1, help="save the script as UTF-8"
+        ) from None
 
 
 def _scoped(path: Path, text: str, tree: ast.Module) -> Source:

@@ -115,7 +115,7 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
             else:
                 lost.append(Lost(written, line, written, "it names no package and version"))
     if not pins and not problems:
-        raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", path=path)
+        raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", code="E3029", path=path)
     return pins, problems, lost
 
 
@@ -138,7 +138,9 @@ def _is_other(written: str) -> bool:
 def _unreadable(path: Path, written: str, line: int, error: Exception) -> ConfigError:
     said = str(error).partition("\n")[0]
     help_text = "write NAME==VERSION, with commas between several conditions"
-    return ConfigError(f"{shortened(repr(written))} is no requirement: {said}", path=path, line=line, help=help_text)
+    return ConfigError(
+        f"{shortened(repr(written))} is no requirement: {said}", code="E3030", path=path, line=line, help=help_text
+    )
 
 
 def _pin(written: str, line: int, always: bool) -> Pin:
@@ -167,7 +169,9 @@ def _of_pyproject(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
         found = re.search(r"line (\d+)", str(error))
         line = int(found[1]) if found else None
         problem = str(error).partition(" (at")[0]
-        raise ConfigError(f"not valid TOML: {problem}", path=path, line=line, help="correct the line") from None
+        raise ConfigError(
+            f"not valid TOML: {problem}", code="E3031", path=path, line=line, help="correct the line"
+        ) from None
     project, poetry = _table(tree, "project"), _table(_table(tree, "tool"), "poetry")
     optional = [each for group in _table(project, "optional-dependencies").values() for each in _texts(group)]
     for written, always in [
@@ -292,7 +296,7 @@ def _contradictions(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
     for i, pin in enumerate(pins):
         if pin.versions and not compatible(pin.versions, ""):
             yield ConfigError(
-                f"no release of {pin.package} is {pin.versions}", path=path, line=pin.line, field=pin.package,
+                f"no release of {pin.package} is {pin.versions}", code="E3032", path=path, line=pin.line, field=pin.package,
                 help="correct one of the bounds",
             )  # fmt: skip
             continue
@@ -300,6 +304,6 @@ def _contradictions(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
         if other is not None and not compatible(pin.versions, other.versions):
             there = f"{pin.package}{other.versions} on line {other.line}"
             yield ConfigError(
-                f"{pin.package}{pin.versions}, and {there}: no release is both", path=path, line=pin.line,
+                f"{pin.package}{pin.versions}, and {there}: no release is both", code="E3033", path=path, line=pin.line,
                 field=pin.package, help="keep one of the two",
             )  # fmt: skip

@@ -29,6 +29,7 @@ def _xgrammar() -> ModuleType:
     except ImportError:
         raise MachineError(
             "constrained decoding needs the package xgrammar",
+            code="E7050",
             field="evaluate.constrained",
             help="pip install surefit[constrained], or set evaluate.constrained to none",
         ) from None
@@ -54,6 +55,7 @@ class Compiler:
         if not self.stop_ids:
             raise ModelError(
                 "the model has no token that ends an answer, which constrained decoding needs",
+                code="E7051",
                 help="set eos_token in its tokenizer_config.json",
             )
         try:
@@ -62,7 +64,9 @@ class Compiler:
             )
         except (ValueError, RuntimeError) as error:
             raise ModelError(
-                f"constrained decoding does not know this tokenizer: {error}", help="decode without grammars"
+                f"constrained decoding does not know this tokenizer: {error}",
+                code="E7052",
+                help="decode without grammars",
             ) from error
         self._compiler = self.xgrammar.GrammarCompiler(
             info, max_threads=torch.get_num_threads(), cache_limit_bytes=CACHE_BYTES
@@ -96,6 +100,7 @@ class Compiler:
         except (ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"the {grammar.kind} grammar cannot be compiled: {str(error).strip().splitlines()[-1]}",
+                code="E7053",
                 help=f"fix it in the recipe; it begins {source[:80]!r}",
             ) from error
 
@@ -107,7 +112,7 @@ def choices_ebnf(choices: Sequence[str]) -> str:
     'root ::= "yes" | "no"'
     """
     if not choices or not all(choices):
-        raise ConfigError("a grammar of choices has an empty choice, or none", help="name the answers")
+        raise ConfigError("a grammar of choices has an empty choice, or none", code="E7054", help="name the answers")
     return "root ::= " + " | ".join(map(literal, choices))
 
 

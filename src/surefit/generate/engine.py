@@ -61,11 +61,14 @@ class Decoding:
         if self.num_beams > 1 and self.temperature > 0:
             raise ConfigError(
                 f"{self.num_beams} beams and a temperature of {self.temperature:g} exclude each other",
+                code="E7055",
                 field="evaluate.num_beams",
                 help="beams look for the most probable answer, a temperature draws one: drop either",
             )
         if not all(self.stop):
-            raise ConfigError("a stop string is empty, which would end every answer at once", help="remove it")
+            raise ConfigError(
+                "a stop string is empty, which would end every answer at once", code="E7056", help="remove it"
+            )
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def generate(
     """
     for number, prompt in enumerate(prompts):
         if not prompt:
-            raise DataError(f"prompt {number} has no tokens", help="remove the row, or give it a prompt")
+            raise DataError(f"prompt {number} has no tokens", code="E7057", help="remove the row, or give it a prompt")
     assert grammars is None or len(grammars) == len(prompts)
     answers: dict[int, Generation] = {}
     started, tokens = time.perf_counter(), 0
@@ -288,6 +291,7 @@ def memory_errors(rows: int, tokens: int) -> Iterator[None]:
             raise
         raise MachineError(
             f"out of memory while answering {rows} prompts of up to {tokens:,} tokens at once",
+            code="E7058",
             field="evaluate.batch_size",
             help=f"set evaluate.batch_size to {max(1, rows // 2)}"
             if rows > 1

@@ -21,6 +21,7 @@ class RefuseNaN(LogitsProcessor):
         if torch.isnan(scores).any():
             raise ModelError(
                 "the model's logits are NaN",
+                code="E7059",
                 help="its weights are damaged or its dtype overflows: try model.dtype float32, else train again",
             )
         return scores

@@ -63,6 +63,7 @@ class _Kind:
                 raise ConfigError(
                     "the server does not say that it is vLLM or SGLang, and only these hand "
                     f"{', '.join(switches)} to the chat template",
+                    code="E7060",
                     field="evaluate.chat_template_kwargs",
                     help="serve the model with one of them, or take the switch away",
                 )
@@ -90,6 +91,7 @@ class _Kind:
             return {"ebnf": source if isinstance(source, str) else choices_ebnf(source)}
         raise ConfigError(
             f"the server does not say that it is vLLM or SGLang, and only these take a grammar of kind {grammar.kind}",
+            code="E7061",
             field="evaluate.constrained",
             help="set evaluate.constrained to none, or serve the model with vLLM or SGLang",
         )
@@ -128,13 +130,16 @@ class ServedModel:
         if model is None and len(served) != 1:
             raise ConfigError(
                 f"the server at {self.shown} has {len(served)} models{_named(served)}",
+                code="E7062",
                 field=self.field,
                 help="name one",
             )
         self.model = model or next(iter(served))
         if served and self.model not in served:
             raise ConfigError(
-                f"the server at {self.shown} has no model {self.model!r}{_named(served)}", field=self.field
+                f"the server at {self.shown} has no model {self.model!r}{_named(served)}",
+                code="E7063",
+                field=self.field,
             )
         self.kind = _Kind(served.get(self.model, "").lower())
 
@@ -167,7 +172,9 @@ class ServedModel:
             MachineError: the server does not answer, however often it is asked, or with something else.
         """
         if decoding.num_beams > 1:
-            raise ConfigError("servers have no beam search", field="evaluate.num_beams", help="set it to 1")
+            raise ConfigError(
+                "servers have no beam search", code="E7064", field="evaluate.num_beams", help="set it to 1"
+            )
         given = grammars if grammars is not None else [None] * len(messages_list)
         pairs = enumerate(zip(messages_list, given, strict=True))
         requests = [self._request(number, messages, decoding, grammar) for number, (messages, grammar) in pairs]
@@ -221,6 +228,7 @@ class ServedModel:
                 if wait is None or over.is_set():
                     raise MachineError(
                         f"the server at {self.shown} {failure} ({len(self.waits) + 1} tries)",
+                        code="E7065",
                         field=self.field,
                         help="see that it runs, and its log; a smaller evaluate.batch_size asks less of it at once",
                     ) from None
@@ -260,17 +268,20 @@ class ServedModel:
             has = "refuses the key in SUREFIT_API_KEY" if api_key() else "wants a key, and SUREFIT_API_KEY is not set"
             raise ConfigError(
                 f"the server at {self.shown} {has} ({error.code}: {said})",
+                code="E7066",
                 field=self.field,
                 help="set SUREFIT_API_KEY in the environment or in .env",
             ) from None
         if error.code == 404 or 300 <= error.code < 400:
             raise ConfigError(
                 f"there is no OpenAI-compatible server at {self.shown} ({error.code}: {said})",
+                code="E7067",
                 field=self.field,
                 help="give its address as http://HOST:PORT/v1",
             ) from None
         raise ConfigError(
             f"the server at {self.shown} refuses a request ({error.code}): {said}",
+            code="E7068",
             field=self.field,
             help="if it is the length, serve with a longer context or lower evaluate.max_new_tokens",
         ) from None
@@ -285,7 +296,10 @@ def _endpoint(url: str, field: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"{redact(url)!r} is not the address of a server", field=field, help="write http://HOST:PORT/v1"
+            f"{redact(url)!r} is not the address of a server",
+            code="E7069",
+            field=field,
+            help="write http://HOST:PORT/v1",
         )
     path = re.sub(r"/(chat/completions|completions|models)?/*$", "", parts.path)
     return urlunsplit((parts.scheme, parts.netloc, path or "/v1", "", ""))

@@ -95,11 +95,14 @@ class _Ranker:
         _refuse_unusable(number, prompt, labels)
         found = {label: self._tokens(tuple(prompt[-_TAIL:]), label) for label in labels}
         if len(set(found.values())) < len(found):
-            raise DataError(f"two labels of row {number} are the same tokens to this model", help="rename one of them")
+            raise DataError(
+                f"two labels of row {number} are the same tokens to this model", code="E7070", help="rename one of them"
+            )
         if any(_begins(other, path) for path in found.values() for other in found.values() if other is not path):
             if not self.stop_ids:
                 raise ModelError(
                     f"labels of row {number} begin alike, and the model has no token that ends an answer",
+                    code="E7071",
                     help="set eos_token in its tokenizer_config.json, or use labels none of which begins another",
                 )
             found = {label: (*path, _END) for label, path in found.items()}
@@ -107,6 +110,7 @@ class _Ranker:
         if self.context is not None and longest > self.context:
             raise DataError(
                 f"row {number} has {longest:,} tokens with its longest label, and the model reads {self.context:,}",
+                code="E7072",
                 help="shorten the prompt",
             )
         return found
@@ -200,6 +204,7 @@ def _log_softmax(logits: torch.Tensor, stop_ids: list[int]) -> torch.Tensor:
     if torch.isnan(logs).any():
         raise ModelError(
             "the model's logits are NaN",
+            code="E7073",
             help="its weights are damaged or its dtype overflows: try model.dtype float32, else train again",
         )
     return torch.cat([logs, torch.logsumexp(logs[:, stop_ids], dim=-1, keepdim=True)], dim=-1) if stop_ids else logs
@@ -229,9 +234,13 @@ def _normalised(scores: Mapping[str, float]) -> dict[str, float]:
 
 def _refuse_unusable(number: int, prompt: Sequence[int], labels: Sequence[str]) -> None:
     if not prompt:
-        raise DataError(f"prompt {number} has no tokens", help="remove the row, or give it a prompt")
+        raise DataError(f"prompt {number} has no tokens", code="E7074", help="remove the row, or give it a prompt")
     if not labels or not all(labels):
-        raise DataError(f"row {number} has {'an empty label' if labels else 'no labels'}", help="name its choices")
+        raise DataError(
+            f"row {number} has {'an empty label' if labels else 'no labels'}", code="E7075", help="name its choices"
+        )
     twice = next((label for label in labels if list(labels).count(label) > 1), None)
     if twice is not None:
-        raise DataError(f"the label {twice!r} of row {number} is there twice", help="name each choice once")
+        raise DataError(
+            f"the label {twice!r} of row {number} is there twice", code="E7076", help="name each choice once"
+        )

@@ -40,7 +40,7 @@ def on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[R
         import ray
     except ImportError as error:
         problem = f"--engine ray needs a package that is not installed: {env.first_line(error)}"
-        raise MachineError(problem, help="pip install 'surefit[scale]'") from None
+        raise MachineError(problem, code="E5006", help="pip install 'surefit[scale]'") from None
     with env.safe_path_for_children():
         context = ray.init(log_to_driver=False, logging_level="error")
     left = iter(jobs)
@@ -56,7 +56,7 @@ def on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[R
                 raise error.cause from None
             except ray.exceptions.RayError as error:
                 help_text = "run the same command again: complete shards are kept"
-                raise MachineError(f"a task was lost: {env.first_line(error)}", help=help_text) from None
+                raise MachineError(f"a task was lost: {env.first_line(error)}", code="E5007", help=help_text) from None
             waiting += [submit(job) for job in islice(left, 1)]
 
 

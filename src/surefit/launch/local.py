@@ -60,7 +60,9 @@ def launch(
     code = _verdict(group.codes, group.ended_by_us, processes, resume_command, where)
     if code == EXIT_SHORT and group.stopped_by is not None:
         raise Interrupted(
-            f"stopped by {group.stopped_by.name}, after memory had run out", help=f"continue with: {resume_command}"
+            f"stopped by {group.stopped_by.name}, after memory had run out",
+            code="E5008",
+            help=f"continue with: {resume_command}",
         )
     return code
 
@@ -149,13 +151,17 @@ def _verdict(
             name = signal.Signals(-code).name
             why = ": the machine's memory may have run out" if name == "SIGKILL" else ""
             raise MachineError(
-                f"rank {rank} of {processes} was ended by {name}{why}; the others were stopped", help=help_text
+                f"rank {rank} of {processes} was ended by {name}{why}; the others were stopped",
+                code="E5009",
+                help=help_text,
             )
     if 0 in of_itself:
         return of_itself[0]
     for rank, code in of_itself.items():
         error = MachineError(
-            f"rank {rank} of {processes} failed, with the error above; the others were stopped", help=help_text
+            f"rank {rank} of {processes} failed, with the error above; the others were stopped",
+            code="E5010",
+            help=help_text,
         )
         error.exit_code = code
         raise error
@@ -165,11 +171,14 @@ def _verdict(
         hanging = " and ".join(map(str, ended_by_us))
         raise MachineError(
             f"rank {hanging} of {processes} did not answer, and did not end; all were stopped",
+            code="E5011",
             field="parallel.timeout_minutes",
             help=f"where nothing hangs and it only takes longer, raise parallel.timeout_minutes; {help_text}",
         )
     if failed:
-        raise MachineError(f"the {processes} processes lost each other, and none says why", help=help_text)
+        raise MachineError(
+            f"the {processes} processes lost each other, and none says why", code="E5012", help=help_text
+        )
     return EXIT_OK
 
 

@@ -99,6 +99,7 @@ def check_arithmetic(job: BatchJob) -> None:
     if batch % parts:
         raise ConfigError(
             f"a global batch of {batch} cannot be cut into {parts} equal parts ({job.world})",
+            code="E5013",
             path=job.config_file,
             field="train.global_batch_size",
             help=f"write a multiple of {parts}, such as {-(-batch // parts) * parts}",
@@ -112,6 +113,7 @@ def _require_time(job: BatchJob) -> None:
     if minutes is None and limit.upper() not in ("UNLIMITED", "INFINITE"):
         raise ConfigError(
             f"sbatch reads no time limit in {limit!r}",
+            code="E5014",
             path=job.config_file,
             field="slurm.time",
             help='write "8:00:00" (hours:minutes:seconds), "2-12" (days-hours), or minutes as "90"',
@@ -119,6 +121,7 @@ def _require_time(job: BatchJob) -> None:
     if minutes and minutes * 60 <= before:
         raise ConfigError(
             f"a job of {limit} ({duration_text(minutes * 60)}) is told to save {before} s before its end: at once",
+            code="E5015",
             path=job.config_file,
             field="slurm.signal_seconds",
             help="raise slurm.time, or lower slurm.signal_seconds",
@@ -229,6 +232,7 @@ def _joined(job: BatchJob, parts: Sequence[str]) -> str:
     if redact(script) != script:
         raise ConfigError(
             "a token or password would stand in the batch script, where everyone can read it",
+            code="E5016",
             path=job.config_file,
             help="put it into the environment or a .env file; SLURM hands the environment on",
         )
@@ -302,6 +306,7 @@ def _python(job: BatchJob) -> str:
     if not (home / "bin" / "python").exists() and wanted:
         raise ConfigError(
             f"{home} is no environment: it has neither bin/activate nor bin/python",
+            code="E5017",
             path=job.config_file,
             field="slurm.venv",
             help="name the folder of a virtual environment that the nodes can see",
@@ -411,14 +416,16 @@ def _option(value: object) -> str:
     """A value as sbatch reads it: double quotes keep spaces together; there is no way to write one of them."""
     text = _one_line(value)
     if '"' in text:
-        raise ConfigError(f"sbatch cannot read {text}: there is a quote in it", help="choose a name without quotes")
+        raise ConfigError(
+            f"sbatch cannot read {text}: there is a quote in it", code="E5018", help="choose a name without quotes"
+        )
     return text if _PLAIN.fullmatch(text) or not re.search(r"[\s#]", text) else f'"{text}"'
 
 
 def _one_line(value: object) -> str:
     text = str(value)
     if "\n" in text or "\r" in text:
-        raise ConfigError(f"{text!r} has a line break in it", help="choose a name without line breaks")
+        raise ConfigError(f"{text!r} has a line break in it", code="E5019", help="choose a name without line breaks")
     return text.rstrip()
 
 
@@ -440,11 +447,14 @@ def submit(script: Path, after: str | None = None) -> str:
     answer = _ask(["sbatch", "--parsable", *(dependency(after) if after else ()), str(script)])
     if answer is None:
         raise MachineError(
-            "there is no sbatch on this machine", help=f"go to a login node of the cluster: sbatch {script}"
+            "there is no sbatch on this machine",
+            code="E5020",
+            help=f"go to a login node of the cluster: sbatch {script}",
         )
     if answer.returncode:
         raise MachineError(
             f"sbatch refuses: {redact(answer.stderr.strip()) or 'it says nothing'}",
+            code="E5021",
             path=script,
             help="nothing was submitted; section slurm of the config says what is asked for",
         )

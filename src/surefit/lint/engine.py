@@ -170,7 +170,9 @@ def choose_rules(select: str | None = None, ignore: str | None = None) -> tuple[
     if ignore is not None:
         rules = [rule for rule in rules if not rule.code.startswith(_codes("--ignore", ignore))]
     if not rules:
-        raise ConfigError("--select and --ignore leave no rule", help="`surefit explain --all` lists the rules")
+        raise ConfigError(
+            "--select and --ignore leave no rule", code="E2098", help="`surefit explain --all` lists the rules"
+        )
     return tuple(rules)
 
 
@@ -183,6 +185,7 @@ def _codes(option: str, text: str) -> tuple[str, ...]:
         hint = did_you_mean(unknown, [*known, *FAMILIES]) if unknown else ""
         raise ConfigError(
             f"{option} {text}: {f'no rule begins with {unknown}' if unknown else 'names no rule'}{hint}",
+            code="E2099",
             help=f"codes or their beginnings, separated by commas, for example {option} MEM,SCH001",
         )
     return words
@@ -200,7 +203,9 @@ def find_rule(code: str) -> Rule:
             return rule
     names = [rule.code for rule in all_rules()]
     raise ConfigError(
-        f"there is no rule {code!r}{did_you_mean(wanted, names)}", help="`surefit explain --all` lists the rules"
+        f"there is no rule {code!r}{did_you_mean(wanted, names)}",
+        code="E2100",
+        help="`surefit explain --all` lists the rules",
     )
 
 

@@ -63,6 +63,7 @@ class Finding:
         line: 1-based; the field's line in the config unless the rule names another.
         evidence: what in this run shows it, where the message does not already say.
         fix: the change that removes it, where there is exactly one right answer.
+        error: the code of the error that it reports, where it was met while facts were gathered.
     """
 
     field: str | None = None
@@ -75,15 +76,18 @@ class Finding:
     code: str = ""
     name: str = ""
     severity: Severity = "error"
+    error: str | None = None
 
     @classmethod
     def of(cls, problem: SureFitError, field: str | None = None) -> Finding:
         """An error met while facts were gathered, as a finding; `field` is for one that names none."""
-        return cls(problem.field or field, problem.message, problem.help, problem.path, problem.line)
+        return cls(
+            problem.field or field, problem.message, problem.help, problem.path, problem.line, error=problem.code
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The same, for check.json."""
-        order = ("code", "name", "severity", "path", "line", "field", "message", "help", "evidence", "fix")
+        order = ("code", "name", "severity", "path", "line", "field", "message", "help", "evidence", "fix", "error")
         return {key: asdict(self)[key] for key in order}
 
 

@@ -149,6 +149,7 @@ def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise GateError(
                 f"the adapter is not complete: {name} has values that are not finite",
+                code="E6001",
                 path=directory / WEIGHTS,
                 help="do not use it; train again, and check the loss in metrics.jsonl",
             )
@@ -167,6 +168,7 @@ def _require_mergeable(directory: Path, config: Mapping[str, Any]) -> None:
     if reason:
         raise GateError(
             f"the adapter cannot be merged by its weights: {reason}",
+            code="E6002",
             path=directory / CONFIG,
             help="serve it beside its base model with PEFT, or convert it to plain LoRA with PEFT first",
         )
@@ -218,5 +220,8 @@ def _token_ids(directory: Path, config: Mapping[str, Any], module: str) -> list[
 def incomplete(directory: Path, problem: str) -> GateError:
     """The error of an adapter that has not all of its factors."""
     return GateError(
-        f"the adapter is not complete: {problem}", path=directory / WEIGHTS, help="copy it again, or train again"
+        f"the adapter is not complete: {problem}",
+        code="E6003",
+        path=directory / WEIGHTS,
+        help="copy it again, or train again",
     )

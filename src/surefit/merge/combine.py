@@ -41,12 +41,16 @@ def combine(
         if adapter.wrapped:
             raise GateError(
                 "it has factors for experts, which PEFT has not been proved to combine",
+                code="E6004",
                 path=path,
                 help="combine adapters of linear layers, or merge one after the other",
             )
         if problems := misfits(adapter, streamed.model):
             raise GateError(
-                f"the adapter does not fit the base: {problems[0]}", path=path, help="combine adapters of one base"
+                f"the adapter does not fit the base: {problems[0]}",
+                code="E6005",
+                path=path,
+                help="combine adapters of one base",
             )
     names = [f"adapter{number}" for number in range(len(adapters))]
     model: Any = streamed.with_adapter(adapters[0][0], name=names[0])
@@ -63,6 +67,7 @@ def combine(
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(
             f"PEFT does not combine these adapters by {way}: {error}",
+            code="E6006",
             field="--combine",
             help=f"adapters of different ranks can be summed by cat; the ways are {', '.join(WAYS)}",
         ) from error

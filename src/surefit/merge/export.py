@@ -70,11 +70,14 @@ def source_of(run: RunDir) -> Source:
     certificate = read_json(run.certificate) if run.certificate.exists() else None
     if certificate is None or not certificate.get("passed"):
         why = "has no certificate" if certificate is None else f"is not certified: {certificate.get('reason')}"
-        raise GateError(f"the model {why}", path=run.path, help="`surefit merge` comes first; docs/merge.md")
+        raise GateError(
+            f"the model {why}", code="E6007", path=run.path, help="`surefit merge` comes first; docs/merge.md"
+        )
     directory = run.merged if run.merged.is_dir() else run.model
     if not directory.is_dir() or base_identity(directory) != certificate.get("merged_sha256"):
         raise GateError(
             f"{directory.name}/ is not the model that its certificate was given for",
+            code="E6008",
             path=run.certificate,
             help="`surefit merge` makes and certifies it again",
         )
@@ -152,7 +155,9 @@ def adapter_parts(source: Source) -> list[Path]:
     """
     folder = source.run.adapter
     if not all((folder / name).is_file() for name in ADAPTER_FILES):
-        raise ConfigError("the run has no adapter: all weights were trained", path=source.run.path, help="--format hub")
+        raise ConfigError(
+            "the run has no adapter: all weights were trained", code="E6009", path=source.run.path, help="--format hub"
+        )
     around = {file for pattern in AROUND for file in folder.glob(pattern) if file.is_file()}
     around -= {file for pattern in OF_THE_MODEL for file in folder.glob(pattern)}
     return sorted({*around, *(folder / name for name in ADAPTER_FILES)})
@@ -163,6 +168,7 @@ def _require_certified_adapter(source: Source) -> None:
     if weights_sha256(read_adapter(source.run.adapter).tensors) != proved.get("adapter_as_trained"):
         raise GateError(
             "adapter/ is not the adapter that was merged and certified",
+            code="E6010",
             path=source.run.adapter,
             help="`surefit merge` makes and certifies the model again",
         )
@@ -181,7 +187,9 @@ def export_quantised(
         MachineError, ModelError: this machine, or the library, cannot make it.
     """
     if not sequences:
-        raise DataError("there are no held-out rows to compare the models on", field="data.eval", help="set data.eval")
+        raise DataError(
+            "there are no held-out rows to compare the models on", code="E6011", field="data.eval", help="set data.eval"
+        )
     _require_ours(output)
     require_convertible(conversion)
     started = time.monotonic()
@@ -197,6 +205,7 @@ def export_quantised(
         if failed is not None:
             raise GateError(
                 f"the {conversion.format} model is not certified: {failed}",
+                code="E6012",
                 path=source.directory,
                 help="do not use such weights; export another format",
             )
@@ -238,7 +247,9 @@ def _require_ours(output: Path) -> None:
     """
     sweep(output.parent, of=output.name)
     if output.exists() and not (output / MANIFEST).is_file() and (output.is_file() or any(output.iterdir())):
-        raise DataError("is there already, and is no export", path=output, help="name another folder with --output")
+        raise DataError(
+            "is there already, and is no export", code="E6013", path=output, help="name another folder with --output"
+        )
 
 
 def public(certificate: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,12 +277,16 @@ def read_export(directory: Path) -> dict[str, Any]:
         ModelError: it is no export, or a file is missing or was changed.
     """
     if not (directory / MANIFEST).is_file():
-        raise ModelError(f"no export is here: there is no {MANIFEST}", path=directory, help="`surefit export RUN`")
+        raise ModelError(
+            f"no export is here: there is no {MANIFEST}", code="E6014", path=directory, help="`surefit export RUN`"
+        )
     manifest: dict[str, Any] = read_json(directory / MANIFEST)
     for name, about in manifest["files"].items():
         file = directory / name
         if Path(name).name != name or not file.is_file() or file.is_symlink():
-            raise ModelError(f"{name} is in {MANIFEST} and not a file here", path=directory, help="export it again")
+            raise ModelError(
+                f"{name} is in {MANIFEST} and not a file here", code="E6015", path=directory, help="export it again"
+            )
         if file.stat().st_size != about["bytes"] or file_sha256(file) != about["sha256"]:
-            raise ModelError(f"{name} is not what was exported", path=directory, help="export it again")
+            raise ModelError(f"{name} is not what was exported", code="E6016", path=directory, help="export it again")
     return manifest

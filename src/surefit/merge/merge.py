@@ -153,6 +153,7 @@ def _concluded(
         write_json(certificate, certifying.certificate(passed=False, reason=error.message))
         raise GateError(
             error.message if remove is None else f"the merge is not certified: {error.message}",
+            code="E6017",
             path=certificate,
             help=error.help or "do not use these weights; docs/merge.md explains every check",
         ) from error
@@ -173,7 +174,10 @@ class _Certifying:
     ) -> None:
         if not sequences:
             raise DataError(
-                "there are no held-out rows to compare the models on", field="data.eval", help="set data.eval"
+                "there are no held-out rows to compare the models on",
+                code="E6018",
+                field="data.eval",
+                help="set data.eval",
             )
         self.base, self.hardware, self.on_progress = base, hardware, on_progress
         self.sequences = [sequences[i] for i in evenly(len(sequences), PROMPTS)]
@@ -205,7 +209,7 @@ class _Certifying:
         self.checks.extend(checks)
         for check in checks:
             if not check.passed:
-                raise GateError(str(check), help=help)
+                raise GateError(str(check), code="E6019", help=help)
 
     def same_base(self, directory: Path) -> dict[str, Any]:
         """What training wrote about its base, which must be this one."""

@@ -54,7 +54,9 @@ def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
         if "/" not in repo_id:
             raise hub.HFValidationError("it has no owner")
     except hub.HFValidationError as error:
-        raise ConfigError(f"{repo_id!r} is no name on the hub: {first_line(error)}", help="write OWNER/NAME") from None
+        raise ConfigError(
+            f"{repo_id!r} is no name on the hub: {first_line(error)}", code="E6020", help="write OWNER/NAME"
+        ) from None
     manifest = read_export(directory)
     _require_certified(directory, manifest)
     names = [*manifest["files"], MANIFEST]
@@ -63,7 +65,10 @@ def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
             text = (directory / name).read_text(encoding="utf-8", errors="replace")
             if redact(text) != text:
                 raise GateError(
-                    "it holds what looks like a secret", path=directory / name, help="remove it, and export again"
+                    "it holds what looks like a secret",
+                    code="E6021",
+                    path=directory / name,
+                    help="remove it, and export again",
                 )
     others = sorted(path.name for path in directory.iterdir() if path.name not in names)
     return Push(directory, repo_id, private, {name: (directory / name).stat().st_size for name in names}, others)
@@ -72,7 +77,12 @@ def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
 def _require_certified(directory: Path, manifest: Mapping[str, Any]) -> None:
     certificate = read_json(directory / CERTIFICATE) if CERTIFICATE in manifest["files"] else {}
     if not certificate.get("passed") or certificate.get("merged_sha256") != manifest["merged_sha256"]:
-        raise GateError("the export has no certificate that passed", path=directory, help="`surefit export` writes one")
+        raise GateError(
+            "the export has no certificate that passed",
+            code="E6022",
+            path=directory,
+            help="`surefit export` writes one",
+        )
 
 
 def push(prepared: Push, on_progress: OnProgress = silent) -> str:
@@ -87,10 +97,12 @@ def push(prepared: Push, on_progress: OnProgress = silent) -> str:
     """
     token = hub_token()
     if offline():
-        raise MachineError("HF_HUB_OFFLINE is set", help="unset it to push")
+        raise MachineError("HF_HUB_OFFLINE is set", code="E6023", help="unset it to push")
     if token is None:
         raise ConfigError(
-            "there is no token for the hub", help="set HF_TOKEN in the environment or in .env, with the right to write"
+            "there is no token for the hub",
+            code="E6024",
+            help="set HF_TOKEN in the environment or in .env, with the right to write",
         )
     api = HfApi(token=token, library_name="surefit")
     try:
@@ -115,8 +127,9 @@ def _explained(error: Exception, repo_id: str) -> ConfigError | MachineError:
     if status in (401, 403):
         return ConfigError(
             f"the hub does not let this token write to {repo_id} ({status}): {said}",
+            code="E6025",
             help="use a token with the right to write, and a name of your own or of your organisation",
         )
     return MachineError(
-        f"the hub did not take {repo_id}: {said}", help="push again: what has arrived is not sent again"
+        f"the hub did not take {repo_id}: {said}", code="E6026", help="push again: what has arrived is not sent again"
     )

@@ -95,13 +95,16 @@ def require_convertible(conversion: Conversion) -> None:
     missing = [name for name in _PACKAGES[conversion.format] if find_spec(name) is None]
     if missing:
         raise MachineError(
-            f"{conversion.format} is made by {missing[0]}, which is not installed", help=f"pip install {missing[0]}"
+            f"{conversion.format} is made by {missing[0]}, which is not installed",
+            code="E6027",
+            help=f"pip install {missing[0]}",
         )
     if conversion.format == "gguf":
         find_converter(conversion.llama_cpp)
         if conversion.outtype in LLAMA_FTYPES and find_spec("llama_cpp") is None:
             raise MachineError(
                 f"{conversion.outtype} is made by llama.cpp's library, which is not installed",
+                code="E6028",
                 help="pip install llama-cpp-python, which compiles it; or --outtype q8_0, which needs no library",
             )
 
@@ -118,10 +121,12 @@ def find_converter(named: Path | None) -> Path:
         "llama-cpp-python`, which has it in vendor/llama.cpp; then --llama-cpp DIR or LLAMA_CPP=DIR"
     )
     if directory is None:
-        raise MachineError("GGUF is made by llama.cpp's own converter, and nothing says where it is", help=clone)
+        raise MachineError(
+            "GGUF is made by llama.cpp's own converter, and nothing says where it is", code="E6029", help=clone
+        )
     converter = directory.expanduser() / CONVERTER
     if not converter.is_file():
-        raise MachineError(f"there is no {CONVERTER} there", path=directory, help=clone)
+        raise MachineError(f"there is no {CONVERTER} there", code="E6030", path=directory, help=clone)
     return converter
 
 
@@ -199,14 +204,16 @@ def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
             [sys.executable, *arguments], capture_output=True, text=True, timeout=6 * _HOUR, env=env.of_another_tool()
         )
     except subprocess.TimeoutExpired:
-        raise MachineError(f"{name} has not finished after 6 h", path=out) from None
+        raise MachineError(f"{name} has not finished after 6 h", code="E6031", path=out) from None
     if done.returncode or not out.is_file():
         output = " ".join((done.stderr or done.stdout).split())
         lacking = re.search(r"No module named '([\w.]+)'$", output)
         if lacking:
-            raise MachineError(f"{name} needs {lacking[1]}, which is not installed", help=f"pip install {lacking[1]}")
+            raise MachineError(
+                f"{name} needs {lacking[1]}, which is not installed", code="E6032", help=f"pip install {lacking[1]}"
+            )
         said = shortened(output[-400:], 400) or "nothing"
-        raise MachineError(f"{name} ended with {done.returncode} and said: {said}", help=advice)
+        raise MachineError(f"{name} ended with {done.returncode} and said: {said}", code="E6033", help=advice)
 
 
 def measure(
@@ -269,6 +276,7 @@ def reload(conversion: Conversion, directory: Path) -> tuple[Any, list[str]]:
     except Exception as error:  # each library has errors of its own
         raise ModelError(
             f"the {conversion.format} files cannot be loaded again: {env.first_line(error)}",
+            code="E6034",
             path=directory,
             help="without loading them nobody knows what they are: use another format, or another transformers",
         ) from error

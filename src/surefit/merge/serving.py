@@ -72,14 +72,20 @@ def _place(target: Path) -> tuple[Path, RunDir | None]:
     if run.resolved.exists():
         directory = run.merged if run.merged.is_dir() else run.model
         if not directory.is_dir():
-            raise ConfigError("there is no merged/ in this run yet", path=target, help="`surefit merge` writes it")
+            raise ConfigError(
+                "there is no merged/ in this run yet", code="E6035", path=target, help="`surefit merge` writes it"
+            )
         return directory, run
     if any(target.glob("*.gguf")) or ((target / "config.json").is_file() and any(target.glob("*.safetensors"))):
         owner = RunDir(target.absolute().parent.parent)
         return target, owner if owner.exports == target.absolute().parent and owner.resolved.exists() else None
     if (target / "adapter_config.json").is_file():
-        raise ConfigError("an adapter is here, without its base", path=target, help="name the run that it was made of")
-    raise ConfigError("neither a run, nor an export, nor a model is here", path=target, help="name one of these")
+        raise ConfigError(
+            "an adapter is here, without its base", code="E6036", path=target, help="name the run that it was made of"
+        )
+    raise ConfigError(
+        "neither a run, nor an export, nor a model is here", code="E6037", path=target, help="name one of these"
+    )
 
 
 def _facts(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -265,6 +265,7 @@ def require_in_files(merge: Merge) -> None:
     if missing:
         raise GateError(
             f"{missing[0]} is in the base's files in another form than in the model, and cannot be merged there",
+            code="E6038",
             path=merge.weights.directory,
             help="serve the adapter beside its base model, or convert the base with save_pretrained of this version of "
             "transformers first",

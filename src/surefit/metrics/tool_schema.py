@@ -49,15 +49,16 @@ def function_document(tool: Any, where: str = "tools") -> dict[str, Any]:
     if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
         tool, where = tool["function"], f"{where}.function"
     if not isinstance(tool, dict):
-        raise DataError(f"a tool is {json_kind(tool)}, not an object", field=where, help=_HELP)
+        raise DataError(f"a tool is {json_kind(tool)}, not an object", code="E7078", field=where, help=_HELP)
     name, parameters = tool.get("name"), tool.get("parameters")
     if not isinstance(name, str) or not name:
-        raise DataError("the tool has no name", field=f"{where}.name", help=_HELP)
+        raise DataError("the tool has no name", code="E7079", field=f"{where}.name", help=_HELP)
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, dict):
         raise DataError(
             f"the parameters of {name!r} are {json_kind(parameters)}, not an object",
+            code="E7080",
             field=f"{where}.parameters",
             help=_HELP,
         )
@@ -78,13 +79,15 @@ def _properties_and_required(parameters: dict[str, Any], where: str) -> tuple[di
     specs = (parameters.get("properties") or {}) if is_schema else parameters
     required = (parameters.get("required") or []) if is_schema else None
     if not isinstance(specs, dict) or not isinstance(required, (list, type(None))):
-        raise DataError("the schema's properties or required have the wrong type", field=where, help=_HELP)
+        raise DataError(
+            "the schema's properties or required have the wrong type", code="E7081", field=where, help=_HELP
+        )
     properties: dict[str, dict[str, Any]] = {}
     optional = set()
     for name, spec in specs.items():
         if not isinstance(spec, dict):
             problem = f"the parameter {name!r} is {json_kind(spec)}, not an object"
-            raise DataError(problem, field=f"{where}.{name}", help=_HELP)
+            raise DataError(problem, code="E7082", field=f"{where}.{name}", help=_HELP)
         properties[name], is_optional = _property(spec)
         if is_optional:
             optional.add(name)

@@ -67,6 +67,7 @@ def add_adapter(
     if both := sorted(rows.keys() & targets.keys()):
         raise ConfigError(
             f"of {both[0]} the new tokens' rows are trained, so it can have no factors",
+            code="E5022",
             field=FIELD,
             help="leave it out: all-linear does",
         )
@@ -129,6 +130,7 @@ def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[st
     if trained_on["sha256"] != base_identity(base_directory(base)):
         raise ConfigError(
             f"it was trained on {named(trained_on)}, whose files are not those of {base.name_or_path}",
+            code="E5023",
             path=directory,
             field=START,
             help="name the model that the adapter was trained on, or start from fresh factors",
@@ -142,7 +144,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         saved = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no adapter can be read there: {error}", path=directory, field=START, help="name a directory that has "
+            f"no adapter can be read there: {error}", code="E5024", path=directory, field=START, help="name a directory that has "
             f"{CONFIG} and {WEIGHTS} in it",
         ) from error  # fmt: skip
     fresh = model.active_peft_config.to_dict()
@@ -150,6 +152,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         if saved.get(key) != fresh[key]:
             raise ConfigError(
                 f"the adapter has {name} {saved.get(key)}, and the config {fresh[key]:g}",
+                code="E5025",
                 path=directory,
                 field=name,
                 help=f"set {name}: {saved.get(key)}",
@@ -159,6 +162,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         if had != now:
             raise ConfigError(
                 f"the adapter has {own} {had}, and the config {now}",
+                code="E5026",
                 path=directory,
                 field=f"adapter.{own}",
                 help=f"set adapter.{own}: {had}",
@@ -166,6 +170,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
     if special := [key for key in UNKNOWN_KINDS if saved.get(key) not in (None, False, {}, "none", fresh.get(key))]:
         raise ConfigError(
             f"the adapter has {special[0]}, which SureFit does not train",
+            code="E5027",
             path=directory,
             field=START,
             help="start from a plain LoRA adapter, or from fresh factors",
@@ -173,6 +178,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
     if saved.get("trainable_token_indices"):
         raise ConfigError(
             "the adapter has rows of new tokens, and only factors are trained on",
+            code="E5028",
             path=directory,
             field=START,
             help="merge it, and name the merged model, which has the tokens, without start_from",
@@ -182,6 +188,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
     if other := sorted(names ^ set(_peft_modules(layers).values())):
         raise ConfigError(
             f"the adapter and the config differ in {len(other)} layers, {other[0]} among them",
+            code="E5029",
             path=directory,
             field=FIELD,
             help=f"set adapter.target_modules to what it was trained with: {saved.get('target_modules')}",
@@ -195,7 +202,11 @@ def _names_in(directory: Path) -> list[str]:
             return list(tensors.keys())
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"its weights cannot be read: {error}", path=directory / WEIGHTS, field=START, help="copy the adapter again"
+            f"its weights cannot be read: {error}",
+            code="E5030",
+            path=directory / WEIGHTS,
+            field=START,
+            help="copy the adapter again",
         ) from error
 
 
@@ -232,6 +243,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
         if closed_to_lora(kind, ending):
             raise ConfigError(
                 f"{ending!r} of a {kind} can have no factors of its own",
+                code="E5031",
                 field=FIELD,
                 help="leave it out; `surefit explain ADP008` says why",
             )
@@ -240,6 +252,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
             known = sorted({name.rpartition(".")[2] for name in layers})
             raise ConfigError(
                 f"no linear layer's name ends in {ending!r}{did_you_mean(ending, known)}",
+                code="E5032",
                 field=FIELD,
                 help=f"choose from {', '.join(known)}, or all-linear",
             )
@@ -248,6 +261,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
     if shared and heads & chosen.keys():
         raise ConfigError(
             f"the output head {', '.join(sorted(heads))} shares its weight with the input embedding",
+            code="E5033",
             field=FIELD,
             help="leave it out: merged into the shared weight, the adapter would change the embedding as well",
         )
@@ -264,6 +278,7 @@ def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
     if section.experts and not stacks:
         raise ConfigError(
             f"a {model.config.model_type} has no experts that can get factors",
+            code="E5034",
             field="adapter.experts",
             help="set adapter.experts: false",
         )
@@ -271,6 +286,7 @@ def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
     if section.experts == "with_router" and not routers:
         raise ConfigError(
             f"a {model.config.model_type} has no routers that can get factors",
+            code="E5035",
             field="adapter.experts",
             help="set adapter.experts: true, which leaves routers as they are",
         )
@@ -327,7 +343,9 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> Non
         rank, dora = int(config["r"]), bool(config.get("use_dora"))
         tensors = load_file(directory / WEIGHTS)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise GateError(f"the adapter cannot be read: {error}", path=directory, help="train again") from error
+        raise GateError(
+            f"the adapter cannot be read: {error}", code="E5036", path=directory, help="train again"
+        ) from error
     expected: dict[str, tuple[int, ...]] = {}
     within = _peft_modules(modules)
     for name, (*experts, outputs, inputs) in modules.items():
@@ -352,6 +370,7 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> Non
         rest = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise GateError(
             f"the adapter is not complete: {'; '.join(found[:3])}{rest}",
+            code="E5037",
             path=directory / WEIGHTS,
             help="do not use it; train again, and check the loss in metrics.jsonl",
         )

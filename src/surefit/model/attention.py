@@ -69,16 +69,20 @@ def resolve_attention(
             download a kernel instead, without a word.
     """
     if packed and (obstacle := packing_obstacle(config)):
-        raise ModelError(obstacle, field=FIELD, help=UNPACKED)
+        raise ModelError(obstacle, code="E5038", field=FIELD, help=UNPACKED)
     needs = attention_needs(config)
     obstacle = kernel_obstacle(needs, dtype=dtype, capability=capability)
     if requested in FLASH:
         _require_flash(requested, dtype, capability)
         if needs.sinks:  # transformers would change it for a kernel that knows them, from the hub
-            raise ModelError("the model has attention sinks", field="speed.attention", help="leave it at auto")
+            raise ModelError(
+                "the model has attention sinks", code="E5039", field="speed.attention", help="leave it at auto"
+            )
         return Attention(requested, "asked for, and installed")
     if requested == NAME and not packed:
-        raise ModelError(f"{NAME} reads packed batches only", field="speed.attention", help="leave it at auto")
+        raise ModelError(
+            f"{NAME} reads packed batches only", code="E5040", field="speed.attention", help="leave it at auto"
+        )
     if requested not in ("auto", NAME):
         return Attention(requested, "asked for" + (": a dense mask keeps documents apart" if packed else ""))
     if not packed:
@@ -99,7 +103,9 @@ def _require_flash(name: str, dtype: str, capability: tuple[int, int] | None) ->
         problem = f"{name} is not installed"
     else:
         return
-    raise MachineError(problem, field="speed.attention", help="leave it at auto: packing needs nothing but torch")
+    raise MachineError(
+        problem, code="E5041", field="speed.attention", help="leave it at auto: packing needs nothing but torch"
+    )
 
 
 def use_varlen(model: PreTrainedModel | PeftModel) -> None:
@@ -115,6 +121,7 @@ def use_varlen(model: PreTrainedModel | PeftModel) -> None:
         kind = base.config.model_type
         raise ModelError(
             packing_obstacle(base.config.to_dict()) or f"{kind} has attention code of its own, which takes no borders",
+            code="E5042",
             field=FIELD,
             help=UNPACKED,
         )
@@ -146,12 +153,13 @@ def require_packable(model: PreTrainedModel | PeftModel) -> None:
                 raise
             raise ModelError(
                 f"{kind} cannot be packed: its code does not take documents in a row ({error})",
+                code="E5043",
                 field=FIELD,
                 help=UNPACKED,
             ) from error
         problem = f"{kind} cannot be packed: {found}" if found else None
     if problem:
-        raise ModelError(problem, field=FIELD, help=UNPACKED)
+        raise ModelError(problem, code="E5044", field=FIELD, help=UNPACKED)
 
 
 def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def compile_layers(model: PreTrainedModel | PeftModel) -> int:
     if not layers:
         raise ConfigError(
             f"{type(model).__name__} has no decoder layers that SureFit knows how to compile",
+            code="E5045",
             field=FIELD,
             help="set speed.compile: false",
         )
@@ -60,6 +61,7 @@ def _require_compiler(device: str) -> None:
     if lacking:
         raise MachineError(
             f"torch.compile needs {lacking} here, and there is none",
+            code="E5046",
             field=FIELD,
             help="set speed.compile: false, or install it (triton: pip install triton; compilers: apt install g++)",
         )

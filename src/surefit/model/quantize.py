@@ -320,6 +320,7 @@ def _require_bitsandbytes() -> None:
     except ImportError as error:
         raise MachineError(
             f"4-bit weights need {error.name}, which is not installed",
+            code="E5064",
             field=FIELD,
             help='pip install "surefit[quant]", or set model.quantization: none',
         ) from error

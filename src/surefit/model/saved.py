@@ -39,6 +39,7 @@ def load_run_tokenizer(
             kept = directory / TEMPLATE
             raise ModelError(
                 "the chat template is not the one that was trained with: it has changed since",
+                code="E5065",
                 path=section.chat_template or section.name_or_path,
                 field="model.chat_template",
                 help=f"go on with the one that was trained with, --set model.chat_template={kept}, or train again",

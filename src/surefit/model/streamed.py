@@ -52,6 +52,7 @@ class Weights:
             if place != getattr(self._place.get(name), "name", None):
                 raise ModelError(
                     f"{name} is not in {place}, where the index says it is",
+                    code="E5066",
                     path=directory / INDEX,
                     help="files were exchanged or cut short: fetch or write the model again",
                 )

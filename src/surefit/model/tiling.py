@@ -41,10 +41,13 @@ def tile_mlps(model: torch.nn.Module, tokens: int) -> int:
     mlps = list(_mlps(model))
     for name, mlp in mlps:
         if (obstacle := _obstacle(mlp)) is not None:
-            raise ModelError(f"{name} {obstacle}", field=FIELD, help="set speed.tiled_mlp: false")
+            raise ModelError(f"{name} {obstacle}", code="E5067", field=FIELD, help="set speed.tiled_mlp: false")
     if not mlps:
         raise ModelError(
-            f"no decoder layer has a module named {' or '.join(NAMES)}", field=FIELD, help="set speed.tiled_mlp: false"
+            f"no decoder layer has a module named {' or '.join(NAMES)}",
+            code="E5068",
+            field=FIELD,
+            help="set speed.tiled_mlp: false",
         )
     for _, mlp in mlps:
         wrap_forward(mlp, lambda forward: _tiled(forward, tokens))

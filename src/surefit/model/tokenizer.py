@@ -77,13 +77,18 @@ def tokenizer_path(name_or_path: str) -> str:
     if path.exists():
         raise ModelError(
             "this is a file",
+            code="E5069",
             path=name_or_path,
             field=FIELD,
             help="name the directory that has config.json in it, or a GGUF file",
         )
     if looks_like_path and "/" in name_or_path:
         raise ModelError(
-            "no such directory", path=name_or_path, field=FIELD, help="name a directory, a hub id or surefit/nano"
+            "no such directory",
+            code="E5070",
+            path=name_or_path,
+            field=FIELD,
+            help="name a directory, a hub id or surefit/nano",
         )
     return name_or_path
 
@@ -182,7 +187,10 @@ def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
     ids: list[int] = tokenizer.convert_tokens_to_ids(new)  # type: ignore[assignment]
     if ids != list(range(ids[0], ids[0] + len(new))) or ids[0] <= max(known.values()):
         raise ConfigError(
-            "this tokenizer does not put new tokens behind all others", field=ADDED, help="take another base model"
+            "this tokenizer does not put new tokens behind all others",
+            code="E5071",
+            field=ADDED,
+            help="take another base model",
         )
     return NewTokens(ids[0], tuple(map(tuple, pieces)))
 
@@ -198,7 +206,7 @@ def reading(section: ModelSection, what: str) -> Iterator[None]:
         problem, advice = _explain(error, section, what)
         place = model_path(section.name_or_path, section.revision)
         path = _damaged_file(place) if isinstance(error, SafetensorError) else section.name_or_path
-        raise ModelError(problem, path=path, field=FIELD, help=advice) from error
+        raise ModelError(problem, code="E5072", path=path, field=FIELD, help=advice) from error
 
 
 def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, str]:

@@ -188,7 +188,9 @@ def varlen_attention(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if attention_mask is not None or not causal or others.get("position_bias") is not None:
         what = "a mask of its own" if attention_mask is not None else "a bias" if causal else "both directions"
-        raise ModelError(f"{type(module).__name__} attends with {what}, which {NAME} does not do", help=UNPACKED)
+        raise ModelError(
+            f"{type(module).__name__} attends with {what}, which {NAME} does not do", code="E5073", help=UNPACKED
+        )
     formula = Formula(scaling, sliding_window or None, softcap or None, s_aux, dropout)
     kernel = _kernel_takes(query, key, value, formula)
     if _calls is not None:
@@ -225,11 +227,12 @@ def varlen_mask(
     if attention_mask is not None and not bool(attention_mask.all()):
         raise ModelError(
             f"a padded batch came to {NAME}, which knows of no padding",
+            code="E5074",
             field="data.packing",
             help="pass packed batches, or use sdpa for padded ones; if SureFit made the batch, please report it",
         )
     if use_vmap or q_offset + q_length != kv_offset + kv_length:
-        raise ModelError(f"the model needs a mask of its own, which {NAME} does not read", help=UNPACKED)
+        raise ModelError(f"the model needs a mask of its own, which {NAME} does not read", code="E5075", help=UNPACKED)
     if _calls is not None and local_size:
         _calls.masks.add(local_size)
 
@@ -428,7 +431,9 @@ def _each(
     batch, heads, length, _ = query.shape
     lengths, lengths_read = (list(places.lengths or _lengths(places.starts)) for places in (documents, read))
     if sum(lengths) != batch * length:
-        raise ModelError(f"the documents of a batch have {sum(lengths)} tokens, the batch has {batch * length}")
+        raise ModelError(
+            f"the documents of a batch have {sum(lengths)} tokens, the batch has {batch * length}", code="E5076"
+        )
     flat = [tensor.transpose(0, 1).flatten(1, 2)[None] if batch > 1 else tensor for tensor in (query, key, value)]
     cuts = (lengths, lengths_read, lengths_read)
     parts = zip(*(torch.split(tensor, cut, dim=2) for tensor, cut in zip(flat, cuts, strict=True)), strict=True)

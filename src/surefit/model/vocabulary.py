@@ -45,6 +45,7 @@ def token_rows(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[int
     if getattr(head, "bias", None) is not None:
         raise ConfigError(
             f"the output head of a {model.config.model_type} adds a bias, which rows of PEFT's leave out",
+            code="E5077",
             field=ADDED,
             help="set adapter.kind: full, which trains whole matrices, or take the tokens away",
         )

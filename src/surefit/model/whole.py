@@ -106,6 +106,7 @@ class Whole:
         if missing := unknown + sorted(name for name, place in self._rest.items() if place is None):
             raise ModelError(
                 f"the untrained part cannot be saved unchanged: {missing[0]} is not in the checkpoint's files",
+                code="E5078",
                 path=base,
                 help="train an adapter, or save the base anew with save_pretrained of this version of transformers",
             )

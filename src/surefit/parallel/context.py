@@ -58,6 +58,7 @@ class SharedTokens(Engine):
         if size < 2 or world.size % size:
             raise ConfigError(
                 f"{world.size} processes cannot share their tokens in groups of {size}",
+                code="E5079",
                 field=FIELD,
                 help="set parallel.cp to the number of processes, or to a divisor of it above 1",
             )
@@ -134,6 +135,7 @@ class SharedTokens(Engine):
             raise ModelError(
                 f"{base.config.model_type} cannot share the tokens of an example between processes: the logits are "
                 f"off by {error:.2g} of their size, {allowed:.2g} is rounding",
+                code="E5080",
                 field=FIELD,
                 help="share the model instead: parallel.mode fsdp, pp or tp",
             )

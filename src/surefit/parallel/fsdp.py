@@ -65,6 +65,7 @@ class FullySharded(Engine):
         if not layers:
             raise ModelError(
                 f"{type(model).__name__} has no decoder layers that could be sharded one by one",
+                code="E5081",
                 field="parallel.mode",
                 help="set parallel.mode: ddp",
             )

@@ -116,6 +116,7 @@ def _losses(timeout_minutes: float) -> Iterator[None]:
             raise
         raise LostProcess(
             _what_is_lost(env.first_line(error)),
+            code="E5082",
             field="parallel.timeout_minutes",
             help="the process that failed first says why; if none did, one took longer than "
             f"{timeout_minutes:g} minutes. --resume continues from the last checkpoint",

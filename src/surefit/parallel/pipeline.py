@@ -57,6 +57,7 @@ class Pipeline(Engine):
         if world.size % stages:
             raise ConfigError(
                 f"{world.size} processes cannot be pipelines of {stages} stages",
+                code="E5083",
                 field=FIELD,
                 help=f"set parallel.pp to {world.size}, or to a divisor of it",
             )
@@ -288,6 +289,7 @@ class _Parts:
         if "layers" not in names or any(not hasattr(self.decoder, name) for name in names):
             raise ModelError(
                 f"transformers has no pipeline plan for {kind}",
+                code="E5084",
                 field=FIELD,
                 help="set parallel.mode: fsdp, or ddp where the model fits one device",
             )
@@ -367,6 +369,7 @@ class _Parts:
         if not exact:
             raise ModelError(
                 f"{type(self.causal_lm).__name__} computes something between its layers that a cut would change",
+                code="E5085",
                 field=FIELD,
                 help="set parallel.mode: fsdp",
             )

@@ -75,6 +75,7 @@ class TensorParallel(Engine):
         if world.size % size:
             raise ConfigError(
                 f"{world.size} processes cannot share matrices in groups of {size}",
+                code="E5086",
                 field=FIELD,
                 help=f"set parallel.tp to {world.size}, or to a divisor of it",
             )
@@ -127,7 +128,9 @@ class TensorParallel(Engine):
             if not any(p.requires_grad for p in plain):
                 continue
             if any(True for _ in module.children()):
-                raise ModelError(f"{name} has parameters beside its parts'", field=FIELD, help=OTHER_MODES)
+                raise ModelError(
+                    f"{name} has parameters beside its parts'", code="E5087", field=FIELD, help=OTHER_MODES
+                )
             # A process's own heads count as its own rows: the gradients of all of them are added up.
             _share(module, self.mesh, Shard(0) if id(module) in on_slices else Replicate())
             if tied and module is embeddings:
@@ -234,7 +237,9 @@ def _chosen(causal_lm: Any, size: int) -> Iterator[_Part]:
     kind = type(causal_lm).__name__
     plan: dict[str, str] = dict(getattr(causal_lm, "tp_plan", None) or {})
     if not any(style in CUT and not name.startswith("lm_head") for name, style in plan.items()):
-        raise ModelError(f"transformers has no tensor-parallel plan for {kind}", field=FIELD, help=OTHER_MODES)
+        raise ModelError(
+            f"transformers has no tensor-parallel plan for {kind}", code="E5088", field=FIELD, help=OTHER_MODES
+        )
     _require_whole_heads(causal_lm, plan, size)
     head = causal_lm.get_output_embeddings()
     tied = head is not None and head.weight is causal_lm.get_input_embeddings().weight
@@ -252,6 +257,7 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
     if style not in CUT:
         raise ModelError(
             f"transformers' plan for {name} is {style}, which SureFit does not train with",
+            code="E5089",
             field=FIELD,
             help=OTHER_MODES,
         )
@@ -259,6 +265,7 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
     if type(base) is not torch.nn.Linear:
         raise ModelError(
             f"{name} is a {type(base).__name__}: the blocks of quantised weights cross the edges of slices",
+            code="E5090",
             field="model.quantization",
             help="set model.quantization: none, or parallel.mode: ddp or pp",
         )
@@ -267,6 +274,7 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
         raise ModelError(
             f"{name} has {width} {'outputs' if style.startswith('colwise') else 'inputs'}, which {size} processes "
             "cannot share evenly",
+            code="E5091",
             field=FIELD,
             help="choose a number of processes that divides them",
         )
@@ -286,6 +294,7 @@ def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> 
         if count is not None and count % size:
             raise ModelError(
                 f"the model has {count} {what}, which {size} processes cannot share evenly",
+                code="E5092",
                 field=FIELD,
                 help=f"choose a number of processes that divides {count}, or {OTHER_MODES.removeprefix('set ')}",
             )
@@ -347,6 +356,7 @@ def _require_same(causal_lm: Any, whole: torch.Tensor, cut: torch.Tensor) -> Non
         raise ModelError(
             f"{type(causal_lm).__name__} computes something else with its matrices cut by transformers' plan: its "
             f"hidden states differ by {difference:.2g} of their size",
+            code="E5093",
             field=FIELD,
             help=OTHER_MODES,
         )

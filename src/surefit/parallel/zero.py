@@ -365,6 +365,7 @@ def import_deepspeed(world: World) -> Any:
     except (ImportError, RuntimeError) as error:
         raise MachineError(
             f"parallel.mode {' or '.join(ZERO)} takes DeepSpeed, which cannot be imported: {env.first_line(error)}",
+            code="E5094",
             field="parallel.mode",
             help='pip install "surefit[deepspeed]", or set parallel.mode: fsdp, which needs nothing else',
         ) from error

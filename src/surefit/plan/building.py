@@ -39,6 +39,7 @@ def build(setting: Setting, device: str) -> torch.nn.Module:
         except (ValueError, KeyError, AttributeError, ImportError) as error:
             raise ModelError(
                 f"transformers builds no model from its config.json: {' '.join(str(error).split())[:200]}",
+                code="E8001",
                 field="model.name_or_path",
                 help="it takes a causal language model",
             ) from error

@@ -150,7 +150,10 @@ def load_profile(path: Path) -> Profile:
             raise ValueError("it holds no speeds")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"this is no profile of a device: {error}", path=path, help="delete it, or run `surefit calibrate` again"
+            f"this is no profile of a device: {error}",
+            code="E8002",
+            path=path,
+            help="delete it, or run `surefit calibrate` again",
         ) from None
     return profile
 
@@ -189,6 +192,7 @@ def rates_of(device: Gpu | Profile) -> Rates:
     if "float32" not in peak or not peak.keys() & {"bfloat16", "float16"} or device.bandwidth is None:
         raise MachineError(
             f"how fast {device.name} is, is not known: the catalogue lacks a figure",
+            code="E8003",
             field="hardware.gpu",
             help="run `surefit calibrate` on one, and copy the profile into SureFit's cache folder",
         )

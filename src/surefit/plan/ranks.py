@@ -115,7 +115,9 @@ def pretended(sharing: Sharing) -> Iterator[Engine]:
         MachineError: this process is connected to others that do.
     """
     if dist.is_initialized():
-        raise MachineError("this process is one of several already, and cannot pretend to be one of others")
+        raise MachineError(
+            "this process is one of several already, and cannot pretend to be one of others", code="E8004"
+        )
     dist.init_process_group("fake", store=FakeStore(), rank=sharing.rank, world_size=sharing.processes)
     try:
         yield _engine(sharing)
@@ -127,7 +129,8 @@ def _engine(sharing: Sharing) -> Engine:
     mode = MODES[sharing.mode]
     if mode.deepspeed:
         raise MachineError(
-            f"{sharing.mode} is DeepSpeed's, which reads the values of its tensors: it cannot be simulated"
+            f"{sharing.mode} is DeepSpeed's, which reads the values of its tensors: it cannot be simulated",
+            code="E8005",
         )
     sizes = {sharing.mode: sharing.size} if mode.grouped else {"dp_replicate": sharing.processes // sharing.size}
     section = ParallelSection.model_validate({"mode": sharing.mode, "cp": sharing.tokens} | sizes)

@@ -308,7 +308,10 @@ def solve(field: Field, planner: Planner, place: Machine) -> Solution:
     require_plannable(place.resolved, planner.model, place.hardware)
     if place.hardware.memory_bytes is None:
         raise ConfigError(
-            f"the memory of {place.hardware.name} is not known", field="hardware.gpu", help="name a GPU: --gpu h100"
+            f"the memory of {place.hardware.name} is not known",
+            code="E8006",
+            field="hardware.gpu",
+            help="name a GPU: --gpu h100",
         )
     scale = _scale(field, planner, place)
     needs: dict[int, Need] = {}
@@ -389,13 +392,15 @@ def _values(field: Field, model: ModelFacts, config: Config) -> tuple[Sequence[i
             return _divisors(config.train.global_batch_size), "it is the whole global batch"
         case "rank":
             if config.adapter.kind != "lora":
-                raise ConfigError("there is no rank: all weights are trained", field="adapter.kind", help="use lora")
+                raise ConfigError(
+                    "there is no rank: all weights are trained", code="E8007", field="adapter.kind", help="use lora"
+                )
             return range(1, model.hidden_size + 1), "it is the model's hidden size"
         case "model":
             names = sorted(catalogue(), key=lambda name: (model_facts(name).parameters or 0, name))
             return names, "it is the largest model of the catalogue"
         case _:
-            raise ConfigError(f"{field!r} cannot be solved for", help=f"one of {', '.join(FIELDS)}")
+            raise ConfigError(f"{field!r} cannot be solved for", code="E8008", help=f"one of {', '.join(FIELDS)}")
 
 
 def bisect(fits: Callable[[int], bool], count: int) -> int:
@@ -437,6 +442,7 @@ def _closed(planner: Planner, resolved: Resolved, hardware: HardwareFacts) -> Ne
     if found is None:
         raise ModelError(
             f"the layers of {planner.model.name} are not known, so nothing can be searched",
+            code="E8009",
             field="model.name_or_path",
             help="`surefit plan CONFIG` simulates it as it is",
         )

@@ -194,10 +194,12 @@ def pretrained_config(model: ModelFacts, revision: str | None = None) -> Pretrai
         MachineError: only the hub has it, and the hub cannot be reached.
     """
     if model.custom_code:
-        raise ModelError("comes with Python code of its own", path=model.name, field=FIELD, help="it is not simulated")
+        raise ModelError(
+            "comes with Python code of its own", code="E8010", path=model.name, field=FIELD, help="it is not simulated"
+        )
     if model.quantization:
         raise ModelError(
-            f"its weights are stored quantised ({model.quantization})",
+            f"its weights are stored quantised ({model.quantization})", code="E8011",
             path=model.name, field=FIELD, help="name the model they were quantised from",
         )  # fmt: skip
     values = dict(_with_floats(_config_json(model, revision)))
@@ -206,7 +208,7 @@ def pretrained_config(model: ModelFacts, revision: str | None = None) -> Pretrai
         config = AutoConfig.for_model(kind, **values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"transformers cannot read its config.json: {' '.join(str(error).split())[:200]}",
+            f"transformers cannot read its config.json: {' '.join(str(error).split())[:200]}", code="E8012",
             path=model.name, field=FIELD, help="a newer transformers may know this model_type",
         ) from error  # fmt: skip
     assert isinstance(config, PretrainedConfig)
@@ -248,6 +250,7 @@ def require_sizes(setting: Setting) -> None:
     if not layers or layers < 1 or not width or width < 1:
         raise ModelError(
             f"a model of {layers} layers of width {width}",
+            code="E8013",
             field=FIELD,
             help="correct num_hidden_layers and hidden_size",
         )
@@ -257,9 +260,9 @@ def require_sizes(setting: Setting) -> None:
         ("micro batches in a step", "train.global_batch_size", setting.micro_batches),
     ):
         if number < 1:
-            raise ConfigError(f"{number} {what}", field=key, help="at least 1")
+            raise ConfigError(f"{number} {what}", code="E8014", field=key, help="at least 1")
     if setting.adapter.kind == "lora" and setting.adapter.r > width:
         raise ConfigError(
-            f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",
+            f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have", code="E8015",
             field="adapter.r", help=f"at most {width}; 8 to 64 is usual, and kind: full trains everything",
         )  # fmt: skip

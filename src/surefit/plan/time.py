@@ -82,7 +82,9 @@ class RunTime:
             ConfigError: a negative price.
         """
         if price < 0:
-            raise ConfigError(f"a price of {price:g} per hour", field="--price", help="0 or more, e.g. --price 2.5")
+            raise ConfigError(
+                f"a price of {price:g} per hour", code="E8016", field="--price", help="0 or more, e.g. --price 2.5"
+            )
         hours = price * devices / 3600
         return self.seconds * hours, self.low * hours, self.high * hours
 

@@ -173,6 +173,7 @@ def require_plannable(resolved: Resolved, model: ModelFacts, hardware: HardwareF
     if hardware.memory_bytes is not None and hardware.memory_bytes <= 0:
         raise MachineError(
             f"{hardware.name} has {bytes_text(hardware.memory_bytes)} of memory",
+            code="E8017",
             field="hardware.gpu",
             help="name the GPU to plan for, e.g. --gpu h100",
         )
@@ -181,6 +182,7 @@ def require_plannable(resolved: Resolved, model: ModelFacts, hardware: HardwareF
     if adapter.kind == "lora" and adapter.r > model.hidden_size:
         raise ConfigError(
             f"rank {adapter.r:,} is over the hidden size of {model.name}, {model.hidden_size:,}",
+            code="E8018",
             field="adapter.r",
             help="a factorisation wider than the layer saves nothing: choose 8 to 256, or adapter.kind: full",
         )

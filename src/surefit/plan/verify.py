@@ -72,7 +72,9 @@ def against(planned: dict[str, Any], resolved: Resolved, run: RunDir) -> Against
     """
     steps = [line for line in read_jsonl(run.metrics) if "loss" in line]
     if not steps:
-        raise ConfigError("no step was trained in this run", path=run.path, help="name a run directory after training")
+        raise ConfigError(
+            "no step was trained in this run", code="E8019", path=run.path, help="name a run directory after training"
+        )
     phases = _measured_phases(run)
     rows = [*_memory(planned, phases), *_time(planned, steps), *_disk(planned, resolved, run)]
     return Against(tuple(rows), tuple(_notes(planned, run, phases)))

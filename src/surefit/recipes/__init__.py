@@ -55,6 +55,7 @@ def get(name: str) -> TaskRecipe:
     known = names()
     raise ConfigError(
         f"there is no recipe {name!r}{did_you_mean(name, known)}",
+        code="E7083",
         field="recipe",
         help=f"known recipes: {', '.join(known)}; a package adds its own as an entry point in {ENTRY_POINT_GROUP!r}",
     )
@@ -82,12 +83,14 @@ def _load(point: EntryPoint) -> TaskRecipe:
     except Exception as error:  # whatever a stranger's module raises while it is imported
         raise ConfigError(
             f"the recipe {point.name!r} of {owner} does not load: {type(error).__name__}: {error}",
+            code="E7084",
             field="recipe",
             help=f"its entry point is {point.value}; reinstall or repair that package",
         ) from error
     if not isinstance(recipe, TaskRecipe):
         raise ConfigError(
             f"the recipe {point.name!r} of {owner} is of type {type(recipe).__name__}, not TaskRecipe",
+            code="E7085",
             field="recipe",
             help=f"let its entry point {point.value} name an object made with surefit.task.TaskRecipe(…)",
         )

@@ -112,7 +112,7 @@ def _sentence(row: Row) -> str:
     sentence = row.get("sentence")
     if not isinstance(sentence, str) or not sentence.strip():
         problem = f"sentence is {shortened(repr(sentence))}" if "sentence" in row else _missing("sentence", row)
-        raise DataError(problem, field="sentence", help=_COLUMNS_HELP)
+        raise DataError(problem, code="E7086", field="sentence", help=_COLUMNS_HELP)
     return " ".join(sentence.split())
 
 
@@ -127,6 +127,7 @@ def _words(row: Row) -> _Words:
     if language not in _WORDS:
         raise DataError(
             f"language is {shortened(repr(language))}, not vi or en",
+            code="E7087",
             field="language",
             help="leave the column out: Vietnamese is known by its letters",
         )
@@ -138,6 +139,7 @@ def _refuse_misspelt_graph(row: Row) -> None:
     if meant:
         raise DataError(
             f"the row has a column {meant[0]!r} but no column 'graph'",
+            code="E7088",
             field="graph",
             help=f"rename {meant[0]!r} to 'graph'; a row that is only to be predicted has neither",
         )
@@ -147,7 +149,7 @@ def _graph_text(row: Row) -> str:
     text = row.get("graph")
     if not isinstance(text, str) or not text.strip():
         problem = f"graph is {shortened(repr(text))}" if "graph" in row else _missing("graph", row)
-        raise DataError(problem, field="graph", help=_COLUMNS_HELP)
+        raise DataError(problem, code="E7089", field="graph", help=_COLUMNS_HELP)
     return text
 
 
@@ -167,6 +169,7 @@ def _not_penman(text: str) -> DataError:
     repaired = repair(text)
     return DataError(
         f"the graph is not PENMAN: {shortened(one_line(text))}",
+        code="E7090",
         field="graph",
         help=f"if it means this, write it so: {repaired.text}" if repaired else "correct it, or drop the row",
     )
@@ -187,7 +190,7 @@ def score(example: Example, prediction: Prediction) -> Scores:
     """The row's own Smatch and the counts that `aggregate` adds up."""
     gold = example.reference
     if not isinstance(gold, Gold):
-        raise DataError("the row has no graph to score against", field="graph", help=_COLUMNS_HELP)
+        raise DataError("the row has no graph to score against", code="E7091", field="graph", help=_COLUMNS_HELP)
     graph = read_graph(prediction.parsed) if prediction.parsed is not None else None
     alignment = align(graph, gold.graph) if graph else None
     matched, size, whole = alignment.worth if alignment else 0, len(graph or ()), len(gold.graph)

@@ -172,7 +172,7 @@ def _text(row: Row, column: str, needed: bool = True, empty: bool = False) -> st
         problem = f"the row has no column {column!r}, only {known}{did_you_mean(column, row)}"
     else:
         problem = f"{column} is {'empty' if isinstance(value, str) else json_kind(value)}"
-    raise DataError(problem, field=column, help=_HELP)
+    raise DataError(problem, code="E7092", field=column, help=_HELP)
 
 
 def _lines(row: Row, column: str, needed: bool = True) -> list[str]:
@@ -183,7 +183,7 @@ def _lines(row: Row, column: str, needed: bool = True) -> list[str]:
         _text(row, column)
     if not isinstance(value, list) or not all(isinstance(line, str) for line in value) or (needed and not value):
         problem = f"{column} is {'empty' if value == [] else json_kind(value)}, not a list of texts"
-        raise DataError(problem, field=column, help=_HELP)
+        raise DataError(problem, code="E7093", field=column, help=_HELP)
     return value
 
 
@@ -208,7 +208,7 @@ def _tree(source: str) -> ast.Module | None:
 def _parsed(source: str, column: str) -> ast.Module:
     tree = _tree(source)
     if tree is None:
-        raise DataError(f"{column} is not Python: {shortened(repr(source))}", field=column, help=_HELP)
+        raise DataError(f"{column} is not Python: {shortened(repr(source))}", code="E7094", field=column, help=_HELP)
     return tree
 
 
@@ -249,7 +249,7 @@ def _results(gold: GoldTests, programs: Sequence[str | None]) -> Iterable[Sandbo
 
 def _gold(example: Example) -> GoldTests:
     if not isinstance(example.reference, GoldTests):
-        raise DataError("the row has no tests to score against", field="test_list", help=_HELP)
+        raise DataError("the row has no tests to score against", code="E7095", field="test_list", help=_HELP)
     return example.reference
 
 

@@ -45,7 +45,7 @@ def to_example(row: Row) -> Example:
     """
     query = row.get("query")
     if not isinstance(query, str) or not query.strip():
-        raise DataError(_missing("query", row), field="query", help=_COLUMNS_HELP)
+        raise DataError(_missing("query", row), code="E7096", field="query", help=_COLUMNS_HELP)
     tools = _list("tools", row)
     functions = [function_document(tool, f"tools[{n}]") for n, tool in enumerate(tools)]
     messages: list[Message] = [
@@ -65,14 +65,14 @@ def to_example(row: Row) -> Example:
 def _list(column: str, row: Row) -> list[Any]:
     value = row.get(column)
     if value is None:
-        raise DataError(_missing(column, row), field=column, help=_COLUMNS_HELP)
+        raise DataError(_missing(column, row), code="E7097", field=column, help=_COLUMNS_HELP)
     try:
         # A value that is not text takes the same way, so that NaN and the like are found in it too.
         found = strict_json(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{column} is not JSON: {error}", field=column, help=_COLUMNS_HELP) from None
+        raise DataError(f"{column} is not JSON: {error}", code="E7098", field=column, help=_COLUMNS_HELP) from None
     if not isinstance(found, list):
-        raise DataError(f"{column} is {_shortened(found)}, not a list", field=column, help=_COLUMNS_HELP)
+        raise DataError(f"{column} is {_shortened(found)}, not a list", code="E7099", field=column, help=_COLUMNS_HELP)
     return found
 
 
@@ -87,6 +87,7 @@ def _refuse_misspelt_answers(row: Row) -> None:
     if meant:
         raise DataError(
             f"the row has a column {meant[0]!r} but no column 'answers'",
+            code="E7100",
             field="answers",
             help=f"rename {meant[0]!r} to 'answers'; a row that is only to be predicted has neither",
         )
@@ -97,19 +98,24 @@ def _check_answers(answers: Sequence[Any], functions: Sequence[Mapping[str, Any]
     for n, answer in enumerate(answers):
         where = f"answers[{n}]"
         if not isinstance(answer, dict):
-            raise DataError(f"a call is {_shortened(answer)}, not an object", field=where, help=_CALL_HELP)
+            raise DataError(
+                f"a call is {_shortened(answer)}, not an object", code="E7101", field=where, help=_CALL_HELP
+            )
         if not isinstance(answer.get("name"), str):
-            raise DataError("the call has no name", field=f"{where}.name", help=_CALL_HELP)
+            raise DataError("the call has no name", code="E7102", field=f"{where}.name", help=_CALL_HELP)
         if not isinstance(answer.get("arguments"), dict):
             problem = f"the arguments of {answer['name']!r} are {_shortened(answer.get('arguments'))}, not an object"
-            raise DataError(problem, field=f"{where}.arguments", help=_CALL_HELP)
+            raise DataError(problem, code="E7103", field=f"{where}.arguments", help=_CALL_HELP)
         if not is_call(answer):
             extra = ", ".join(repr(key) for key in answer if key not in ("name", "arguments"))
-            raise DataError(f"the call has {extra} beside name and arguments", field=where, help=_CALL_HELP)
+            raise DataError(
+                f"the call has {extra} beside name and arguments", code="E7104", field=where, help=_CALL_HELP
+            )
         if answer["name"] not in parameters:
             raise DataError(
                 f"the answer calls {answer['name']!r}, which is not among the row's tools"
                 f"{did_you_mean(answer['name'], parameters)}",
+                code="E7105",
                 field=f"{where}.name",
                 help="a model cannot know a tool that it is not shown: add it to tools, or drop the row",
             )
@@ -121,6 +127,7 @@ def _refuse_merged_arguments(call: ToolCall, parameters: Mapping[str, Any], wher
         if value is None and name not in parameters:
             raise DataError(
                 f"the argument {name!r} of {call['name']!r} is null, and the tool has no such parameter",
+                code="E7106",
                 field=f"{where}.{name}",
                 help="a table schema has merged the arguments of different tools: store answers as JSON text",
             )
@@ -132,7 +139,7 @@ def _shortened(value: Any) -> str:
 
 def _score(example: Example, prediction: Prediction) -> Scores:
     if not isinstance(example.reference, GoldCalls):
-        raise DataError("the row has no answers to score against", field="answers", help=_COLUMNS_HELP)
+        raise DataError("the row has no answers to score against", code="E7107", field="answers", help=_COLUMNS_HELP)
     calls: list[ToolCall] | None = prediction.parsed
     return score_calls(example.reference, calls)
 

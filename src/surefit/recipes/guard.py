@@ -87,6 +87,7 @@ def _error(problem: str, arguments: Sequence[Any], ours: bool) -> RecipeError:
     what = _handed(arguments)
     found = RecipeError(
         f"{problem}{f'; it was given {what}' if what else ''}",
+        code="E7108",
         field="recipe",
         help="this is a bug in SureFit, please report it with the row"
         if ours

@@ -99,15 +99,15 @@ def _has_summary(row: Row) -> bool:
 def _text(row: Row, column: str) -> str:
     if column not in row:
         problem = f"the row has no column {column!r}, only {', '.join(map(repr, row)) or 'none'}"
-        raise DataError(problem + did_you_mean(column, row), field=column, help=_COLUMNS_HELP)
+        raise DataError(problem + did_you_mean(column, row), code="E7109", field=column, help=_COLUMNS_HELP)
     value = row[column]
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str):
         problem = f"{column} is {'null' if value is None else shortened(repr(value))}, not one text"
-        raise DataError(problem, field=column, help=_COLUMNS_HELP)
+        raise DataError(problem, code="E7110", field=column, help=_COLUMNS_HELP)
     if not value.strip():
-        raise DataError(f"{column} is empty", field=column, help="fill it in, or drop the row")
+        raise DataError(f"{column} is empty", code="E7111", field=column, help="fill it in, or drop the row")
     return value.strip()
 
 
@@ -128,6 +128,7 @@ def _refuse_misspelt_summary(row: Row) -> None:
     if meant:
         raise DataError(
             f"the row has a column {meant[0]!r} but no column 'summary'",
+            code="E7112",
             field="summary",
             help=f"rename {meant[0]!r} to 'summary'; a row that is only to be predicted has neither",
         )
@@ -181,7 +182,7 @@ def _judged(asked: _Asked) -> Scores:
 
 def _reference(example: Example) -> Gold:
     if not isinstance(example.reference, Gold):
-        raise DataError("the row has no summary to score against", field="summary", help=_COLUMNS_HELP)
+        raise DataError("the row has no summary to score against", code="E7113", field="summary", help=_COLUMNS_HELP)
     return example.reference
 
 
@@ -209,7 +210,7 @@ def _leading(pieces: Iterable[str], separator: str) -> Prediction:
 
 def _document(example: Example) -> str:
     if example.document is None:
-        raise DataError("the row has no document", field="document", help=_COLUMNS_HELP)
+        raise DataError("the row has no document", code="E7114", field="document", help=_COLUMNS_HELP)
     return example.document
 
 

@@ -83,7 +83,7 @@ def to_gold(row: Row) -> Example:
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         answer = format(answer, ".15g")
     if not isinstance(answer, str) or not answer.strip():
-        raise DataError(_problem("answer", row), field="answer", help=f"{_NUMBER_HELP}; {_BOXED_HELP}")
+        raise DataError(_problem("answer", row), code="E7115", field="answer", help=f"{_NUMBER_HELP}; {_BOXED_HELP}")
     if "####" in answer or "\n" in answer.strip():
         return Example(reference=_number(answer))
     if last_boxed(answer) is not None:
@@ -105,15 +105,15 @@ def _example(
 ) -> Example:
     asked = row.get(question)
     if not isinstance(asked, str) or not asked.strip():
-        raise DataError(_problem(question, row), field=question, help=help)
+        raise DataError(_problem(question, row), code="E7116", field=question, help=help)
     messages: list[Message] = [{"role": "system", "content": instruction}, {"role": "user", "content": asked.strip()}]
     if answer not in row:
         if hint := did_you_mean(answer, row):
-            raise DataError(f"the row has no column {answer!r}{hint}", field=answer, help=help)
+            raise DataError(f"the row has no column {answer!r}{hint}", code="E7117", field=answer, help=help)
         return Example(messages=tuple(messages))
     solution = row[answer]
     if not isinstance(solution, str) or not solution.strip():
-        raise DataError(_problem(answer, row), field=answer, help=help)
+        raise DataError(_problem(answer, row), code="E7118", field=answer, help=help)
     reference = gold(split_thoughts(solution)[1] or solution)
     completion = cleaned(solution.strip())
     messages.append({"role": "assistant", "content": completion})
@@ -132,14 +132,19 @@ def _number(solution: str) -> GoldAnswer:
     answer = final_answer(solution)
     if answer == INVALID:
         end = shortened(repr(solution.strip().splitlines()[-1]))
-        raise DataError(f"the answer has no final line '#### …'; it ends with {end}", field="answer", help=_NUMBER_HELP)
+        raise DataError(
+            f"the answer has no final line '#### …'; it ends with {end}",
+            code="E7119",
+            field="answer",
+            help=_NUMBER_HELP,
+        )
     return GoldAnswer("number", answer)
 
 
 def _boxed(solution: str) -> GoldAnswer:
     answer = last_boxed(solution)
     if answer is None:
-        raise DataError("the solution has no closed \\boxed{…}", field="solution", help=_BOXED_HELP)
+        raise DataError("the solution has no closed \\boxed{…}", code="E7120", field="solution", help=_BOXED_HELP)
     return GoldAnswer("boxed", answer)
 
 
@@ -152,7 +157,7 @@ def parse(text: str) -> str | None:
 def _score(example: Example, prediction: Prediction) -> Scores:
     gold = example.reference
     if not isinstance(gold, GoldAnswer):
-        raise DataError("the row has no answer to score against", field="answer", help=_NUMBER_HELP)
+        raise DataError("the row has no answer to score against", code="E7121", field="answer", help=_NUMBER_HELP)
     text = prediction.text if not prediction.truncated else ""
     if gold.kind == "number":
         given = final_answer(text)

@@ -87,17 +87,19 @@ def mixed(recipes: Sequence[TaskRecipe]) -> TaskRecipe:
 def _require_mixable(recipes: Sequence[TaskRecipe], parts: Mapping[str, TaskRecipe]) -> None:
     if len(parts) < len(recipes):
         names = ", ".join(recipe.name for recipe in recipes)
-        raise ConfigError(f"a recipe is named twice: {names}", field=FIELD, help="name each once")
+        raise ConfigError(f"a recipe is named twice: {names}", code="E7122", field=FIELD, help="name each once")
     for recipe in recipes:
         if recipe.choices is not None:
             raise ConfigError(
                 f"{recipe.name} ranks labels in one forward pass and cannot be mixed with recipes that generate text",
+                code="E7123",
                 field=FIELD,
                 help="give it a run of its own; `model.name_or_path` and `adapter.start_from` chain runs",
             )
         if recipe.stop != recipes[0].stop:
             raise ConfigError(
                 f"answers of {recipe.name} end at other texts than those of {recipes[0].name}",
+                code="E7124",
                 field=FIELD,
                 help="give each a run of its own",
             )

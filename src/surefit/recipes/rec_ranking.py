@@ -57,7 +57,7 @@ def to_example(row: Row) -> Example:
     history, candidates = _titles("history", row), _titles("candidates", row)
     if not 2 <= len(candidates) <= _MOST:
         problem = f"{plural(len(candidates), 'candidate')}, and there must be 2 to {_MOST}: one for each letter"
-        raise DataError(problem, field="candidates", help=_COLUMNS_HELP)
+        raise DataError(problem, code="E7125", field="candidates", help=_COLUMNS_HELP)
     letters = string.ascii_uppercase[: len(candidates)]
     watched = " \n ".join(f"({number}) {title}" for number, title in enumerate(history, start=1))
     offered = " \n ".join(f"({letter}) {title}" for letter, title in zip(letters, candidates, strict=True))
@@ -79,7 +79,7 @@ def to_gold(row: Row) -> Example:
     count = len(candidates) if isinstance(candidates, list) else 20
     if not 2 <= count <= _MOST:
         problem = f"{plural(count, 'candidate')}, and there must be 2 to {_MOST}"
-        raise DataError(problem, field="candidates", help=_COLUMNS_HELP)
+        raise DataError(problem, code="E7126", field="candidates", help=_COLUMNS_HELP)
     return Example(reference=_gold(row, string.ascii_uppercase[:count]))
 
 
@@ -87,13 +87,20 @@ def _titles(column: str, row: Row) -> list[str]:
     value = row.get(column)
     if value is None:
         what = "null" if column in row else f"not there; the row has {', '.join(map(repr, row)) or 'nothing'}"
-        raise DataError(f"{column} is {what}{did_you_mean(column, row)}", field=column, help=_COLUMNS_HELP)
+        raise DataError(
+            f"{column} is {what}{did_you_mean(column, row)}", code="E7127", field=column, help=_COLUMNS_HELP
+        )
     if not isinstance(value, list) or not value:
-        raise DataError(f"{column} is {shortened(repr(value))}, not a list of titles", field=column, help=_COLUMNS_HELP)
+        raise DataError(
+            f"{column} is {shortened(repr(value))}, not a list of titles",
+            code="E7128",
+            field=column,
+            help=_COLUMNS_HELP,
+        )
     for place, title in enumerate(value):
         if not isinstance(title, str) or not title.strip():
             problem = f"a title is {shortened(repr(title))}, not a text"
-            raise DataError(problem, field=f"{column}[{place}]", help=_COLUMNS_HELP)
+            raise DataError(problem, code="E7129", field=f"{column}[{place}]", help=_COLUMNS_HELP)
     return value
 
 
@@ -101,13 +108,16 @@ def _gold(row: Row, letters: str) -> Gold:
     answer, rank = row.get("answer"), row.get("rank")
     if not isinstance(answer, str) or (answer and answer not in list(letters)):
         what = "null" if answer is None else shortened(repr(answer))
-        raise DataError(f"answer is {what}, not a letter from A to {letters[-1]}", field="answer", help=_COLUMNS_HELP)
+        raise DataError(
+            f"answer is {what}, not a letter from A to {letters[-1]}", code="E7130", field="answer", help=_COLUMNS_HELP
+        )
     if answer:
         return Gold(letters, answer)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank <= len(letters):
         what = "null or not there" if rank is None else shortened(repr(rank))
         raise DataError(
             f"the right item is not among the candidates (answer is ''), and rank is {what}",
+            code="E7131",
             field="rank",
             help=f"rank is its place in the retriever's ranking of all items: {len(letters) + 1} or more",
         )
@@ -134,7 +144,7 @@ def score(example: Example, prediction: Prediction) -> Scores:
     """
     gold = example.reference
     if not isinstance(gold, Gold) or (gold.answer is None and gold.rank is None):
-        raise DataError("the row has no answer to score against", field="answer", help=_COLUMNS_HELP)
+        raise DataError("the row has no answer to score against", code="E7132", field="answer", help=_COLUMNS_HELP)
     if gold.answer is None:
         return ranking_scores(gold.rank)
     scores = ranking_scores(_rank(gold, prediction.parsed))

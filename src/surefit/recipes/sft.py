@@ -38,26 +38,30 @@ def to_example(row: Row) -> Example:
     if isinstance(text, str) and text.strip():
         return Example(text=text)
     if text is not None:
-        raise DataError(f"text is {'empty' if isinstance(text, str) else json_kind(text)}", field="text", help=_HELP)
+        raise DataError(
+            f"text is {'empty' if isinstance(text, str) else json_kind(text)}", code="E7133", field="text", help=_HELP
+        )
     columns = ", ".join(map(repr, row)) or "none"
     hint = did_you_mean("messages", row) or did_you_mean("text", row)
-    raise DataError(f"the row has neither messages nor text, only {columns}{hint}", field="messages", help=_HELP)
+    raise DataError(
+        f"the row has neither messages nor text, only {columns}{hint}", code="E7134", field="messages", help=_HELP
+    )
 
 
 def _messages(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list) or not value:
         problem = "empty" if value == [] else f"{json_kind(value)}, not a list"
-        raise DataError(f"messages is {problem}", field="messages", help=_HELP)
+        raise DataError(f"messages is {problem}", code="E7135", field="messages", help=_HELP)
     for n, turn in enumerate(value):
         where = f"messages[{n}]"
         if not isinstance(turn, Mapping):
-            raise DataError(f"a turn is {json_kind(turn)}, not an object", field=where, help=_HELP)
+            raise DataError(f"a turn is {json_kind(turn)}, not an object", code="E7136", field=where, help=_HELP)
         if turn.get("role") not in _ROLES:
             problem = f"the role is {turn.get('role')!r}, not one of {', '.join(_ROLES)}"
-            raise DataError(problem, field=f"{where}.role", help=_HELP)
+            raise DataError(problem, code="E7137", field=f"{where}.role", help=_HELP)
         if not isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
             problem = f"the content is {json_kind(turn.get('content'))}, not text"
-            raise DataError(problem, field=f"{where}.content", help=_HELP)
+            raise DataError(problem, code="E7138", field=f"{where}.content", help=_HELP)
     return tuple(dict(turn) for turn in value)
 
 
@@ -65,13 +69,13 @@ def _tools(value: Any) -> tuple[dict[str, Any], ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
-        raise DataError("tools is not a list of objects", field="tools", help=_HELP)
+        raise DataError("tools is not a list of objects", code="E7139", field="tools", help=_HELP)
     return tuple(dict(tool) for tool in value) or None
 
 
 def _score(example: Example, prediction: Prediction) -> Scores:
     if example.reference is None:
-        raise DataError("the row has no final answer to compare with", field="messages", help=_HELP)
+        raise DataError("the row has no final answer to compare with", code="E7140", field="messages", help=_HELP)
     return {"exact_match": float(prediction.parsed == _parse(example.reference))}
 
 

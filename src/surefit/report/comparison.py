@@ -119,9 +119,9 @@ def _require_comparable(runs: Sequence[RunDir]) -> None:
     places = [run.path.resolve() for run in runs]
     if not 2 <= len(runs) <= MAX_RUNS:
         problem = f"{len(runs)} runs cannot be compared on one page"
-        raise ConfigError(problem, help=f"name two to {MAX_RUNS}")
+        raise ConfigError(problem, code="E1064", help=f"name two to {MAX_RUNS}")
     if twice := next((place for place in places if places.count(place) > 1), None):
-        raise ConfigError("a run cannot be compared with itself", path=twice, help="name each run once")
+        raise ConfigError("a run cannot be compared with itself", code="E1065", path=twice, help="name each run once")
 
 
 def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[str], TaskRecipe]) -> ComparisonPage:
@@ -187,7 +187,7 @@ def _paired_set(first: Run, other: Run, name: str, recipe_of: Callable[[str], Ta
     try:
         sides = [_answers(run, name) for run in (first, other)]
         if sides[0].judged_by != sides[1].judged_by or sides[0].recipe is None:
-            raise ConfigError(f"they were judged by {_judge(sides[0])} and by {_judge(sides[1])}")
+            raise ConfigError(f"they were judged by {_judge(sides[0])} and by {_judge(sides[1])}", code="E1066")
         compared = compare_answers(sides[0], sides[1], recipe_of(sides[0].recipe))
     except SureFitError as error:
         return Paired(name, other.name, "neutral", f"Not compared: {shorten(clean(error.message), 300)}.", [])

@@ -182,7 +182,9 @@ class _Run:
         value = loss.item()
         if value != value:
             raise ModelError(
-                f"the loss is not a number after {self.step} steps", help="lower the learning rate, or try another seed"
+                f"the loss is not a number after {self.step} steps",
+                code="E7141",
+                help="lower the learning rate, or try another seed",
             )
         return value
 
@@ -234,7 +236,10 @@ class _Run:
             state = torch.load(self.checkpoint, weights_only=True)
         except Exception as error:  # a damaged pickle raises whatever it likes
             raise MachineError(
-                f"the checkpoint cannot be read: {type(error).__name__}", path=self.checkpoint, help="delete it"
+                f"the checkpoint cannot be read: {type(error).__name__}",
+                code="E7142",
+                path=self.checkpoint,
+                help="delete it",
             ) from error
         if state.get("identity") != self.identity:
             return

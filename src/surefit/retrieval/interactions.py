@@ -103,6 +103,7 @@ def build(events: Events, core: int = 5, numbering: Numbering = "sorted") -> Int
     if core < 3:
         raise DataError(
             f"a history needs three events (to learn, to select, to test), and {core} are asked for",
+            code="E7143",
             field="core",
             help="use 3 or more",
         )
@@ -116,6 +117,7 @@ def build(events: Events, core: int = 5, numbering: Numbering = "sorted") -> Int
     if not keep.any():
         raise DataError(
             f"no user and no item of {events.name} has {core} events: {len(users):,} were read",
+            code="E7144",
             help="was only a part of the data set given? a lower --core keeps more",
         )
     users, items, times = users[keep], items[keep], times[keep]

@@ -49,7 +49,9 @@ def read_events(data: Path) -> Events:
     read = _MOVIELENS.get(path.name.lower())
     events = read(path) if read else _reviews(path)
     if not events.users:
-        raise DataError("there are no events in this file", path=path, help="was it downloaded completely?")
+        raise DataError(
+            "there are no events in this file", code="E7145", path=path, help="was it downloaded completely?"
+        )
     repeated = len(events.users) - len(set(zip(events.users, events.items, strict=True)))
     notes = [*_vintage_notes(path)] if read else []
     if repeated:
@@ -68,7 +70,9 @@ def _events_file(data: Path) -> Path:
         return data
     if not data.is_dir():
         siblings = [str(entry) for entry in data.parent.glob("*")] if data.parent.is_dir() else []
-        raise DataError(f"no such file or directory{did_you_mean(str(data), siblings)}", path=data, help=_WANTED)
+        raise DataError(
+            f"no such file or directory{did_you_mean(str(data), siblings)}", code="E7146", path=data, help=_WANTED
+        )
     files = sorted(entry for entry in data.iterdir() if entry.is_file())
     known = [entry for entry in files if entry.name.lower() in _MOVIELENS]
     found = known or [entry for entry in files if _REVIEW_FILE.search(entry.name) and not _is_meta(entry)]
@@ -76,9 +80,11 @@ def _events_file(data: Path) -> Path:
         return found[0]
     if not found:
         names = ", ".join(entry.name for entry in files[:5]) or "nothing"
-        raise DataError(f"no ratings or reviews in this directory, but {names}", path=data, help=_WANTED)
+        raise DataError(f"no ratings or reviews in this directory, but {names}", code="E7147", path=data, help=_WANTED)
     names = ", ".join(entry.name for entry in found[:5])
-    raise DataError(f"several data sets in one directory: {names}", path=data, help="name the file that is meant")
+    raise DataError(
+        f"several data sets in one directory: {names}", code="E7148", path=data, help="name the file that is meant"
+    )
 
 
 def _is_meta(path: Path) -> bool:
@@ -170,6 +176,7 @@ def _movielens(
     if not titles:
         raise DataError(
             f"there are ratings but no titles: {titles_at.name} is not beside them",
+            code="E7149",
             path=path,
             help=f"copy {titles_at.name} of the same release there: a language model ranks titles, not numbers",
         )
@@ -203,7 +210,7 @@ _MOVIELENS: dict[str, Callable[[Path], Events]] = {
 
 def _reviews(path: Path) -> Events:
     if not _REVIEW_FILE.search(path.name):
-        raise DataError(f"{path.name} is no layout that is known", path=path, help=_WANTED)
+        raise DataError(f"{path.name} is no layout that is known", code="E7150", path=path, help=_WANTED)
     users: list[Key] = []
     items: list[Key] = []
     times: list[int] = []
@@ -230,7 +237,9 @@ def _columns(row: dict[str, Any], path: Path, line: int) -> tuple[str, str, str]
             return columns
     names = ", ".join(map(repr, list(row)[:6])) or "none"
     wanted = " or ".join(", ".join(columns) for columns in _REVIEW_COLUMNS)
-    raise DataError(f"a review has the columns {names}", path=path, line=line, help=f"expected are {wanted}")
+    raise DataError(
+        f"a review has the columns {names}", code="E7151", path=path, line=line, help=f"expected are {wanted}"
+    )
 
 
 def _meta_of(path: Path, metas: list[Path]) -> Path | None:
@@ -275,14 +284,16 @@ def _opened(path: Path, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
         with opened(path, "rt", encoding=encoding, newline="") as file:
             yield file
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot be read: {error}", path=path, help="was it downloaded completely?") from None
+        raise DataError(
+            f"cannot be read: {error}", code="E7152", path=path, help="was it downloaded completely?"
+        ) from None
 
 
 def _require_header(header: list[str], wanted: list[str], path: Path) -> None:
     found = [name.strip().lower().replace("_", "") for name in header]
     if found[: len(wanted)] != wanted:
         raise DataError(
-            f"the first line is {shortened(','.join(header))!r}", path=path, line=1,
+            f"the first line is {shortened(','.join(header))!r}", code="E7153", path=path, line=1,
             help=f"MovieLens' own first line begins with {','.join(wanted)}: was it cut off?",
         )  # fmt: skip
 
@@ -290,6 +301,7 @@ def _require_header(header: list[str], wanted: list[str], path: Path) -> None:
 def _bad_row(problem: str, row: Any, path: Path, line: int) -> DataError:
     return DataError(
         f"{problem}: {shortened(row if isinstance(row, str) else repr(row))}",
+        code="E7154",
         path=path,
         line=line,
         help="the file is damaged: download it again, or correct or remove that line",

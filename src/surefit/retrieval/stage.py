@@ -51,12 +51,13 @@ class Retrieval:
         if self.retriever not in NAMES:
             raise ConfigError(
                 f"there is no retriever {self.retriever!r}{did_you_mean(self.retriever, NAMES)}",
+                code="E7155",
                 field="retriever",
                 help=f"there are {', '.join(NAMES)}",
             )
         if not 2 <= self.candidates <= 26:
             problem = f"{self.candidates} candidates: every one needs a letter of its own"
-            raise ConfigError(problem, field="candidates", help="use 2 to 26")
+            raise ConfigError(problem, code="E7156", field="candidates", help="use 2 to 26")
 
 
 def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, Any]:

@@ -217,4 +217,4 @@ def require_no_errors(report: dict[str, Any]) -> None:
 
 def _as_error(finding: dict[str, Any]) -> GateError:
     place = {key: finding[key] for key in ("path", "line", "field", "help")}
-    return GateError(f"{finding['code']}: {finding['message']}", **place)
+    return GateError(f"{finding['code']}: {finding['message']}", code="E8020", **place)

@@ -50,4 +50,6 @@ def require_trained(directory: RunDir) -> None:
     ConfigError: nothing is trained yet.
     """
     if not trained(directory):
-        raise ConfigError("nothing is trained yet in this run", path=directory.path, help="`surefit train` comes first")
+        raise ConfigError(
+            "nothing is trained yet in this run", code="E8021", path=directory.path, help="`surefit train` comes first"
+        )

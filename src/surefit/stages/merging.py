@@ -104,7 +104,10 @@ def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: Ad
     for wanted in ("config.json", "*.safetensors"):
         if not any(merged.glob(wanted)):
             raise ModelError(
-                f"no model is here: there is no {wanted}", path=merged, help="name the folder of the merged model"
+                f"no model is here: there is no {wanted}",
+                code="E8022",
+                path=merged,
+                help="name the folder of the merged model",
             )
     with _job(target, RunDir(merged.parent), into, options) as (job, hardware):
         sequences = _sequences(watcher, job, options.prompts)
@@ -124,7 +127,9 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     from surefit.model.streamed import FromFiles
 
     if not is_adapter(target):
-        raise ConfigError(f"there is no {ADAPTER_CONFIG} there", path=target, help="name a run, or an adapter's folder")
+        raise ConfigError(
+            f"there is no {ADAPTER_CONFIG} there", code="E8023", path=target, help="name a run, or an adapter's folder"
+        )
     base = _base(target, options)
     hardware = hardware_facts()
     own_tokenizer = str(target) if (target / "tokenizer_config.json").is_file() else None
@@ -150,7 +155,9 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
     settings = require_sound_adapter(read_json(target / ADAPTER_CONFIG), target / ADAPTER_CONFIG)
     name = options.base or settings.get("base_model_name_or_path")
     if not name:
-        raise ConfigError(f"{ADAPTER_CONFIG} names no base model", path=target, help="name it with --base")
+        raise ConfigError(
+            f"{ADAPTER_CONFIG} names no base model", code="E8024", path=target, help="name it with --base"
+        )
     section = ModelSection(name_or_path=name, revision=None if options.base else settings.get("revision"))
     try:
         directory = fetch_model(section)
@@ -178,6 +185,7 @@ def _require_matrices(model: ModelFacts) -> None:
     again = f"; or merge into the model that it was made from, --base {original} --trained-on nf4"
     raise ModelError(
         f"{model.name} is stored quantised ({model.quantization}): an adapter cannot be merged into its files",
+        code="E8025",
         path=model.path,
         help=f"serve base and adapter side by side{again if model.stored_nf4 else ''}",
     )
@@ -189,7 +197,7 @@ def _stored_dtype(directory: Path) -> str:
     if stated not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
         problem = f"dtype is {stated!r}; {known} can be merged"
-        raise ModelError(problem, path=directory / "config.json", help="convert the base first")
+        raise ModelError(problem, code="E8026", path=directory / "config.json", help="convert the base first")
     return stated
 
 
@@ -200,9 +208,11 @@ def _weighted(text: str) -> tuple[Path, float]:
     try:
         found = (Path(path), float(weight))
     except ValueError:
-        raise ConfigError(f"{weight!r} is no weight", field="--with", help="write ADAPTER:0.5") from None
+        raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5") from None
     if not is_adapter(found[0]):
-        raise ConfigError(f"there is no {ADAPTER_CONFIG} there", path=path, field="--with", help="name an adapter")
+        raise ConfigError(
+            f"there is no {ADAPTER_CONFIG} there", code="E8028", path=path, field="--with", help="name an adapter"
+        )
     return found
 
 
@@ -212,10 +222,14 @@ def _prompts(file: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"cannot be read: {why}", path=file, field="--prompts", help="a text file, one prompt per line"
+            f"cannot be read: {why}",
+            code="E8029",
+            path=file,
+            field="--prompts",
+            help="a text file, one prompt per line",
         ) from None
     if not texts:
-        raise ConfigError("has no prompt in it", path=file, field="--prompts", help="write one per line")
+        raise ConfigError("has no prompt in it", code="E8030", path=file, field="--prompts", help="write one per line")
     return texts
 
 

@@ -298,5 +298,5 @@ def _resolved_config(directory: Path) -> Path:
     run = RunDir(directory)
     if not run.resolved.exists():
         help_text = "name a config file, or train first: `surefit train CONFIG`"
-        raise ConfigError("no run is here: there is no resolved.yaml", path=directory, help=help_text)
+        raise ConfigError("no run is here: there is no resolved.yaml", code="E8031", path=directory, help=help_text)
     return run.resolved

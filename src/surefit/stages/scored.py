@@ -141,5 +141,7 @@ def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) ->
     if key == "data.eval":
         help_text = "name a directory with rows of every task, or a share such as 0.1, which is taken of every source"
     return [
-        DataError(f"no row {what} is of {name}", field=key, help=help_text) for name in recipe.parts if name not in seen
+        DataError(f"no row {what} is of {name}", code="E8032", field=key, help=help_text)
+        for name in recipe.parts
+        if name not in seen
     ]

@@ -136,7 +136,7 @@ def prepared_directory(config: Config) -> Path:
         ConfigError: it is not set, or cannot be combined with another setting.
     """
     if config.data.prepared is None:
-        raise ConfigError("is not set", field="data.prepared", help="name the directory for the shards")
+        raise ConfigError("is not set", code="E8033", field="data.prepared", help="name the directory for the shards")
     refuse_limit(config)
     return Path(config.data.prepared)
 
@@ -208,6 +208,7 @@ def _files(source: str, split: str) -> list[dict[str, Any]]:
         if shown(file) != file:
             raise DataError(
                 "the URL holds what looks like a signature or a password, and shards record their source",
+                code="E8034",
                 path=shown(file),
                 help="put the credentials in the environment, or download the file",
             )
@@ -235,7 +236,7 @@ def _read_plan(directory: Path) -> Plan | None:
         return Plan(**{**values, "tasks": tasks})
     except (DataError, TypeError, KeyError):
         help_text = "delete it; complete shards are kept"
-        raise DataError("not a plan of shards", path=directory / PLAN, help=help_text) from None
+        raise DataError("not a plan of shards", code="E8035", path=directory / PLAN, help=help_text) from None
 
 
 def _delete(directory: Path) -> None:
@@ -297,7 +298,7 @@ def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
                 yield future.result()
         except BrokenProcessPool:
             help_text = "run the same command again, with fewer --workers if memory ran out: complete shards are kept"
-            raise MachineError("a worker was killed", help=help_text) from None
+            raise MachineError("a worker was killed", code="E8036", help=help_text) from None
         finally:
             executor.shutdown(cancel_futures=True)
 
@@ -372,6 +373,7 @@ def _finish(plan: Plan, directory: Path, config: Config) -> None:
     if len(metas) < len(plan.tasks):
         raise DataError(
             f"{len(plan.tasks) - len(metas):,} of {len(plan.tasks):,} shards disappeared while others were made",
+            code="E8037",
             path=directory,
             help="run the same command again",
         )
@@ -445,12 +447,14 @@ def _require_rows(stats: Stats, held_out: int, config: Config) -> None:
         raise DataError(
             f"no example is left: of {stats.rows:,}, {stats.dropped_too_long:,} are longer than max_length "
             f"{config.data.max_length:,} tokens and {stats.dropped_unsupervised:,} have no token to learn",
+            code="E8038",
             field="data.max_length",
             help="raise data.max_length, as far as the model's context allows",
         )
     if isinstance(config.data.eval, float) and not held_out:
         raise DataError(
             f"{config.data.eval:g} of {stats.rows:,} rows holds out none",
+            code="E8039",
             field="data.eval",
             help="raise data.eval, or set it to a file with rows to score on",
         )

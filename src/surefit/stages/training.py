@@ -109,6 +109,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
     elif not resume and directory.resolved.exists() and (directory.checkpoints.exists() or trained(directory)):
         raise ConfigError(
             "there is a run here already",
+            code="E8040",
             path=directory.path,
             field="output_dir",
             help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
@@ -127,6 +128,7 @@ def _delete_run(directory: RunDir) -> None:
     if not directory.resolved.exists() and not directory.events.exists():
         raise ConfigError(
             "not a run directory, so it is not overwritten",
+            code="E8041",
             path=directory.path,
             field="output_dir",
             help="choose another output_dir, or delete this one yourself",
@@ -253,7 +255,7 @@ def _train(
             if not (wishes.adapt and changes):
                 raise
             if world is not None:
-                raise ShortOfMemory(error.message) from error
+                raise ShortOfMemory(error.message, code=error.code) from error
             watcher.note(f"{error.message}; adapting: {as_arguments(changes)}")
         else:
             return result | {"adapted": adaptations(run.resolved)}

@@ -22,7 +22,7 @@ def make_sinks(config: TelemetrySection, run: RunDir) -> list[Sink]:
     asked = switched_on(config)
     if problems := [problem for name in asked for problem in _problems(name, config)]:
         first, *rest = problems
-        raise MachineError(first.message, field=first.field, help=first.help, also=rest)
+        raise MachineError(first.message, code=first.code, field=first.field, help=first.help, also=rest)
     return [_class(tracker)(*tracker.arguments(config), run) for tracker in asked.values()]
 
 
@@ -52,16 +52,18 @@ def _problems(extra: str, config: TelemetrySection) -> Iterator[MachineError]:
         if isinstance(error, ImportError):
             problem = f"needs a package that is not installed or does not fit: {env.first_line(error)}"
             pip = "pip install"
-        yield MachineError(problem, field=field, help=f"{pip} 'surefit[{extra}]', or take {field} out")
+        yield MachineError(problem, code="E5095", field=field, help=f"{pip} 'surefit[{extra}]', or take {field} out")
     if extra == "mlflow" and config.mlflow_address is None:
         yield MachineError(
             "MLFLOW_TRACKING_URI is not set",
+            code="E5096",
             field=field,
             help=f"set it in the environment or in .env, or write {field}: ADDRESS",
         )
     if tracker.asks(config) and not tracker.is_set_up:
         yield MachineError(
             f"online, and nobody is logged in to {tracker.title} on this machine: it would ask",
+            code="E5097",
             field=field,
             help=f"run `{tracker.login}`, set {tracker.variables[0]}, or write {field}: offline",
         )

@@ -33,6 +33,7 @@ def stopped(
     written = write_rejected(run, batches, facts | {"loss": result.loss, "grad_norm": result.grad_norm})
     return GateError(
         f"the loss or the gradient was not finite in steps {step - MAX_REJECTED_IN_A_ROW + 1} to {step}",
+        code="E5098",
         path=newest or run.path,
         field="train.learning_rate",
         help="no update was made with them; lower the learning rate, or check the base model and its dtype"
@@ -50,6 +51,7 @@ def require_an_update(run: RunDir, counters: Counters) -> None:
     if counters.rejected + counters.overflows == counters.step:
         raise GateError(
             f"all {counters.step} steps were rejected: the loss or the gradient was never finite",
+            code="E5099",
             path=run.path,
             field="train.learning_rate",
             help="nothing was learnt; check the base model and its dtype",

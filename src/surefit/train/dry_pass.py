@@ -167,6 +167,7 @@ def _step(
     if not math.isfinite(result.loss):
         raise GateError(
             f"the loss of the fullest batch ({tokens_in(batch):,} tokens) is {result.loss} before anything was trained",
+            code="E5100",
             field="model.dtype",
             help="the base model's weights are damaged, or its dtype overflows: try bfloat16 or float32; no step was "
             "taken",
@@ -242,6 +243,7 @@ def _require_same(written: manager.State, read: manager.State, checkpoints: Path
         if unlike := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
             raise MachineError(
                 f"{len(unlike)} tensors of a checkpoint came back other than they were written: {unlike[0]}",
+                code="E5101",
                 path=checkpoints,
                 help="the disk cannot be trusted; choose another output_dir",
             )

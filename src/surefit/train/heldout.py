@@ -66,6 +66,7 @@ class HeldOut:
         if self.metric not in best.LOSSES and score is None:
             raise ConfigError(
                 f"{self.metric} is not measured in training",
+                code="E5102",
                 field="checkpoint.keep_best",
                 help="set evaluate.in_training: true for a metric of the recipe, or keep_best: eval_loss",
             )
@@ -122,6 +123,7 @@ class HeldOut:
             raise ConfigError(
                 f"{self.metric} is not among what was measured: {', '.join([*best.LOSSES, *scores])}"
                 + did_you_mean(self.metric, scores),
+                code="E5103",
                 field="checkpoint.keep_best",
                 help="name one of these; --resume goes on from the checkpoint that was just written",
             )

@@ -97,6 +97,7 @@ def require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> Non
         if was != value:
             raise ConfigError(
                 f"{key} was {was!r} when the checkpoint was written and is {value!r} now",
+                code="E5104",
                 path=path,
                 field=key.partition(":")[0],
                 help="put it back to resume, or start anew in another output_dir",

@@ -292,6 +292,7 @@ class Training:
             self.saving.wait()
             raise Interrupted(
                 f"stopped by {stop.signal_name} after step {self.counters.step} of {self.total_steps}; it is saved",
+                code="E5105",
                 path=self.run.path,
                 help=f"continue with: {self.environment.resume_command}",
             )

@@ -78,6 +78,7 @@ def require_whole_routing(model: torch.nn.Module, parallel: ParallelSection) -> 
     if balances_experts(model) and (parallel.mode == "pp" or parallel.cp > 1):
         raise ConfigError(
             "config.json asks for the router's loss, which is of all layers and tokens, and the processes share them",
+            code="E5106",
             field="parallel.mode",
             help="set parallel.mode: ddp, or output_router_logits: false in the model's config.json",
         )
@@ -178,6 +179,7 @@ def _decode(
     if len(hidden) != 1 or logits.shape[:2] != (1, 1):
         raise ModelError(
             f"{type(causal_lm).__name__} does more between its decoder and its logits than a head does",
+            code="E5107",
             field="speed.chunked_loss",
             help="set speed.chunked_loss: false",
         )
@@ -285,6 +287,7 @@ def _chunk(
             raise
         raise ModelError(
             f"{type(head.causal_lm).__name__} needs its logits for their own gradient, which is written over them",
+            code="E5108",
             field="speed.chunked_loss",
             help="set speed.chunked_loss: false",
         ) from error

@@ -317,6 +317,7 @@ def _bitsandbytes(kind: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"the optimizer {kind} is one of bitsandbytes, which cannot be imported here: {error}",
+            code="E5109",
             field="train.optimizer",
             help='pip install "surefit[quant]", or use adamw',
         ) from error

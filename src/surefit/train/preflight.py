@@ -53,6 +53,7 @@ def require_sound_batches(
 def _gate(finding: Finding) -> GateError:
     return GateError(
         f"{finding.code}: {finding.message}",
+        code="E5110",
         path=finding.path,
         help=f"{finding.help}; no step was taken, and `surefit explain {finding.code}` says more",
     )

@@ -58,7 +58,7 @@ def survey(rows: Rows) -> Survey:
         DataError: there are none, or one has no token that the loss would count.
     """
     if len(rows) == 0:
-        raise DataError("no rows to train on", field="data.train", help="name data that has usable rows")
+        raise DataError("no rows to train on", code="E5111", field="data.train", help="name data that has usable rows")
     if isinstance(rows, ShardedTokens):
         return Survey(rows.lengths, rows.sha256)
     digest = hashlib.sha256()
@@ -68,6 +68,7 @@ def survey(rows: Rows) -> Survey:
         if not np.any(labels[1:] != MASKED):
             raise DataError(
                 f"tokenised row {index} has no supervised token among its {len(ids)}",
+                code="E5112",
                 field="data.train",
                 help="its answer is empty or was cut off: raise data.max_length, or leave the row out",
             )

@@ -259,7 +259,7 @@ class Saving:
         """A resumed run reads its past in the log, so a checkpoint without its lines is not a whole one."""
         if self.log.flush():
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise MachineError("its lines wait for room", path=self.log.path) from full
+            raise MachineError("its lines wait for room", code="E5113", path=self.log.path) from full
 
     def _best(self) -> list[best.Score]:
         """The measurements whose checkpoints are kept for their score, the best first."""
@@ -304,6 +304,7 @@ class Saving:
         if steps := manager.list_steps(self.run.checkpoints):
             raise ConfigError(
                 f"there is a run here already: its newest checkpoint is step {steps[-1][0]}",
+                code="E5114",
                 path=self.run.path,
                 field="output_dir",
                 help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
@@ -322,6 +323,7 @@ class Saving:
         if latest.path is None and latest.skipped:
             raise ModelError(
                 f"all {len(latest.skipped)} checkpoints are damaged: {latest.skipped[0][1]}",
+                code="E5115",
                 path=self.run.checkpoints,
                 help="--overwrite starts anew; if the disk is failing, choose another output_dir",
             )

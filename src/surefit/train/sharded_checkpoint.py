@@ -158,6 +158,7 @@ class WritingTogether:
                 shutil.rmtree(job.place, ignore_errors=True)
                 raise MachineError(
                     f"not all parts of step-{job.step} can be seen by the first process",
+                    code="E5116",
                     path=job.place,
                     help="all machines of a run must see the same output_dir",
                 )
@@ -186,7 +187,7 @@ class WritingTogether:
         try:
             if self._try(job, place):
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                raise MachineError("cannot write: the disk is full", path=place) from full
+                raise MachineError("cannot write: the disk is full", code="E5117", path=place) from full
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)
             raise
@@ -205,7 +206,9 @@ class WritingTogether:
         if error is not None and not is_full(error):
             raise error
         together(self._world)
-        raise LostProcess("another process could not write its part of a checkpoint", path=self._checkpoints)
+        raise LostProcess(
+            "another process could not write its part of a checkpoint", code="E5118", path=self._checkpoints
+        )
 
 
 def _error_of(call: Callable[[], None]) -> BaseException | None:

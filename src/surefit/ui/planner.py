@@ -94,7 +94,7 @@ def planned_config(ui: Ui, body: dict[str, Any]) -> Config:
         config = with_changes(_base(ui, text_of(body, "config")), changes)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ConfigError(f"{'.'.join(map(str, first['loc'][:2]))}: {first['msg']}") from None
+        raise ConfigError(f"{'.'.join(map(str, first['loc'][:2]))}: {first['msg']}", code="E1067") from None
     _require_inside(ui, config)
     return config
 
@@ -105,7 +105,7 @@ def price_of(body: dict[str, Any]) -> float | None:
     if price is None:
         return None
     if not isinstance(price, int | float) or not 0 <= price <= MAX_PRICE:
-        raise ConfigError(f"a price is a number from 0 to {MAX_PRICE:,}")
+        raise ConfigError(f"a price is a number from 0 to {MAX_PRICE:,}", code="E1068")
     return float(price)
 
 

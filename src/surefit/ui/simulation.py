@@ -30,7 +30,7 @@ async def simulate(request: Request) -> Response:
     config, price = await run_sync(planned_config, ui, body), price_of(body)
     if config.model.trust_remote_code:
         problem = "this model brings code along, which is not run for a page"
-        raise ConfigError(problem, help="use the command line: `surefit plan CONFIG`")
+        raise ConfigError(problem, code="E1069", help="use the command line: `surefit plan CONFIG`")
     if ui.simulating:
         raise HTTPException(409, "A plan is being simulated already; one at a time.")
     ui.simulating = True
@@ -71,5 +71,5 @@ async def _plan(ui: Ui, config: Config) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if "estimate" not in document:
         error = document.get("error") or {}
-        raise ConfigError(str(error.get("message", "the plan could not be made")), help=error.get("help"))
+        raise ConfigError(str(error.get("message", "the plan could not be made")), code="E1070", help=error.get("help"))
     return document

@@ -125,11 +125,13 @@ class Workspace:
         """
         path = self.config(text)
         if (self.root / text).is_symlink():
-            raise ConfigError("this is a link", help=f"open {self.name(path)}, where it leads to")
+            raise ConfigError("this is a link", code="E1071", help=f"open {self.name(path)}, where it leads to")
         if len(content.encode("utf-8", "replace")) > MAX_BYTES:
-            raise ConfigError(f"larger than {MAX_BYTES:,} bytes: this is no config file")
+            raise ConfigError(f"larger than {MAX_BYTES:,} bytes: this is no config file", code="E1072")
         if any(is_run(folder) for folder in path.parents if folder.is_relative_to(self.root)):
-            raise ConfigError("this is inside a run, whose files are only read", help="choose another folder")
+            raise ConfigError(
+                "this is inside a run, whose files are only read", code="E1073", help="choose another folder"
+            )
         if version(path) != expected:
             what = "was changed by someone else" if expected is not None else "is there already"
             raise HTTPException(409, f"{text} {what}: open it again, or save under another name")
@@ -146,6 +148,7 @@ class Workspace:
         return [
             ConfigError(
                 f"{text!r} is not inside the workspace, so it is not looked at from the page",
+                code="E1074",
                 field=key,
                 help="move it there, or use the command line: `surefit check`",
             )

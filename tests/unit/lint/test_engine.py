@@ -66,7 +66,7 @@ def test_findings_carry_the_rule_and_the_place() -> None:
     assert result.rules == 2
     assert result.errors == []
     assert list(result.as_dict()["findings"][0]) == [
-        "code", "name", "severity", "path", "line", "field", "message", "help", "evidence", "fix",
+        "code", "name", "severity", "path", "line", "field", "message", "help", "evidence", "fix", "error",
     ]  # fmt: skip
 
 

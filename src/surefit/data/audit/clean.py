@@ -92,11 +92,17 @@ def clean_path(source: Source, out: Path | None) -> Path:
         name = name.removesuffix(Path(name).suffix) if source.kind != "directory" else name
         out = (Path() if source.kind == "sample" else source.path.parent) / f"{name}.clean.jsonl"
     if out is None:
-        raise DataError("the copy has no default place", path=source.name, help="name one: --out FILE.jsonl")
+        raise DataError(
+            "the copy has no default place", code="E4001", path=source.name, help="name one: --out FILE.jsonl"
+        )
     if out.suffix != ".jsonl":
-        raise DataError("the copy is written as JSON Lines", path=out, help="give it the extension .jsonl")
+        raise DataError(
+            "the copy is written as JSON Lines", code="E4002", path=out, help="give it the extension .jsonl"
+        )
     if source.kind == "directory" and source.path is not None and out.resolve().parent == source.path.resolve():
-        raise DataError("the copy would be read as part of its own source", path=out, help="name another directory")
+        raise DataError(
+            "the copy would be read as part of its own source", code="E4003", path=out, help="name another directory"
+        )
     return out
 
 
@@ -114,7 +120,9 @@ def write_clean(rows: Audited, removals: Removals, out: Path) -> None:
     """
     for path in (out, removed_path(out)):
         if path.exists() and any(path.samefile(file) for file in rows.files):
-            raise DataError("the copy would replace its own source", path=path, help="name another file: --out FILE")
+            raise DataError(
+                "the copy would replace its own source", code="E4004", path=path, help="name another file: --out FILE"
+            )
     with ExitStack() as stack:
         kept, gone = (stack.enter_context(file_atomic(path)) for path in (out, removed_path(out)))
         for line, removed in _lines(rows, removals):
