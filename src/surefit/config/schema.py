@@ -8,9 +8,10 @@ decided in `resolve.py`. Names are the ones Hugging Face users know.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from surefit.config.modes import ModeName
 from surefit.config.optimizers import OptimizerName
@@ -346,7 +347,7 @@ class EvaluateSection(Section):
     """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model; its key: SUREFIT_API_KEY."""
     in_training: bool = False
     """Also answer the held-out prompts at every checkpoint, and log the scores. Slow: it generates text."""
-    also: dict[str, str] = Field(default_factory=dict)
+    also: dict[str, PathText] = Field(default_factory=dict)
     """More sets to score, by name: for example what the base model could already do."""
     gate: GateSection | None = None
     """Turn the scores into an exit code."""
@@ -412,3 +413,25 @@ class Config(Section):
         """`model` with the switches of the chat template that it is asked with."""
         switches = self.model.chat_template_kwargs | self.evaluate.chat_template_kwargs
         return self.model.model_copy(update={"chat_template_kwargs": switches})
+
+
+def path_texts(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, text) of everything in a config that may name a path: found by its type, `PathText`."""
+    for name, field in type(section).model_fields.items():
+        value, dotted = getattr(section, name), f"{prefix}{name}"
+        if isinstance(value, BaseModel):
+            yield from path_texts(value, f"{dotted}.")
+        elif _is_path(field.annotation, field.metadata):
+            texts = value.items() if isinstance(value, dict) else [("", value)]
+            for key, inner in texts:
+                if isinstance(inner, str):
+                    yield f"{dotted}.{key}" if key else dotted, inner
+                elif key:
+                    yield dotted, key
+
+
+def _is_path(annotation: Any, metadata: Sequence[object] = ()) -> bool:
+    """Whether `PathText` is anywhere in a type; pydantic keeps the outermost `Annotated` apart, as metadata."""
+    if PathText.__metadata__[0] in (*metadata, *getattr(annotation, "__metadata__", ())):  # type: ignore[attr-defined]
+        return True
+    return any(_is_path(part) for part in get_args(annotation))

@@ -101,7 +101,8 @@ def _slips(path: Path, source: Source) -> Iterator[ConfigError]:
         if meant is not None and name in used:
             written = source.text_of(node.value)
             yield ConfigError(
-                f"expected a number, got a tuple: the comma in {written} makes it one", code="E3018", path=path, line=node.lineno,
+                f"expected a number, got a tuple: the comma in {written} makes it one",
+                code="E3018", path=path, line=node.lineno,
                 field=name, help=f"write {name} = {meant}",
             )  # fmt: skip
 

@@ -296,7 +296,8 @@ def _contradictions(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
     for i, pin in enumerate(pins):
         if pin.versions and not compatible(pin.versions, ""):
             yield ConfigError(
-                f"no release of {pin.package} is {pin.versions}", code="E3032", path=path, line=pin.line, field=pin.package,
+                f"no release of {pin.package} is {pin.versions}",
+                code="E3032", path=path, line=pin.line, field=pin.package,
                 help="correct one of the bounds",
             )  # fmt: skip
             continue

@@ -144,7 +144,8 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         saved = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no adapter can be read there: {error}", code="E5024", path=directory, field=START, help="name a directory that has "
+            f"no adapter can be read there: {error}",
+            code="E5024", path=directory, field=START, help="name a directory that has "
             f"{CONFIG} and {WEIGHTS} in it",
         ) from error  # fmt: skip
     fresh = model.active_peft_config.to_dict()

@@ -263,6 +263,7 @@ def require_sizes(setting: Setting) -> None:
             raise ConfigError(f"{number} {what}", code="E8014", field=key, help="at least 1")
     if setting.adapter.kind == "lora" and setting.adapter.r > width:
         raise ConfigError(
-            f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have", code="E8015",
+            f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",
+            code="E8015",
             field="adapter.r", help=f"at most {width}; 8 to 64 is usual, and kind: full trains everything",
         )  # fmt: skip
