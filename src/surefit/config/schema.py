@@ -346,7 +346,7 @@ class EvaluateSection(Section):
     """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model; its key: SUREFIT_API_KEY."""
     in_training: bool = False
     """Also answer the held-out prompts at every checkpoint, and log the scores. Slow: it generates text."""
-    also: dict[str, str] = Field(default_factory=dict)
+    also: dict[str, PathText] = Field(default_factory=dict)
     """More sets to score, by name: for example what the base model could already do."""
     gate: GateSection | None = None
     """Turn the scores into an exit code."""
