@@ -45,7 +45,7 @@ class ExportOptions:
 
 def export(out: Output, target: Path, options: ExportOptions) -> int:
     """Write a run's certified model for others, with its model card."""
-    from surefit.merge.export import ADAPTER, HUB, source_of
+    from surefit.merge.export import ADAPTER, HUB, require_place, source_of
     from surefit.stages.prepare import prepare, run_directory
 
     run = prepare(run_directory(target).path)
@@ -57,6 +57,7 @@ def export(out: Output, target: Path, options: ExportOptions) -> int:
     source = source_of(run.run)
     output = options.output or run.run.exports / options.format
     conversion = None if as_it_is else _conversion(run, source, options)
+    require_place(source, output)
     if options.dry_run:
         return _dry_run(out, source, conversion, output, options)
     with run.run.locked("export", out.note), noted(run.run, "export"):

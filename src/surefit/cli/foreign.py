@@ -283,7 +283,7 @@ def import_config(out: Output, source: Path, output: Path | None) -> int:
     if found.loaded is None:
         _refuse(found)
     text = config_text(found)
-    hand_over(out, text, output)
+    hand_over(out, text, output, {"the config to import": source})
     left = [*found.judged, *found.lost]
     if left:
         out.note(f"{plural(len(left), 'key')} could not be carried over: the comments say which, and why")

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefit.config.inputs import input_files
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, write_atomic
+from surefit.core.svg import picture_file
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.stages.planning import planned_run
 from surefit.stages.prepare import Prepared, prepare
@@ -59,6 +61,8 @@ def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -
             return searching.solve(out, run, asked.solve)
         if asked.against:
             return say_against(out, run, asked.against)
+        if asked.plot is not None:
+            picture_file(asked.plot, input_files(run.resolved.config, run.loaded.path))
         planned = planned_run(run, quick=asked.quick)
         if asked.plot is not None:
             _write_plot(out, planned, asked.plot)
@@ -269,13 +273,6 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
 def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:
     from surefit.plan.plot import svg
 
-    if path.suffix != ".svg":
-        raise ConfigError(
-            f"a plot is written as SVG, not as {path.suffix or 'a file without a suffix'}",
-            code="E1031",
-            path=path,
-            help=f"--plot {path.with_suffix('.svg')}; any browser opens it",
-        )
     if not (planned["estimate"] and planned["estimate"]["phases"]):
         raise ConfigError("there are no phases to plot: nothing was simulated", code="E1032", help="leave --quick out")
     write_atomic(path, svg(planned))

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.answering import Asked
+from surefit.config.inputs import input_files, row_files
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
+from surefit.core.output import json_with, output_file
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
 from surefit.core.units import plural
@@ -52,8 +54,10 @@ def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None
         _help_answering(run, world)
         return EXIT_OK
     config = run.resolved.config
-    rows = _rows(run, asked.data, asked.prompt)
     output = asked.output
+    if output is not None:
+        _require_writable(run, asked, output)
+    rows = _rows(run, asked.data, asked.prompt)
     (chosen,) = choose(config, run.run, [asked.variant or best_variant(run)])
     way = ways(config, run.recipe)[0]
     target = _File(output, _about(run, chosen, way, rows), asked.overwrite) if output else None
@@ -79,6 +83,21 @@ def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None
     out.result({"variant": way.of(chosen), "n": rows.count, "output": str(output) if output else None,
                 "answers": None if output else records})  # fmt: skip
     return EXIT_OK
+
+
+def _require_writable(run: Prepared, asked: Asked, output: Path) -> None:
+    """Find an output that may not be written before anything else is done; earlier answers are looked at by `_File`."""
+    inputs = input_files(run.resolved.config, run.loaded.path)
+    inputs |= row_files("the rows", asked.data) if asked.data is not None else {}
+    written = {f"the run's {place.name}": place for place in run.run.artefacts() if place.exists()}
+    output_file(output, inputs, asked.overwrite, as_rows=True, earlier=lambda _: True)
+    output_file(output, written, asked.overwrite, earlier=lambda _: True)
+    output_file(_about_file(output), inputs, asked.overwrite, earlier=json_with("rows_sha256", "variant"))
+
+
+def _about_file(output: Path) -> Path:
+    """What the answers in a file belong to."""
+    return output.with_name(f"{output.name}.about")
 
 
 def _help_answering(run: Prepared, world: World) -> None:
@@ -242,7 +261,7 @@ class _File:
 
     def __init__(self, path: Path, about: Mapping[str, Any], overwrite: bool) -> None:
         self.path, self.about, self.overwrite = path, about, overwrite
-        self.beside = path.with_name(f"{path.name}.about")
+        self.beside = _about_file(path)
 
     def open(self) -> int:
         """Make the file ready for more; returns the answers that are in it already.

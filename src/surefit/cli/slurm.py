@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.training import findings_said
+from surefit.config.inputs import input_files
 from surefit.config.load import load_config
 from surefit.config.schema import Config
 from surefit.core.errors import EXIT_OK, ConfigError, MachineError
+from surefit.core.output import output_file, text_with
 from surefit.core.rundir import RunDir, read_json, write_atomic, write_json
 from surefit.core.units import GIB
 from surefit.launch.slurm import (
@@ -109,7 +111,7 @@ def slurm(out: Output, target: Path, overrides: Sequence[str], stage: str, wishe
     if after:
         out.note(f"job {after} comes before: this one starts when that has succeeded")
     places = {"stage": stage, "after": after, **found.places}
-    return _deliver(out, found.script, wishes, found.own, found.record, found.job.run / LOG, places)
+    return _deliver(out, found.job, found.script, wishes, found.own, found.record, found.job.run / LOG, places)
 
 
 def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
@@ -126,7 +128,7 @@ def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Wis
         number, after = None, results[-1]["job_id"] if results else None
         path = each.own if folder is None else folder / f"{each.name}.sbatch"
         if wishes.submit or folder:
-            _write(each.job.run / LOG, path, each.script)
+            _write(each.job.run / LOG, path, each.script, each.job)
         else:
             out.say(each.script.rstrip("\n") + "\n")
         places = {"stage": each.name, "after": after, **each.places}
@@ -220,7 +222,7 @@ def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes
         "tasks": tasks, "after": after, "nodes": job.nodes, "processes_per_node": job.per_node,
         "processes": job.processes,
     }  # fmt: skip
-    return _deliver(out, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
+    return _deliver(out, job, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
 
 
 def preparing_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
@@ -238,7 +240,7 @@ def preparing_array(out: Output, target: Path, overrides: Sequence[str], wishes:
     script = render_prepare(job, tasks, at_once)
     places = {"tasks": tasks, "after": None, "nodes": 1, "processes_per_node": 1, "processes": 1}
     own, record = run.stage_script("prepare"), run.stage_job("prepare")
-    return _deliver(out, script, wishes, own, record, job.run / ARRAY_LOG, places)
+    return _deliver(out, job, script, wishes, own, record, job.run / ARRAY_LOG, places)
 
 
 def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:
@@ -285,11 +287,19 @@ def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) ->
 
 
 def _deliver(
-    out: Output, script: str, wishes: Wishes, own: Path, record: Path, log: Path, places: Mapping[str, Any]
+    out: Output,
+    job: BatchJob,
+    script: str,
+    wishes: Wishes,
+    own: Path,
+    record: Path,
+    log: Path,
+    places: Mapping[str, Any],
 ) -> int:
     """Print the script, write it to a file, or submit it.
 
     Args:
+        job: what the script runs.
         own: where a script that is submitted lies.
         record: the file that remembers its job.
         log: of the job, with SLURM's %j or %A in its name.
@@ -298,7 +308,7 @@ def _deliver(
     result: dict[str, Any] = {"script": script, "path": None, "job_id": None, **places}
     if wishes.submit or wishes.output:
         path = own if wishes.output is None else wishes.output
-        _write(log, path, script)
+        _write(log, path, script, job)
         result["path"] = str(path)
         # A script of an array says itself what it waits for, those of the stages are told when they are submitted.
         after = places.get("after") if "stage" in places else None
@@ -315,7 +325,13 @@ def _deliver(
     return EXIT_OK
 
 
-def _write(log: Path, path: Path, script: str) -> None:
+def _write(log: Path, path: Path, script: str, job: BatchJob) -> None:
+    """Write a batch script, and make the run directory.
+
+    Raises:
+        ConfigError: another file of that name is there, or it is one that the run reads.
+    """
+    output_file(path, input_files(job.config, job.config_file), earlier=text_with("# Written by SureFit", "#SBATCH"))
     RunDir(log.parent).create()  # SLURM writes the output there, and makes no folder
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, script)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from surefit import __version__
 from surefit.core.errors import ConfigError, DataError, GateError, ModelError
+from surefit.core.output import directory_with, output_file
 from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, sweep, write_atomic, write_json
 from surefit.core.sampling import evenly
 from surefit.core.units import without_paths
@@ -99,7 +100,7 @@ def export_hub(source: Source, output: Path, card: CardOf) -> dict[str, Any]:
     Raises:
         MachineError: the disk is full or may not be written to.
     """
-    _require_ours(output)
+    require_place(source, output)
     certificate = public(source.certificate)
     with directory_atomic(output) as temporary:
         for file in parts_of(source.directory):
@@ -116,7 +117,7 @@ def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dic
     Raises:
         GateError: adapter/ is not what was merged and certified.
     """
-    _require_ours(output)
+    require_place(source, output)
     parts = adapter_parts(source)
     _require_certified_adapter(source)
     with directory_atomic(output) as temporary:
@@ -190,7 +191,7 @@ def export_quantised(
         raise DataError(
             "there are no held-out rows to compare the models on", code="E6011", field="data.eval", help="set data.eval"
         )
-    _require_ours(output)
+    require_place(source, output)
     require_convertible(conversion)
     started = time.monotonic()
     compared = [sequences[index] for index in evenly(len(sequences), PROMPTS)]
@@ -241,15 +242,13 @@ def _finish(directory: Path, name: str, source: Source, certificate: Mapping[str
     return manifest
 
 
-def _require_ours(output: Path) -> None:
+def require_place(source: Source, output: Path) -> None:
     """Raises:
-    DataError: there is something else at the place where the export would go.
+    ConfigError: there is something else at the place where the export would go.
     """
     sweep(output.parent, of=output.name)
-    if output.exists() and not (output / MANIFEST).is_file() and (output.is_file() or any(output.iterdir())):
-        raise DataError(
-            "is there already, and is no export", code="E6013", path=output, help="name another folder with --output"
-        )
+    inputs = {"the model": source.directory, "the adapter": source.run.adapter}
+    output_file(output, inputs, earlier=directory_with(MANIFEST, CERTIFICATE), directory=True)
 
 
 def public(certificate: Mapping[str, Any]) -> dict[str, Any]:

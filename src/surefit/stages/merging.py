@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.core.errors import ConfigError, ModelError, SureFitError
+from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_config
 from surefit.stages.concluding import concluded
 from surefit.stages.events import noted, require_trained
+from surefit.stages.placing import require_inputs_apart
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
 
@@ -70,6 +72,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
 
     config = run.resolved.config
     require_trained(run.run)
+    require_inputs_apart(run)
     if config.adapter.kind == "lora":
         _require_matrices(run.model)
     with (
@@ -91,10 +94,30 @@ def merge_adapter(target: Path, watcher: Watcher, into: str, options: AdapterOpt
     from surefit.merge.merge import merge_adapter as merge
 
     output = RunDir(options.output or target)
+    _require_place(target, output, options)
     with _job(target, output, into, options) as (job, hardware):
         sequences = _sequences(watcher, job, options.prompts)
         with output.locked("merge", watcher.note), watcher.progress("merging") as on_progress:
             return merge(job, hardware, sequences, on_progress)
+
+
+def _require_place(target: Path, output: RunDir, options: AdapterOptions) -> None:
+    """Raises:
+    ConfigError: merged/ or certificate.json is there and no merge of ours made it, or it is read here.
+    """
+    others = [name.rpartition(":")[0] if ":" in name else name for name in options.others]
+    settings = read_json(target / ADAPTER_CONFIG)
+    base = options.base or (settings.get("base_model_name_or_path") if isinstance(settings, dict) else None)
+    named = {"the adapter": str(target)} | ({"the base": base} if isinstance(base, str) else {})
+    named |= {f"the adapter {name}": name for name in others}
+    inputs = {name: Path(text) for name, text in named.items() if Path(text).expanduser().exists()}
+    inputs |= {"the prompts": options.prompts} if options.prompts else {}
+    # A merge that was killed leaves its lock, but no certificate.
+    made_here = json_with("passed", "checks")(output.certificate) or output.lock.exists()
+    option = "--output" if options.output else "TARGET"
+    beside = {name: path for name, path in inputs.items() if name != "the adapter" or options.output}
+    output_file(output.merged, beside, earlier=lambda _: made_here, directory=True, option=option)
+    output_file(output.certificate, inputs, earlier=lambda _: made_here, option=option)
 
 
 def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: AdapterOptions) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from surefit.core.rundir import RunDir, write_json
 from surefit.core.units import count_text, quoted
 from surefit.stages.checking import checked, require_no_errors
 from surefit.stages.events import noted, trained
+from surefit.stages.placing import require_inputs_apart, require_new_or_run
 from surefit.stages.planning import planned_run
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
@@ -104,6 +105,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
     from surefit.facts.record import environment_record
 
     directory = run.run
+    require_inputs_apart(run)
     if overwrite and not resume:
         _delete_run(directory)
     elif not resume and directory.resolved.exists() and (directory.checkpoints.exists() or trained(directory)):
@@ -114,6 +116,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
             field="output_dir",
             help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
         )
+    require_new_or_run(directory)
     directory.create()
     if run.loaded.path != directory.resolved or adaptations(run.resolved):
         write_resolved(run.resolved, directory.resolved)
