@@ -21,10 +21,10 @@ from surefit.core.errors import ConfigError, DataError, GateError, ModelError
 from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, sweep, write_atomic, write_json
 from surefit.core.sampling import evenly
 from surefit.core.units import without_paths
+from surefit.facts.lora_settings import PREFIX
 from surefit.merge.adapter_file import read_adapter
 from surefit.merge.merge import PROMPTS
 from surefit.merge.quantised import Conversion, make, measure, require_convertible
-from surefit.model.adapter import PREFIX
 from surefit.model.identity import base_identity, weights_sha256
 from surefit.model.load import PROCESSOR
 from surefit.model.own_code import own_code
