@@ -155,16 +155,19 @@ def _whole_tensors(
     Where the vocabulary was resized, PEFT saves all that it has under the embeddings' names: beside the copy, which
     goes by the module's own name, that copy again (`modules_to_save`) and the base's (`original_module`, `base_layer`).
     """
-    copied = config.get("modules_to_save") or ()
-    copied = (copied,) if isinstance(copied, str) else tuple(copied)
+    asked = config.get("modules_to_save") or ()
+    endings = (asked,) if isinstance(asked, str) else tuple(asked)
+    # With ensure_weight_tying, a head that is not in the settings is a copy, too.
+    copies = {name.partition(".modules_to_save.")[0] for name in rest if ".modules_to_save." in name}
     replaced, base = {}, {}
     for name, tensor in rest.items():
         if name.endswith(ROWS) or ".modules_to_save." in name:
             continue
         plain = name.replace(f"{TOKENS}.", ".").replace(".original_module.", ".").replace(".base_layer.", ".")
         parts = plain.split(".")
-        within = any(".".join(parts[:end]).endswith(copied) for end in range(1, len(parts))) if copied else False
-        (replaced if within and plain == name else base)[plain] = tensor
+        modules = [".".join(parts[:end]) for end in range(1, len(parts))]
+        copied = any(module in copies or module.endswith(endings) for module in modules)
+        (replaced if copied and plain == name else base)[plain] = tensor
     return replaced, base
 
 

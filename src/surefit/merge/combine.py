@@ -1,8 +1,9 @@
 """Several adapters of one base become one: their exact weighted sum, or what PEFT's other ways make of them.
 
-PEFT's own `add_weighted_adapter` is not used. It scales the sum of rsLoRA adapters by √r too much (huggingface/peft#3449),
-and leaves out biases, whole modules, token rows and DoRA's magnitudes. Here every factor carries its own scaling, what
-cannot be summed is an error by name, and the merged weights are compared with the sum of the adapters themselves.
+PEFT's own `add_weighted_adapter` is not used. It scales the sum of rsLoRA adapters by √r too much
+(huggingface/peft#3449), and leaves out biases, whole modules, token rows and DoRA's magnitudes. Here every factor
+carries its own scaling, what cannot be summed is an error by name, and the merged weights are compared with the sum of
+the adapters themselves.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _summable(path: Path, model: PreTrainedModel) -> AdapterFile:
             code="E6400",
             path=path,
             field=key or None,
-            help="merge it alone; a plain LoRA or rsLoRA adapter can then be merged into the result, with --base MERGED",
+            help="merge it alone; an adapter that is plain LoRA can then be merged into the result, with --base MERGED",
         )
     if adapter.wrapped:
         raise GateError(

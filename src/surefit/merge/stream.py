@@ -164,8 +164,7 @@ class Merge:
         """Whether the adapter makes the same of two parameters that share their weight."""
         adapter = self.adapter
         kinds: tuple[Mapping[str, Any], ...] = (
-            adapter.replaced,
-            adapter.base,
+            {**adapter.base, **adapter.replaced},
             adapter.rows,
             adapter.added,
             self.updates,

@@ -186,10 +186,10 @@ class Resized:
 
     def into(self, old: torch.Tensor) -> torch.Tensor:
         """The matrix (vocabulary, width) cut, or with the mean of its rows behind them; a copy."""
-        if self.rows <= len(old):
-            return old[: self.rows].clone()
-        mean = old.float().mean(0, keepdim=True).to(old.dtype)
-        return torch.cat([old, mean.expand(self.rows - len(old), -1)])
+        rows = old.new_empty((self.rows, *old.shape[1:]))
+        kept = min(self.rows, len(old))
+        rows[:kept], rows[kept:] = old[:kept], old.float().mean(0).to(old.dtype)
+        return rows
 
 
 def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> NewTokens | None:
