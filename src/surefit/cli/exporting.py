@@ -105,8 +105,8 @@ def _export_as_it_is(run: Prepared, source: Source, output: Path, format: str) -
 
     about = _about(run, format)
 
-    def card(certificate: Mapping[str, Any], _: Path) -> str:
-        return model_card(run.run, about, certificate)
+    def card(certificate: Mapping[str, Any], directory: Path) -> str:
+        return model_card(run.run, about, certificate, directory)
 
     if format == ADAPTER:
         base = run.resolved.config.model.name_or_path
@@ -127,7 +127,7 @@ def _convert(
     def card(certificate: Mapping[str, Any], directory: Path) -> str:
         if score:
             scored.update(_score(out, run, conversion, directory))
-        return model_card(run.run, replace(about, score=scored or None), certificate)
+        return model_card(run.run, replace(about, score=scored or None), certificate, directory)
 
     with out.progress("exporting") as on_progress:
         on_progress(0, 1, f"converting to {conversion.format}")

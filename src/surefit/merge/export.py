@@ -22,10 +22,11 @@ from surefit.core.output import directory_with, output_file
 from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, sweep, write_atomic, write_json
 from surefit.core.sampling import evenly
 from surefit.core.units import without_paths
+from surefit.facts.lora_settings import PREFIX
+from surefit.generate.save import GENERATION_CONFIG
 from surefit.merge.adapter_file import read_adapter
 from surefit.merge.merge import PROMPTS
 from surefit.merge.quantised import Conversion, make, measure, require_convertible
-from surefit.model.adapter import PREFIX
 from surefit.model.identity import base_identity, weights_sha256
 from surefit.model.load import PROCESSOR
 from surefit.model.own_code import own_code
@@ -128,7 +129,17 @@ def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dic
         renamed = names_in_whole(source.directory)
         if renamed is not None:
             _rename(temporary, renamed)
+        _write_stops(source.directory, temporary)
         return _finish(temporary, ADAPTER, source, public(source.certificate), card)
+
+
+def _write_stops(model: Path, directory: Path) -> None:
+    """Write the tokens that end an answer into a generation_config.json of their own: a server with an adapter beside
+    its base knows the base's, and a base that was trained on no chats has none for the end of a turn."""
+    path = model / GENERATION_CONFIG
+    stops = read_json(path).get("eos_token_id") if path.is_file() else None
+    if stops is not None:
+        write_json(directory / GENERATION_CONFIG, {"eos_token_id": stops})
 
 
 def _rename(directory: Path, renamed: Callable[[str], str]) -> None:

@@ -170,6 +170,28 @@ class NewTokens:
         return rows
 
 
+@dataclass(frozen=True)
+class Resized:
+    """A vocabulary of another size than the base's files have, whose rows an adapter brings along.
+
+    Attributes:
+        rows: of the embedding and the head.
+    """
+
+    rows: int
+
+    def size(self, _: int) -> int:
+        """The rows of a matrix, whatever it had."""
+        return self.rows
+
+    def into(self, old: torch.Tensor) -> torch.Tensor:
+        """The matrix (vocabulary, width) cut, or with the mean of its rows behind them; a copy."""
+        rows = old.new_empty((self.rows, *old.shape[1:]))
+        kept = min(self.rows, len(old))
+        rows[:kept], rows[kept:] = old[:kept], old.float().mean(0).to(old.dtype)
+        return rows
+
+
 def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> NewTokens | None:
     """Teach a tokenizer, in place, those of the tokens that it does not know; None where it knows all.
 

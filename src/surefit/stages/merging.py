@@ -144,7 +144,7 @@ def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: Ad
 def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> Iterator[tuple[MergeJob, HardwareFacts]]:
     """What to merge, with several adapters made one in a temporary folder."""
     from surefit.facts.hardware import hardware_facts
-    from surefit.merge.combine import combine
+    from surefit.merge.combine import Combined, combine
     from surefit.merge.merge import MergeJob
     from surefit.model.identity import base_directory
     from surefit.model.streamed import FromFiles
@@ -157,15 +157,14 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     hardware = hardware_facts()
     own_tokenizer = str(target) if (target / "tokenizer_config.json").is_file() else None
     with tempfile.TemporaryDirectory() as folder:
-        adapter = target
+        adapter, combined = target, None
         if options.others:
-            parts = [(target, 1.0), *map(_weighted, options.others)]
-            adapter = combine(
-                FromFiles(base, base_directory(base), hardware.kind), parts, options.combine, Path(folder)
-            )
+            combined = Combined(options.combine, ((target, 1.0), *map(_weighted, options.others)))
+            model = FromFiles(base, base_directory(base), hardware.kind).model
+            adapter = combine(model, combined, Path(folder))
         yield (
             MergeJob(
-                base, adapter, output.merged, output.certificate, None, into, own_tokenizer  # type: ignore[arg-type]
+                base, adapter, output.merged, output.certificate, None, into, own_tokenizer, combined  # type: ignore[arg-type]
             ),
             hardware,
         )  # fmt: skip
@@ -262,7 +261,8 @@ def _sequences(watcher: Watcher, job: MergeJob, prompts: Path | None) -> list[li
     from surefit.model.tokenizer import load_tokenizer
     from surefit.samples import resolve
 
-    tokenizer = load_tokenizer(job.base)
+    named = job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
+    tokenizer = load_tokenizer(named)
     if prompts is not None:
         texts = _prompts(prompts)
     else:
