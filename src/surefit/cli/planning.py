@@ -70,6 +70,7 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
     device, estimate = planned["device"], planned["estimate"]
     memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
     out.paragraph(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
+    _say_assumptions(out, planned["assumptions"], device["name"])
     out.paragraph(_steps(planned["steps"], estimate))
     _say_ranks(out, planned["ranks"], device["kind"])
     if estimate and estimate["phases"]:
@@ -90,6 +91,15 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
         out.paragraph(f"Does not fit: {text}", "bold red", indent=2)
     out.result(planned)
     return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
+
+
+def _say_assumptions(out: Output, assumed: Sequence[dict[str, Any]], device: str) -> None:
+    """What is taken for granted of a machine that is not this one."""
+    for each in assumed:
+        state = "installed" if each["installed"] else "not installed"
+        out.paragraph(
+            f"Assumed: {each['package']} is {state} on the machine with the {device} ({each['why']})", "bold", indent=2
+        )
 
 
 def _say_ranks(out: Output, ranks: dict[str, Any] | None, kind: str) -> None:
@@ -260,10 +270,10 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
     if planned["disk_total_bytes"] is None:
         return
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in planned["disk"])
-    out.paragraph(
-        f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {bytes_text(planned['disk_free_bytes'])} free",
-        indent=2,
-    )
+    free = planned["disk_free_bytes"]
+    have = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(planned["disk_source"])
+    said = f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
+    out.paragraph(f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {said}", indent=2)
 
 
 def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
@@ -24,13 +25,14 @@ from surefit.facts.budget import (
     at_least,
     trained,
 )
-from surefit.facts.disk import disk_terms
+from surefit.facts.disk import disk_terms, download_term
 from surefit.facts.generation import answering, held_by_training, most_prompts, room_for
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import ModelFacts
 from surefit.facts.scored import ScoredFacts
 from surefit.facts.sharding import sharing_of
+from surefit.plan.assumptions import assumptions
 from surefit.plan.forecast import Lengths, Planner, held, share_of_memory, training_alone
 from surefit.plan.host import host_plan
 from surefit.plan.rank_summary import of_ranks
@@ -74,6 +76,8 @@ def planned(
     require_plannable(resolved, model, hardware)
     planner = planner or Planner(model, lengths or Lengths())
     memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
+    if disk and (download := download_term(model, hardware, Path(resolved.config.output_dir))):
+        disk.append(download)
     part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
     train = resolved.config.train
     estimate, why_not = _estimate(planner, resolved, hardware, quick)
@@ -92,6 +96,7 @@ def planned(
             "source": hardware.source,
             "figure": hardware.figure,
         },
+        "assumptions": [asdict(assumed) for assumed in assumptions(resolved, hardware)],
         "model": {
             "name": model.name,
             "parameters": model.parameters,
@@ -103,12 +108,14 @@ def planned(
         "memory_total_bytes": at_least(memory) if memory else None,
         "left_out": [
             *_unknown(resolved, model, hardware, memory, estimate),
+            *_unknown_disk(model, hardware, disk),
             *_unsimulated(estimate, None if quick else why_not),
             *_unplanned(resolved, time, quick, unasked or answers is not None, unasked or scoring is not None),
         ],
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": at_least(disk) if disk else None,
         "disk_free_bytes": hardware.disk_free_bytes,
+        "disk_source": hardware.disk_source,
         "steps": {
             "rows": rows,
             "total_steps": resolved.total_steps,
@@ -309,8 +316,10 @@ def _too_much_memory(terms: Sequence[Term], estimate: dict[str, Any] | None, har
 
 
 def _too_much_disk(terms: Sequence[Term], hardware: HardwareFacts) -> Iterator[str]:
-    if hardware.source == "detected" and at_least(terms) > hardware.disk_free_bytes:
-        yield f"disk: {bytes_text(at_least(terms))} are written, and {bytes_text(hardware.disk_free_bytes)} are free"
+    free = hardware.disk_free_bytes
+    if free is not None and at_least(terms) > free:
+        said = " (hardware.disk)" if hardware.disk_source == "config" else ""
+        yield f"disk: {bytes_text(at_least(terms))} are written, and {bytes_text(free)} are free{said}"
 
 
 def _unknown(
@@ -331,11 +340,18 @@ def _unknown(
         yield f"the conversion of the GGUF file, once, into SureFit's cache: {bytes_text(model.weight_bytes)}"
     if model.dequantized_from and model.weight_bytes:
         yield f"the dequantised copy of the base, once, in SureFit's cache: {bytes_text(model.weight_bytes)}"
-    if model.source in ("catalogue", "hub") and model.weight_bytes:
-        yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
     if hardware.gpu_count > (count := processes(config)):
         idle = plural(hardware.gpu_count - count, "other GPU")
         yield f"{idle} of this machine: --gpus {hardware.gpu_count} takes all"
+
+
+def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[Term]) -> Iterator[str]:
+    """A download to another disk, and whose free space is not known."""
+    elsewhere = not any(term.term == "base model" for term in disk)
+    if model.source in ("catalogue", "hub") and model.weight_bytes and elsewhere:
+        yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
+    if hardware.disk_source == "unknown":
+        yield f"the free disk space of the machine with the {hardware.name}: hardware.disk says it, such as 100GB"
 
 
 def _unsimulated(estimate: dict[str, Any] | None, why: str | None) -> Iterator[str]:

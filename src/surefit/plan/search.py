@@ -145,7 +145,7 @@ def candidates(planner: Planner, places: Sequence[Machine], allowed: Sequence[st
     return [
         _judge(planner, Machine(place.hardware, _with(changed, micro, checkpointing, tiled)))
         for place in places
-        for changed in _variants(place.resolved, planner.model, allowed)
+        for changed in _variants(place, planner.model, allowed)
         for micro in _divisors(place.resolved.config.train.global_batch_size)
         if micro <= own_batch(changed.config)
         for checkpointing in RECOMPUTED
@@ -153,14 +153,16 @@ def candidates(planner: Planner, places: Sequence[Machine], allowed: Sequence[st
     ]
 
 
-def _variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
+def _variants(place: Machine, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
     """The config in ways that have nothing to do with how its batch is cut."""
-    for changed in _unshared_variants(resolved, model, allowed):
-        yield from shared_variants(changed, model)
+    deepspeed = place.hardware.is_another_machine or find_spec("deepspeed") is not None
+    for changed in _unshared_variants(place.resolved, model, allowed):
+        yield from shared_variants(changed, model, deepspeed)
 
 
-def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]:
-    """The config with each way in which its processes can share it; as it is where there is one."""
+def shared_variants(resolved: Resolved, model: ModelFacts, deepspeed: bool) -> Iterator[Resolved]:
+    """The config with each way in which its processes can share it; as it is where there is one. `deepspeed`: whether
+    its modes are among them."""
     config, count = resolved.config, processes(resolved.config)
     if count == 1:
         yield resolved
@@ -169,7 +171,7 @@ def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]
     none = {"mode": "ddp", "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "offload": False}
     ways = [none, none | {"mode": "fsdp"}]
     ways += [none | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
-    ways += [none | {"mode": mode} for mode in ZERO if find_spec("deepspeed")]
+    ways += [none | {"mode": mode} for mode in ZERO if deepspeed]
     ways += [none | {"mode": mode, "cp": size} for mode in ("cp", "fsdp") for size in _divisors(count)[1:]]
     ways += [none | {"mode": "tp", "tp": count}]
     given = config.parallel.model_dump()

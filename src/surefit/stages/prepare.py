@@ -140,7 +140,7 @@ def gather(
         found = model
         tokenizer = attempt(lambda: facts_of_tokenizer(found))
         model = with_new_tokens(found, tokens, tokenizer)
-    hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
+    hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path, config.hardware.disk))
     shards = None
     if config.data.prepared is not None and recipe is not None:
         shards = attempt(partial(opened, config, recipe))
