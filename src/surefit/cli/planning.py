@@ -127,7 +127,18 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
         f"{steps['total_steps'] or 'an unknown number of'} optimizer steps of {steps['global_batch_size']} examples "
         f"({steps['per_device_train_batch_size']} per micro batch × {steps['gradient_accumulation_steps']})"
     )
-    return f"{text}; {estimate['setting']}; the longest row has {estimate['length']:,} tokens" if estimate else text
+    return f"{text}; {estimate['setting']}; {_longest(estimate)}" if estimate else text
+
+
+def _longest(estimate: dict[str, Any]) -> str:
+    """What the plan knows of the longest row."""
+    tokens = f"{estimate['length']:,} tokens"
+    match estimate["lengths_known"]:
+        case "all":
+            return f"the longest row has {tokens}"
+        case "sample":
+            return f"the longest row has {tokens}, by {estimate['lengths']}"
+    return f"rows are taken to be {tokens} long ({estimate['lengths']})"
 
 
 def _say_memory(out: Output, estimate: dict[str, Any], device: dict[str, Any], count: int) -> None:

@@ -168,6 +168,7 @@ def _estimate(
         "micro_batch": micro,
         "length": length,
         "lengths": planner.lengths.source,
+        "lengths_known": planner.lengths.known,
         **found,
         "low_bytes": needed.low,
         "high_bytes": needed.high,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from surefit.config.resolve import Resolved, rounds
 from surefit.config.world import processes
@@ -41,6 +41,8 @@ class Lengths:
         longest: what memory is planned for; None: `data.max_length`.
         mean: what time is planned for; None: the longest.
         source: where that is from, in words.
+        known: "all" where `longest` is of all rows, "sample" of some, the largest among them, "none" where nothing is
+            known and rows are taken to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
     """
 
@@ -48,6 +50,7 @@ class Lengths:
     mean: float | None = None
     source: str = "data.max_length: `surefit audit` first, to plan with the real rows'"
     supervised: float = 1.0
+    known: Literal["all", "sample", "none"] = "none"
 
 
 @dataclass
