@@ -31,13 +31,13 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import ModelFacts
 from surefit.facts.scored import ScoredFacts
-from surefit.facts.sharding import sharing_of
+from surefit.facts.step_shape import micro_batch_shape
 from surefit.plan.assumptions import assumptions
-from surefit.plan.forecast import Lengths, Planner, held, share_of_memory, training_alone
+from surefit.plan.forecast import Lengths, Planner, held, needs, share_of_memory
 from surefit.plan.host import host_plan
 from surefit.plan.rank_summary import of_ranks
 from surefit.plan.scoring import planned_scoring
-from surefit.plan.verdict import need, require_plannable, verdict
+from surefit.plan.verdict import require_plannable, verdict
 
 if TYPE_CHECKING:
     from surefit.plan.simulate import Memory
@@ -145,11 +145,12 @@ def _estimate(
     found: dict[str, Any] = {}
     if why is None:
         try:
-            memory = planner.memory(resolved, hardware)
-            found = _simulated(memory)
-            needed = need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
-            training = need(training_alone(memory), hardware.kind, "simulation", sharing_of(resolved.config))
-            found["disagreement"] = _disagreement(planner, resolved, hardware, memory)
+            simulated = needs(planner.memory(resolved, hardware), hardware, resolved)
+            found = _simulated(simulated.memory)
+            needed, training = simulated.whole, simulated.training
+            found["first_step"] = {"low_bytes": simulated.first_step.low, "high_bytes": simulated.first_step.high}
+            found["disagreement"] = _disagreement(planner, resolved, hardware, simulated.memory)
+            found["keeps_freed_memory"] = simulated.kept
         except Exception as error:  # a model's own code may do anything with tensors that hold no data
             why = _said(error)
     if why is not None:
@@ -157,8 +158,10 @@ def _estimate(
         if closed is None:
             return None, why
         needed = training = closed
+        needed = training = closed
         found = {
-            "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None
+            "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None,
+            "keeps_freed_memory": False, "first_step": None,
         }  # fmt: skip
     micro, length = resolved.config.train.per_device_train_batch_size, planner.length(resolved)
     estimate = {
@@ -167,6 +170,7 @@ def _estimate(
         "setting": _setting(resolved),
         "micro_batch": micro,
         "length": length,
+        "tokens": micro_batch_shape(resolved, length).tokens,
         "lengths": planner.lengths.source,
         "lengths_known": planner.lengths.known,
         **found,

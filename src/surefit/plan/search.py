@@ -28,6 +28,7 @@ from surefit.facts.model import ModelFacts, catalogue, model_facts
 from surefit.facts.sharding import sharing_obstacle
 from surefit.facts.vocabulary import with_new_tokens
 from surefit.plan.forecast import Planner
+from surefit.plan.process import process_bytes
 from surefit.plan.verdict import Need, Verdict, need, require_plannable, verdict
 
 if TYPE_CHECKING:
@@ -317,6 +318,7 @@ def solve(field: Field, planner: Planner, place: Machine) -> Solution:
         )
     scale = _scale(field, planner, place)
     needs: dict[int, Need] = {}
+    process = process_bytes()
 
     def fits(index: int) -> bool:
         if index not in needs:
@@ -325,7 +327,8 @@ def solve(field: Field, planner: Planner, place: Machine) -> Solution:
 
     def about(index: int, ratio: float) -> bool:
         estimate = round(scale.closed_form(index).bytes * ratio)
-        return verdict(need(estimate, place.hardware.kind, "simulation"), place.hardware.memory_bytes) == "fits"
+        needed = need(estimate, place.hardware.kind, "simulation", process=process)
+        return verdict(needed, place.hardware.memory_bytes) == "fits"
 
     first = max(0, bisect(lambda index: about(index, 1.0), scale.count))
     fits(first)
