@@ -74,6 +74,7 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
     device, estimate = planned["device"], planned["estimate"]
     memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
     out.paragraph(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
+    _say_assumptions(out, planned["assumptions"], device["name"])
     out.paragraph(_steps(planned["steps"], estimate))
     _say_ranks(out, planned["ranks"], device["kind"])
     if estimate and estimate["phases"]:
@@ -94,6 +95,15 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
         out.paragraph(f"Does not fit: {text}", "bold red", indent=2)
     out.result(planned)
     return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
+
+
+def _say_assumptions(out: Output, assumed: Sequence[dict[str, Any]], device: str) -> None:
+    """What is taken for granted of a machine that is not this one."""
+    for each in assumed:
+        state = "installed" if each["installed"] else "not installed"
+        out.paragraph(
+            f"Assumed: {each['package']} is {state} on the machine with the {device} ({each['why']})", "bold", indent=2
+        )
 
 
 def _say_ranks(out: Output, ranks: dict[str, Any] | None, kind: str) -> None:
@@ -121,7 +131,18 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
         f"{steps['total_steps'] or 'an unknown number of'} optimizer steps of {steps['global_batch_size']} examples "
         f"({steps['per_device_train_batch_size']} per micro batch × {steps['gradient_accumulation_steps']})"
     )
-    return f"{text}; {estimate['setting']}; the longest row has {estimate['length']:,} tokens" if estimate else text
+    return f"{text}; {estimate['setting']}; {_longest(estimate)}" if estimate else text
+
+
+def _longest(estimate: dict[str, Any]) -> str:
+    """What the plan knows of the longest row."""
+    tokens = f"{estimate['length']:,} tokens"
+    match estimate["lengths_known"]:
+        case "all":
+            return f"the longest row has {tokens}"
+        case "sample":
+            return f"the longest row has {tokens}, by {estimate['lengths']}"
+    return f"rows are taken to be {tokens} long ({estimate['lengths']})"
 
 
 def _say_memory(out: Output, estimate: dict[str, Any], device: dict[str, Any], count: int) -> None:
@@ -264,10 +285,10 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
     if planned["disk_total_bytes"] is None:
         return
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in planned["disk"])
-    out.paragraph(
-        f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {bytes_text(planned['disk_free_bytes'])} free",
-        indent=2,
-    )
+    free = planned["disk_free_bytes"]
+    have = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(planned["disk_source"])
+    said = f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
+    out.paragraph(f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {said}", indent=2)
 
 
 def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:

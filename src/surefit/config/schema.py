@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from surefit.config.modes import ModeName
 from surefit.config.optimizers import OptimizerName
 from surefit.config.section import Section
 from surefit.config.trackers import TelemetrySection
+from surefit.core.units import bytes_of
 
 
 def _as_a_file_system_takes_it(path: str) -> str:
@@ -36,6 +37,16 @@ def _on_one_line(value: object) -> object:
             what = "has a line break or another control character in it" if text.strip() else "is empty"
             raise ValueError(f"{text!r:.60} {what}: the batch script takes one line of plain text")
     return value
+
+
+def _number_as_text(value: object) -> object:
+    """YAML reads 4090 as a number."""
+    return str(value) if type(value) is int else value
+
+
+def _size_with_unit(text: str) -> str:
+    bytes_of(text)
+    return text
 
 
 Auto = Literal["auto"]
@@ -226,8 +237,11 @@ class SpeedSection(Section):
 class HardwareSection(Section):
     """The devices to train on."""
 
-    gpu: str = "auto"
+    gpu: Annotated[str, BeforeValidator(_number_as_text)] = "auto"
     """auto uses the GPU of this machine if there is one; cpu forces the CPU; a name such as h100 plans for that GPU."""
+    disk: Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_size_with_unit)] | None = None
+    """Free disk space of the machine that trains, such as 100GB, for checkpoints and the model's download; without it
+    this machine's counts, unless `gpu` names a GPU that is not here."""
     count: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """Devices (with gpu: cpu, processes) on each node; auto is one. `surefit train --gpus N` sets it."""
     nodes: Annotated[int, Field(ge=1, le=10_000)] = 1

@@ -23,7 +23,7 @@ from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
 from surefit.facts.door import MAX_TEMPLATE_BYTES, read_json_object, require_sound_config, template_of
-from surefit.facts.experts import NO_STACKS, routers, stacks
+from surefit.facts.experts import NO_STACKS, lone_numbers, routers, stacks
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
@@ -64,6 +64,7 @@ class ModelFacts:
             (facts/all_linear.py).
         expert_parameters: how many of the parameters are routed experts'; None where it is not known.
         expert_stacks: name → (experts, outputs, inputs) of the stacks that transformers makes of them.
+        lone_expert_parameters: how many numbers of experts lie in matrices of their own in the files.
         routers: name → (1, experts, inputs) of the matrices that choose among them.
         router_loss: config.json asks for the loss of the routers (`output_router_logits`).
         dtype: the type the weights are stored in, as torch names it; None where nothing says so.
@@ -113,6 +114,7 @@ class ModelFacts:
     expected_parameters: int | None = None
     expert_parameters: int | None = None
     expert_stacks: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
+    lone_expert_parameters: int = 0
     routers: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
     router_loss: bool = False
     pickle_only: bool = False
@@ -305,6 +307,7 @@ def build_facts(
         expected_parameters=formula.parameters if formula else None,
         expert_parameters=0 if formula else stored.experts if stored else None,
         expert_stacks=stacks(shapes),
+        lone_expert_parameters=lone_numbers(shapes),
         routers=routers(shapes),
         router_loss=text_section(config).get("output_router_logits") is True,
         linear_modules=linears.linear_modules if linears else {},

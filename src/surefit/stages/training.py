@@ -18,7 +18,7 @@ from surefit.config.oom_ladder import adapted as adapted_config
 from surefit.config.resolve import write_resolved
 from surefit.config.trackers import TRACKERS
 from surefit.core.errors import ConfigError, ShortOfMemory
-from surefit.core.malloc import SMALL, freed_given_back, keep_what_is_freed
+from surefit.core.malloc import freed_given_back, keep_what_is_freed
 from surefit.core.rundir import RunDir, write_json
 from surefit.core.units import count_text, quoted
 from surefit.stages.checking import checked, require_no_errors
@@ -291,7 +291,7 @@ def _adapt(run: Prepared, changes: dict[str, Any], dry_run: bool) -> tuple[Prepa
 def _stays_small(planned: dict[str, Any] | None, kind: str) -> bool:
     """Whether the plan, where it has an estimate, says so; of a GPU run it speaks of the GPU's memory."""
     estimate = planned["estimate"] if planned and kind == "cpu" else None
-    return estimate is not None and estimate["training"]["high_bytes"] <= SMALL
+    return estimate is not None and bool(estimate["keeps_freed_memory"])
 
 
 def _train_once(

@@ -182,6 +182,9 @@ class Training:
         self.expert_use.taken()  # it has counted the worst case
         self.pace.pause = found.eval_batches * found.eval_seconds
         self.note(found.text(self.environment.planned))
+        if warning := found.warning(self.environment.planned):
+            self.note(warning)
+            self.run.note("train", "dry pass outside the plan", where=found.against(self.environment.planned))
         if write and self.world.is_first:
             with unless_full():
                 found.write(self.run)
