@@ -19,6 +19,7 @@ from surefit.foreign.python_calls import (
     calls_in,
     read_call,
 )
+from surefit.foreign.python_conflicts import read_conflicts
 from surefit.foreign.python_models import read_models
 from surefit.foreign.python_rows import LENGTHS, read_rows
 from surefit.foreign.python_script import Notes, read_arguments, unusable
@@ -72,7 +73,8 @@ def read_python(path: Path) -> Foreign:
     judge = _judge(source)
     read_arguments(notes, calls, judge)
     read_models(notes, source, calls)
-    read_rows(notes, source, calls)
+    read_rows(notes, source, calls, judge)
+    read_conflicts(notes, source, calls)
     _read_batch(notes, source, calls)
     _read_generation(notes, source)
     _read_trackers(notes, source)

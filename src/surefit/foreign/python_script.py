@@ -197,7 +197,7 @@ def _too_early(call: Call, key: str, path: Path, judge: Judge) -> SureFitError:
     help_text = f"write {older[key]}" if key in older else "take it out"
     return ConfigError(
         f"{NAMES[package]} {judge.release(package)} has no {key} in {call.kind}: it came with {judge.since(name, key)}",
-        code="E?", path=path, line=call.lines.get(key, call.line), field=key,
+        code="E3500", path=path, line=call.lines.get(key, call.line), field=key,
         help=f"{help_text}, or ask for the later release in {judge.source.get(package, 'the requirements')}",
     )  # fmt: skip
 
@@ -291,6 +291,11 @@ def _finish(call: Call, draft: Draft) -> None:
         # A limit that is not known may be there.
         draft.setup.pop("save_steps", None)
         draft.setup.pop("save_strategy", None)
+    eval_key = "evaluation_strategy" if "evaluation_strategy" in call.given else "eval_strategy"
+    silent = not call.open and not call.computed & {"eval_strategy", "evaluation_strategy", "save_strategy"}
+    if silent and {draft.setup.get("eval_strategy", "no"), draft.setup.get("save_strategy", "steps")} == {"no"}:
+        why = f"no checkpoint is saved and none is measured: save_strategy is no, and {eval_key} too"
+        draft.without_effect([key for key in ("load_best_model_at_end",) if draft.flat.get(key) is True], why)
     if call.open or call.computed & {"max_steps", "num_train_epochs"}:
         draft.setup.pop("epochs", None)
     if call.kind == "SFTConfig":

@@ -106,7 +106,9 @@ def asked_beside(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     for file in [path, *sorted(_files_beside(path.resolve().parent), key=lambda file: file.name not in USUAL)]:
         for pin in _pins_of(file):
             known = asked.get(pin.package)
-            if pin.versions and (known is None or (source[pin.package] not in USUAL and _is_newer(pin.versions, known))):
+            if pin.versions and (
+                known is None or (source[pin.package] not in USUAL and _is_newer(pin.versions, known))
+            ):
                 asked[pin.package], source[pin.package] = pin.versions, file.name
     return asked, source
 
