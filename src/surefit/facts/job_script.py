@@ -13,6 +13,7 @@ from pathlib import Path
 
 from surefit.core.errors import ConfigError
 from surefit.facts.directives import Slip, slips_in, variables_in
+from surefit.facts.installs import Install, installs_in
 from surefit.facts.setup import Place, Setup
 from surefit.facts.shell import Command, Shell, split_commands
 
@@ -105,6 +106,7 @@ class JobScript:
         stray: (word, line) of a `python` behind a launcher, which would take it for the script.
         bf16_line: where a launch asks for bf16, in its own options or the script's.
         reaches_nodes: something in it can start a process on another node: srun, mpirun, ssh…
+        installs: the packages that it installs.
     """
 
     path: str = ""
@@ -126,6 +128,7 @@ class JobScript:
     stray: tuple[tuple[str, int], ...] = ()
     bf16_line: int | None = None
     reaches_nodes: bool = False
+    installs: tuple[Install, ...] = ()
 
     @property
     def launch(self) -> Launch | None:
@@ -185,6 +188,7 @@ def read_job_script(path: Path | str) -> JobScript:
         stray=tuple(word for each in expanded if (word := _stray(each))),
         bf16_line=next((line for each in expanded if (line := _bf16_line(each))), None),
         reaches_nodes=any(_STARTERS & set(each.words) for each in expanded),
+        installs=tuple(installs_in(commands, shell)),
     )
 
 

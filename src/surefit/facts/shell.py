@@ -17,6 +17,7 @@ _ASSIGNED = re.compile(
     r"(\"[^\"]*\"|'[^']*'|\$\(\(.*?\)\)|\$\(.*\)|`[^`]*`|[^\s;&|]*)"
 )
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^{}$]*))?\}|([A-Za-z_]\w*))")
+_REPLACED = re.compile(r"\$\{([A-Za-z_]\w*)//([^/{}$*?\[]+)/([^{}$]*)\}")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _SUBSTITUTION = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
 _QUOTED_VALUE = re.compile(r"""(?<==)(["'])([^"'\s]*)\1""")
@@ -138,6 +139,10 @@ class Shell:
         text = _QUOTED_VALUE.sub(r"\2", _SUBSTITUTION.sub("$()", text))
         return replace(command, text=text, words=tuple(re.sub(r"[\"'(){}]", " ", text.replace("$()", "$")).split()))
 
+    def substitute(self, text: str) -> str:
+        """A text with the constants put in, its quotes kept."""
+        return self._substitute(text)
+
     def _read(self, raw: str) -> str | None:
         if _COUNTS_GPUS.search(raw[:LONGEST]):
             return str(self.gpus) if self.gpus else None
@@ -146,11 +151,16 @@ class Shell:
     def _substitute(self, text: str) -> str:
         for _ in range(4):
             before = text
+            text = _REPLACED.sub(self._replaced, text)
             text = _VARIABLE.sub(self._value, text)[:LONGEST]
             text = _ARITHMETIC.sub(self._arithmetic, text)
             if text == before:
                 break
         return text
+
+    def _replaced(self, found: re.Match[str]) -> str:
+        value = self._get(found[1])
+        return found[0] if value is None else value.replace(found[2], found[3])
 
     def _value(self, found: re.Match[str]) -> str:
         name = found[1] or found[3]

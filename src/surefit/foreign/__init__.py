@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from surefit.config.load import parse_yaml, read_text
 from surefit.core.errors import ConfigError
 from surefit.foreign.draft import Draft, Tool
 from surefit.foreign.recognise import other_schema, recognise
-from surefit.foreign.requirements import allowed_beside, is_requirements, read_requirements
+from surefit.foreign.requirements import is_conda_list, is_requirements, read_requirements
 from surefit.foreign.result import Foreign, Lost
 
 __all__ = ["Foreign", "Lost", "detect", "read", "tool_of"]
@@ -36,6 +35,7 @@ KNOWN = (
     "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, Python training scripts, and requirements"
 )
 UNKNOWN = "not a file of a tool that SureFit knows"
+SHELL = (".sh", ".bash", ".sbatch", ".slurm")
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
 _TEMPLATE = re.compile(r":\s*(\$\{?\w+\}?|\{\{.*?\}\}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s*,?\s*$", re.MULTILINE)
 """A value that is no JSON and stands for one."""
@@ -70,8 +70,10 @@ def detect(path: Path) -> str:
     if is_requirements(path):
         return "requirements"
     text = read_text(path)
-    if _SCRIPT.search(text):
+    if _SCRIPT.search(text) or path.suffix in SHELL:
         return "slurm"
+    if path.suffix == ".txt" and is_conda_list(text):
+        return "requirements"
     tree = _parse(text, path)[0]
     if isinstance(tree, dict) and isinstance(tree.get("dependencies"), list) and tree.keys() & {"channels", "name"}:
         return "requirements"
@@ -107,7 +109,7 @@ def read(path: Path, tool: str | None = None) -> Foreign:
     if tool == "python":
         from surefit.foreign.python import read_python
 
-        return read_python(path, partial(allowed_beside, path))
+        return read_python(path)
     if tool == "requirements":
         return read_requirements(path)
     if tool not in MODULES:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from surefit.facts.job_script import read_job_script, setup_of_job
+from surefit.foreign.requirements import stack_of_installs
 from surefit.foreign.result import Foreign
 
 
@@ -15,4 +17,8 @@ def read_script(path: Path) -> Foreign:
         ConfigError: the file cannot be read.
     """
     job = read_job_script(path)
-    return Foreign("slurm", path, setup_of_job(job), None, {}, (), job, ())
+    stack, places = stack_of_installs(job.installs, path)
+    setup = setup_of_job(job)
+    return Foreign(
+        "slurm", path, replace(setup, places={**places, **setup.places}), None, {}, (), job, (), stack=stack
+    )  # fmt: skip

@@ -44,7 +44,7 @@ def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding
     """The requirements ask for flash-attn, which has to be compiled.
 
     ## What it does
-    Looks for flash-attn in a requirements file, without a URL or an index of its own for its wheel.
+    Looks for flash-attn in a requirements file or in a shell script that installs it, without a URL or an index of its own for its wheel.
 
     ## Why it is bad
     The package index has only its source. Compiling takes 20 to 40 minutes, hours without ninja; and its build needs
@@ -65,6 +65,6 @@ def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding
         yield Finding(
             field="flash-attn",
             message=f"{stack.said('flash-attn')} has no wheels on the package index: it is compiled for 20 to 40 "
-            "minutes, and its build does not find torch",
+            f"minutes{'' if 'flash-attn' in stack.in_place else ', and its build does not find torch'}",
             help="take it out and use sdpa, or name a wheel by its URL",
         )

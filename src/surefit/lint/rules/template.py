@@ -148,6 +148,36 @@ def pad_is_eos(setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
         )
 
 
+@rule("TPL025", "pad-made-eos", severity="warning")
+def pad_made_eos(setup: Setup) -> Iterator[Finding]:
+    """A script pads with the end-of-sequence token, and its collator masks every padding token.
+
+    ## What it does
+    Looks in a Python script for `pad_token = eos_token` beside a collator that makes labels by masking all tokens equal
+    to the padding token, which SFTTrainer made itself before TRL 0.16. Where the tokenizer is on this machine and says
+    so itself: TPL003.
+
+    ## Why it is bad
+    The end-of-sequence token at the end of each text is masked with the padding: the model does not learn to stop.
+
+    ## Example
+    `tokenizer.pad_token = tokenizer.eos_token` with `DataCollatorForLanguageModeling(tokenizer, mlm=False)`.
+
+    ## Fix
+    Pad with a token of its own (a reserved one, or `<unk>`), or use a collator that masks by position.
+
+    ## Evidence
+    huggingface/transformers#23530, huggingface/trl#976.
+    """
+    if setup.pad_is_eos and class_name(setup.collator) in OVERWRITING_COLLATORS:
+        yield Finding(
+            field="pad_is_eos",
+            message=f"the padding token is made the end-of-sequence token, and {class_name(setup.collator)} masks every "
+            "padding token: no end is learnt",
+            help="give the tokenizer a padding token of its own, or use a collator that masks by position",
+        )
+
+
 @rule("TPL004", "no-pad-token", severity="error")
 def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     """The tokenizer has no padding token, and the collator asks it for one.
