@@ -77,13 +77,12 @@ def scored_set(
 
 def _rendered(prompt: Example, tokenizer: TokenizerFacts) -> str:
     """As the chat template writes it; where that is not known or refuses, its text alone."""
-    if not tokenizer.chat_template:
+    template = tokenizer.template_for(prompt.tools)
+    if not template:
         return text_of(prompt, tokenizer)
     special = {f"{role}_token": getattr(tokenizer, f"{role}_token") or "" for role in ("bos", "eos", "pad")}
     try:
-        return render(
-            tokenizer.chat_template, prompt.messages, tools=prompt.tools, add_generation_prompt=True, special=special
-        )
+        return render(template, prompt.messages, tools=prompt.tools, add_generation_prompt=True, special=special)
     except TemplateRefused:
         return text_of(prompt, tokenizer)
 
