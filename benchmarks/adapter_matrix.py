@@ -263,7 +263,7 @@ def train(base: str, place: Path, option: Option, adapter: Path, seed: int = 0) 
     if option.needs == "gradients":
         preprocess_loraga(model, config, lambda: model(IDS, labels=IDS).loss.backward())
     elif option.needs == "covariance":
-        preprocess_corda(model, config, run_model=lambda: [model(IDS) for _ in range(2)])
+        preprocess_corda(model, config, run_model=lambda: [model(row[None]) for row in IDS])
     adapted: Any = get_peft_model(model, config, autocast_adapter_dtype=False)
     kind = config.init_lora_weights
     if option.converted:

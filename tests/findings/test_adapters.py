@@ -18,7 +18,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
-from tests.cli.conftest import Surefit
+from tests.cli.conftest import call as surefit
 
 from surefit.core.errors import GateError, SureFitError
 from surefit.core.rundir import read_json
@@ -176,7 +176,7 @@ def test_r12_the_command_that_an_error_gives_makes_the_adapter_right(bases, tmp_
     torch.testing.assert_close(found, saved.logits, rtol=1e-3, atol=1e-3)
 
 
-def test_r3_check_says_it_before_training(surefit: Surefit, tmp_path):
+def test_r3_check_says_it_before_training(tmp_path):
     """From the two files of a PiSSA adapter and a config that goes on from it."""
     adapter = tmp_path / "adapter"
     adapter.mkdir()
@@ -243,3 +243,14 @@ def test_ways_that_are_no_sum_keep_each_adapters_scaling(bases, tmp_path):
                 both = Combined(way, ((plain.adapter, 1.0), (path, -0.5)))
                 made.append(load_file(combine(model, both, out) / matrix.WEIGHTS))
             assert all(torch.equal(tensor, made[1][name]) for name, tensor in made[0].items()), way
+
+
+@pytest.mark.parametrize("weight", ["nan", "inf", "0", "half"])
+def test_r1_a_weight_that_is_none_is_an_error(tmp_path, weight):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "surefit/nano"}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    found = surefit("merge", adapter, "--with", f"{adapter}:{weight}", "--output", tmp_path / "out")
+    assert found.code == 2
+    assert f"{weight!r} is no weight" in found.stderr

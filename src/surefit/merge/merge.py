@@ -161,6 +161,7 @@ def _concluded(
             error.message if remove is None else f"the merge is not certified: {error.message}",
             code=error.code,
             path=certificate,
+            field=error.field,
             help=error.help or "do not use these weights; docs/merge.md explains every check",
         ) from error
     found = certifying.certificate(passed=True, reason="every check passed")
