@@ -246,6 +246,11 @@ class Saved:
     logits: torch.Tensor
 
 
+def tokenizer_of(size: int) -> PreTrainedTokenizerFast:
+    words = models.WordLevel({f"t{i}": i for i in range(size)}, unk_token="t0")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="t2")
+
+
 def load(place: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
     return model
@@ -277,6 +282,8 @@ def train(base: str, place: Path, option: Option, adapter: Path, seed: int = 0) 
     adapted.save_pretrained(adapter, **initial)
     with torch.no_grad():
         logits = adapted.eval()(IDS).logits
+    if option.resized is not None:
+        tokenizer_of(option.resized).save_pretrained(adapter)
     if option.change is not None:
         option.change(adapter)
     return Saved(adapter, logits)
@@ -291,7 +298,9 @@ def merged(place: Path, adapter: Path, out: Path, combined: Combined | None = No
     out.mkdir(exist_ok=True)
     if combined is not None:
         adapter = combine(FromFiles(section_of(place), place, "cpu").model, combined, out)
-    job = MergeJob(section_of(place), adapter, out / "merged", out / "certificate.json", combined=combined)
+    tokenizer = str(adapter) if (adapter / "tokenizer_config.json").exists() else None
+    files = (out / "merged", out / "certificate.json")
+    job = MergeJob(section_of(place), adapter, *files, tokenizer=tokenizer, combined=combined)
     merge_adapter(job, CPU, ROWS)
     with torch.no_grad():
         return load(out / "merged").eval()(IDS).logits
@@ -363,14 +372,10 @@ def quiet() -> Iterator[None]:
 
 def made_base(name: str, folder: Path) -> tuple[Path, Saved]:
     """Write a base with a tokenizer, and a plain adapter of it."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0")),
-        eos_token="t2",
-    )
     place = folder / "base"
     torch.manual_seed(0)
     BASES[name]().save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    tokenizer_of(VOCABULARY).save_pretrained(place)
     return place, train(name, place, OPTIONS["plain"], folder / "plain", seed=1)
 
 

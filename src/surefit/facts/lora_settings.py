@@ -47,7 +47,10 @@ again: PEFT takes them out once more while it loads, and so answers right."""
 GRADIENT_OR_DATA = ("corda", "lora_ga", "loftq")
 """Those that do so by gradients, data or a quantization that the adapter does not hold. `pissa_niter_N` draws at random
 and belongs to them."""
-NOT_CONTINUED = ("bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "ensure_weight_tying")
+NOT_CONTINUED = (
+    "bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "ensure_weight_tying", "velora_config",
+    "monteclora_config",
+)  # fmt: skip
 """Settings that `merge` reads, and training does not continue with."""
 
 CONVERT = "save it where it was trained, with save_pretrained(…, path_initial_model_for_weight_conversion=…)"
@@ -108,9 +111,8 @@ def _unknown(config: Mapping[str, Any]) -> Problem | None:
     known = READ | TRAINING_ONLY | OTHER_ARITHMETIC.keys()
     for key in sorted(config.keys() - known):
         if not is_off(config[key]):
-            return Problem(
-                key, f"it is set to {config[key]!r:.60}, and nobody here knows what it means", _newer(config)
-            )
+            value = f"{config[key]!r:.60}"
+            return Problem(key, f"{key} is {value}, a setting that PEFT 0.21 does not have", _newer(config))
     return None
 
 
