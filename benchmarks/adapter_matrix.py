@@ -404,7 +404,8 @@ def tried(
         "merge": (partial(merged, place, saved.adapter, at), lambda: saved.logits),
         "option + plain": (partial(merged, place, Path(), at / "first", one), partial(both_active, place, first)),
         "plain + option": (partial(merged, place, Path(), at / "second", other), partial(both_active, place, second)),
-        "continue": (partial(continued, place, saved.adapter), lambda: saved.logits),
+        # Training has the vocabulary of its config.
+        "continue": (partial(continued, place, saved.adapter), lambda: saved.logits[..., :VOCABULARY]),
     }
     return {action: outcome(*todo[action]) for action in actions}
 
