@@ -381,8 +381,8 @@ def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int
         code="E6401",
         path=adapter.directory,
         help="name the base as it was trained beside, with its new rows, with --base: where it was trained, "
-        "model.save_pretrained of the resized base writes it. If these tokens never had rows, take the tokenizer's files "
-        "out of the adapter's folder",
+        "model.save_pretrained of the resized base writes it. If these tokens never had rows, take the tokenizer out "
+        "of the adapter's folder",
     )
 
 
