@@ -254,3 +254,33 @@ def test_r1_a_weight_that_is_none_is_an_error(tmp_path, weight):
     found = surefit("merge", adapter, "--with", f"{adapter}:{weight}", "--output", tmp_path / "out")
     assert found.code == 2
     assert f"{weight!r} is no weight" in found.stderr
+
+
+P = "base_model.model."
+
+
+@pytest.mark.parametrize(
+    ("names", "right"),
+    [
+        ([f"{P}q.lora_A.sft.weight", f"{P}q.lora_B.sft.weight"], f"{P}q.lora_A.weight"),
+        ([f"{P}wte.lora_embedding_A.default"], f"{P}wte.lora_embedding_A"),
+        ([f"module.{P}q.lora_A.weight"], f"{P}q.lora_A.weight"),
+        ([f"{P}{P}q.lora_A.weight"], f"{P}q.lora_A.weight"),
+        ([f"_orig_mod.{P}h.0._fsdp_wrapped_module.q.lora_A.default.weight"], f"{P}h.0.q.lora_A.weight"),
+        (["q.lora_A.weight", f"{P}q.lora_B.weight"], f"{P}q.lora_A.weight"),
+        ([f"{P}q.lora_A.a.weight", f"{P}q.lora_A.b.weight"], None),
+    ],
+)
+def test_r12_names_that_peft_would_ignore(names, right):
+    problem, expression = lora_settings.rename_problem(names)
+    assert problem
+    assert (eval(expression, {"k": names[0]}) if expression else None) == right
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["q.lora_A.weight", "q.lora_B.bias", "wte.lora_embedding_A", "q.lora_magnitude_vector", "q.base_layer.bias",
+     "q.lora_magnitude_vector.weight", "wte.token_adapter.trainable_tokens_delta", "lm_head.modules_to_save.weight"],
+)  # fmt: skip
+def test_r12_names_that_peft_writes_are_right(name):
+    assert lora_settings.rename_problem([f"{P}{name}"]) is None

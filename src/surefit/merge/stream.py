@@ -336,8 +336,6 @@ def _not_saved(adapter: AdapterFile, model: PreTrainedModel) -> list[str]:
         for name in named
         if name not in adapter.replaced and any(name.startswith(f"{module}.") for module in whole)
     ]
-    if ends and not whole:
-        problems.append(f"modules_to_save is {list(ends)}, and no module of the model is called so")
     return problems + [f"modules_to_save names {name}, and the file does not have it" for name in lost[:1]]
 
 
