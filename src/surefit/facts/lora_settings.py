@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 PREFIX = "base_model.model."
@@ -47,7 +48,10 @@ again: PEFT takes them out once more while it loads, and so answers right."""
 GRADIENT_OR_DATA = ("corda", "lora_ga", "loftq")
 """Those that do so by gradients, data or a quantization that the adapter does not hold. `pissa_niter_N` draws at random
 and belongs to them."""
-NOT_CONTINUED = ("bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "ensure_weight_tying")
+NOT_CONTINUED = (
+    "bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "ensure_weight_tying", "velora_config",
+    "monteclora_config",
+)  # fmt: skip
 """Settings that `merge` reads, and training does not continue with."""
 
 CONVERT = "save it where it was trained, with save_pretrained(…, path_initial_model_for_weight_conversion=…)"
@@ -108,9 +112,8 @@ def _unknown(config: Mapping[str, Any]) -> Problem | None:
     known = READ | TRAINING_ONLY | OTHER_ARITHMETIC.keys()
     for key in sorted(config.keys() - known):
         if not is_off(config[key]):
-            return Problem(
-                key, f"it is set to {config[key]!r:.60}, and nobody here knows what it means", _newer(config)
-            )
+            value = f"{config[key]!r:.60}"
+            return Problem(key, f"{key} is {value}, a setting that PEFT 0.21 does not have", _newer(config))
     return None
 
 
@@ -135,37 +138,43 @@ _NAMED = re.compile(
 )
 
 
-def rename_problem(names: Iterable[str]) -> tuple[str, str] | None:
+def rename_problem(names: Iterable[str]) -> tuple[str, str | None] | None:
     """Say what is wrong with an adapter's tensor names that PEFT would not find, and how they are right.
 
     PEFT reads names that `PeftModel.save_pretrained` writes, ignores all others and answers as the base.
 
     Returns:
-        (half a sentence with the first such name, a Python expression in `k` that gives the right name); None where
-        every name is one of PEFT's.
+        (half a sentence with the first such name, a Python expression in `k` that gives the right name, None where no
+        such expression does); None where every name is one of PEFT's.
 
     >>> rename_problem(["base_model.model.q_proj.lora_A.default.weight"])[1]
     "k.replace('.default', '')"
     >>> rename_problem(["base_model.model.q_proj.lora_A.weight"]) is None
     True
     """
+    listed = list(names)
+    adapters = sorted({found[1] for name in listed if (found := _NAMED.search(name))})
+    if len(adapters) > 1:
+        called = ", ".join(name.removeprefix(".") for name in adapters)
+        return f"it holds the factors of {len(adapters)} adapters, {called}", None
     steps: list[tuple[str, Callable[[str], str]]] = []
-    first, listed = None, list(names)
-    extras = [part for part in WRAPPERS if any(part in name for name in listed)]
-    extras += sorted({found[1] for name in listed if (found := _NAMED.search(name))})
-    for part in extras:
-        steps.append((f".replace({part!r}, '')", lambda name, part=part: name.replace(part, "")))  # type: ignore[misc]
+    for part in (*(part for part in WRAPPERS if any(part in name for name in listed)), *adapters):
+        steps.append((f".replace({part!r}, '')", partial(_without, part)))
     if listed and all(name.startswith("module.") for name in listed):
         steps.append((".removeprefix('module.')", lambda name: name.removeprefix("module.")))
-    expression = "k" + "".join(text for text, _ in steps)
-    fixed = []
-    for name in listed:
-        right = name
-        for _, change in steps:
-            right = change(right)
-        fixed.append(right)
-        first = first or (name if right != name else None)
-    bare = [name for name, right in zip(listed, fixed, strict=True) if not right.startswith(PREFIX)]
-    if bare and len(bare) == len(listed):
-        expression, first = f"{PREFIX!r} + {expression}", first or bare[0]
+    if listed and all(name.startswith(PREFIX * 2) for name in listed):
+        steps.append((f".removeprefix({PREFIX!r})", lambda name: name.removeprefix(PREFIX)))
+    expression, right = "k" + "".join(text for text, _ in steps), listed
+    for _, change in steps:
+        right = [change(name) for name in right]
+    if bare := [name for name in right if not name.startswith(PREFIX)]:
+        whole = len(bare) == len(right)
+        expression = f"{PREFIX!r} + {expression}" if whole else f"k if k.startswith({PREFIX!r}) else {PREFIX!r} + k"
+        if steps and not whole:
+            return f"{bare[0]} is no name that PEFT reads", None
+    first = next((old for old, new in zip(listed, right, strict=True) if old != new or new in bare), None)
     return (f"{first} is no name that PEFT reads", expression) if first else None
+
+
+def _without(part: str, name: str) -> str:
+    return name.replace(part, "")

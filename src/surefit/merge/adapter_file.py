@@ -43,8 +43,8 @@ class Update:
     """What one layer's factors do: W' = W + scaling · B A; with a magnitude, each output is then given that length.
 
     Attributes:
-        a: (r, inputs). b: (outputs, r). Of an embedding: (r, width) and (vocabulary, r). Of a stack of experts:
-            (experts, r, inputs) and (experts, outputs, r).
+        a: (r, inputs). b: (outputs, r). Of an embedding: (r, width) and (vocabulary, r), with a magnitude (r,
+            vocabulary) and (width, r). Of a stack of experts: (experts, r, inputs) and (experts, outputs, r).
         scaling: alpha / r, or alpha / √r (rsLoRA, Kalajdzievski 2023).
         magnitude: (outputs,) for DoRA (Liu et al. 2024), else None.
     """
@@ -207,6 +207,8 @@ def _require_mergeable(directory: Path, config: Mapping[str, Any]) -> None:
 def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapping[str, torch.Tensor]) -> Update:
     if "embedding_A" in parts and "embedding_B" in parts:  # (r, vocabulary), (width, r): the product is transposed
         a, b = parts["embedding_B"].T, parts["embedding_A"].T
+        if config.get("use_dora"):  # whose magnitude is of the transposed matrix: a length for every column
+            a, b = parts["embedding_A"], parts["embedding_B"]
     else:
         a, b = _pair(directory, module, parts)
     rank, scaling = rank_and_scaling(config, module)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import AdapterSection, Config, ModelSection
@@ -161,6 +161,7 @@ def _concluded(
             error.message if remove is None else f"the merge is not certified: {error.message}",
             code=error.code,
             path=certificate,
+            field=error.field,
             help=error.help or "do not use these weights; docs/merge.md explains every check",
         ) from error
     found = certifying.certificate(passed=True, reason="every check passed")
@@ -242,7 +243,8 @@ class _Certifying:
         self.about["base_recorded"] = record is not None
         streamed = FromFiles(self.base, self.directory, self.hardware.kind)
         adapter = self._read_adapter(job.adapter, streamed.model)
-        self.resized = resized_vocabulary(adapter, streamed.model)
+        tokens = len(self.tokenizer(job)) if job.tokenizer is not None else 0
+        self.resized = resized_vocabulary(adapter, streamed.model, tokens)
         if self.resized is not None:
             streamed = FromFiles(self.base, self.directory, self.hardware.kind, self.resized)
         if job.combined is not None:
@@ -278,6 +280,11 @@ class _Certifying:
                 )
             )  # fmt: skip
         return adapter, streamed
+
+    def tokenizer(self, job: MergeJob) -> PreTrainedTokenizerBase:
+        """The tokenizer that goes with the merged model."""
+        named = {} if job.tokenizer is None else {"name_or_path": job.tokenizer}
+        return load_tokenizer(self.base.model_copy(update=named))
 
     def _read_adapter(self, directory: Path, model: PreTrainedModel) -> AdapterFile:
         try:
@@ -388,9 +395,7 @@ def _merge(certifying: _Certifying, job: MergeJob) -> None:
 
 def _write_surroundings(certifying: _Certifying, job: MergeJob, merging: Merge, directory: Path) -> None:
     model: Any = merging.model
-    tokenizer = load_tokenizer(
-        job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
-    )
+    tokenizer = certifying.tokenizer(job)
     if merging.unties:
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
     save_surroundings(model, tokenizer, certifying.directory, directory)

@@ -88,7 +88,7 @@ class Merge:
         for name, stored in names_in_files(model, weights).items():
             self.parameters.setdefault(stored, []).append(name)
         self.adapter = replace(self.adapter, rows=self._rows_of_tied(), base=self._base_of_tied())
-        self.transposed = transposed(model)
+        self.transposed = transposed(model, adapter)
         self._names: dict[str, dict[str, str | None]] = {}
 
     def _rows_of_tied(self) -> dict[str, TokenRows]:
@@ -250,9 +250,15 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other) if type(one) is type(other) else False
 
 
-def transposed(model: PreTrainedModel) -> set[str]:
-    """The parameters that hold inputs × outputs."""
-    return {
+def transposed(model: PreTrainedModel, adapter: AdapterFile) -> set[str]:
+    """The parameters that hold inputs × outputs, or for which an adapter's factors are so."""
+    modules = dict(model.named_modules())
+    columns = {
+        f"{name}.weight"
+        for name, update in adapter.updates.items()
+        if update.magnitude is not None and isinstance(modules.get(name), torch.nn.Embedding)
+    }
+    return columns | {
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if isinstance(module := model.get_submodule(name.rpartition(".")[0]), Conv1D)
@@ -273,7 +279,7 @@ def misfits(
         rows: matrix of the vocabulary → the new tokens whose rows it must have.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    swapped = transposed(model)
+    swapped = transposed(model, adapter)
     problems = [f"{name} has no factors" for name in sorted((expected or set()) - adapter.updates.keys())]
     if expected is not None:
         problems += [f"{name} has factors and should have none" for name in sorted(adapter.updates.keys() - expected)]
@@ -288,9 +294,12 @@ def misfits(
         elif not bool(update.b.any()) and update.magnitude is None:
             problems.append(f"{name}: lora_B is all zero, this layer was not trained")
     problems += without_factors({name: (u.a, u.b) for name, u in adapter.updates.items() if u.a.ndim == 3})
-    for name in (*adapter.replaced, *adapter.base, *adapter.added, *adapter.rows):
+    for name in (*adapter.replaced, *adapter.base, *adapter.rows):
         if name not in parameters:
             problems.append(f"{name} belongs to no layer of the model")
+    for name in adapter.added:
+        if name not in parameters:
+            problems.append(f"{name} is trained beside the factors (lora_bias), and the layer has no bias to add it to")
     for name, tensor in (*adapter.replaced.items(), *adapter.base.items(), *adapter.added.items()):
         if name in parameters and parameters[name].shape != tensor.shape:
             has = tuple(parameters[name].shape)
@@ -327,13 +336,14 @@ def _not_saved(adapter: AdapterFile, model: PreTrainedModel) -> list[str]:
         for name in named
         if name not in adapter.replaced and any(name.startswith(f"{module}.") for module in whole)
     ]
-    if ends and not whole:
-        problems.append(f"modules_to_save is {list(ends)}, and no module of the model is called so")
     return problems + [f"modules_to_save names {name}, and the file does not have it" for name in lost[:1]]
 
 
-def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel) -> Resized | None:
+def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int = 0) -> Resized | None:
     """Return the size of an adapter's vocabulary, where it brings every row that the base's files do not have.
+
+    Args:
+        tokens: of the tokenizer that lies beside the adapter.
 
     Raises:
         GateError: it has rows for tokens that the base has not, and not all that they need.
@@ -350,14 +360,14 @@ def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel) -> Resized 
         ids = next((adapter.rows[name][0] for name in names if name in adapter.rows), [])
         brought |= {name: (adapter.replaced.get(name, loaded), ids) for name in names}
     sizes = [len(whole) for whole, _ in brought.values() if whole is not None and whole.ndim == 2]
-    wanted = max([rows, *sizes, *(max(ids) + 1 for _, ids in brought.values() if ids)])
-    if wanted == rows:
+    wanted = max([*(sizes or [rows]), *(max(ids) + 1 for _, ids in brought.values() if ids), tokens])
+    if wanted == rows or (not sizes and wanted < rows):
         return None
     lacking = next(
         (
             name
             for name, (whole, ids) in brought.items()
-            if (whole is None or len(whole) != wanted) and not {*range(rows, wanted)} <= {*ids}
+            if (whole is None or len(whole) != wanted) and not (wanted > rows and {*range(rows, wanted)} <= {*ids})
         ),
         None,
     )
@@ -369,7 +379,8 @@ def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel) -> Resized 
         code="E6401",
         path=adapter.directory,
         help="name the base as it was trained beside, with its new rows, with --base: where it was trained, "
-        "model.save_pretrained of the resized base writes it",
+        "model.save_pretrained of the resized base writes it. If these tokens never had rows, take the tokenizer out "
+        "of the adapter's folder",
     )
 
 

@@ -230,12 +230,12 @@ def require_readable_names(names: Iterable[str], directory: Path) -> None:
     if (found := rename_problem(names)) is None:
         return
     problem, expression = found
+    command = f", or rename them in place: {_convert(directory, expression, WEIGHTS)}" if expression else ""
     raise GateError(
         f"the adapter's tensors do not have the names that PEFT gives them: {problem}, so it would answer as the base",
         code="E5402",
         path=directory / WEIGHTS,
-        help=f"save it again with PeftModel.save_pretrained of the unwrapped model, or rename them in place: "
-        f"{_convert(directory, expression, WEIGHTS)}",
+        help=f"save it again with PeftModel.save_pretrained of the unwrapped model{command}",
     )
 
 

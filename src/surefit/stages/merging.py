@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -230,7 +231,9 @@ def _weighted(text: str) -> tuple[Path, float]:
     try:
         found = (Path(path), float(weight))
     except ValueError:
-        raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5") from None
+        found = (Path(path), math.nan)
+    if not math.isfinite(found[1]) or not found[1]:
+        raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5")
     if not is_adapter(found[0]):
         raise ConfigError(
             f"there is no {ADAPTER_CONFIG} there", code="E8028", path=path, field="--with", help="name an adapter"
