@@ -232,7 +232,11 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the cases and run none")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     asked = parser.parse_args()
-    chosen = [case for case in (FAMILY_CASES if asked.families else CASES) if any(part in case.name for part in asked.case.split(","))]
+    chosen = [
+        case
+        for case in (FAMILY_CASES if asked.families else CASES)
+        if any(part in case.name for part in asked.case.split(","))
+    ]
     if asked.list:
         print("\n".join(case.name for case in chosen))
         return 0

@@ -287,7 +287,9 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in planned["disk"])
     free = planned["disk_free_bytes"]
     have = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(planned["disk_source"])
-    said = f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
+    said = (
+        f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
+    )
     out.paragraph(f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {said}", indent=2)
 
 

@@ -32,7 +32,9 @@ def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumpt
     config = resolved.config
     if resolved.provenance["speed.kernels"].kind == "auto" and not kernels_obstacle(config, hardware):
         yield Assumption(
-            "liger-kernel", False, "no fused kernels, which need less memory and time: speed.kernels: true plans with them"
+            "liger-kernel",
+            False,
+            "no fused kernels, which need less memory and time: speed.kernels: true plans with them",
         )
     elif config.speed.kernels is True:
         yield from (Assumption(package, True, "speed.kernels: true") for package in KERNEL_PACKAGES)

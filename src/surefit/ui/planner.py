@@ -220,7 +220,9 @@ def said(document: dict[str, Any], config: Config, price: float | None) -> dict[
         "cost_text": f"{least}{price * hours:,.2f}" if price is not None and hours is not None else "–",
         "disk_text": bytes_text(document["disk_total_bytes"]) if document["disk_total_bytes"] else "not known",
         "disk": [term | {"text": bytes_text(term["bytes"])} for term in document["disk"]],
-        "free_text": bytes_text(document["disk_free_bytes"]) if document["disk_free_bytes"] is not None else "not known",
+        "free_text": bytes_text(document["disk_free_bytes"])
+        if document["disk_free_bytes"] is not None
+        else "not known",
         "decided": document.get("decided"),
         "ranks": document["ranks"]["which"] if document["ranks"] else None,
         "does_not_fit": document["does_not_fit"],
