@@ -150,9 +150,8 @@ def make(conversion: Conversion, directory: Path) -> None:
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     generation = directory / "generation_config.json"
     kept = generation.read_bytes() if generation.exists() else None
-    with disk_errors():
-        with without_deepspeed():
-            model.save_pretrained(directory)
+    with disk_errors(), without_deepspeed():
+        model.save_pretrained(directory)
     if kept is not None:  # transformers refuses to write settings that it finds inconsistent, so they are copied
         generation.write_bytes(kept)
 
