@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from surefit.config.modes import MODES
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import KERNEL_PACKAGES, Resolved, kernels_obstacle
 from surefit.facts.hardware import HardwareFacts
@@ -43,7 +44,8 @@ def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumpt
         yield Assumption("bitsandbytes", True, "model.quantization: nf4")
     elif optimizer.eight_bit or optimizer.paged:
         yield Assumption("bitsandbytes", True, f"train.optimizer: {config.train.optimizer}")
-    if config.parallel.mode in ("zero2", "zero3"):
-        yield Assumption("deepspeed", True, f"parallel.mode: {config.parallel.mode}")
+    mode = config.parallel.mode
+    if mode != "auto" and MODES[mode].zero_stage:
+        yield Assumption("deepspeed", True, f"parallel.mode: {mode}")
     if config.speed.attention in ("flash_attention_2", "flash_attention_3"):
         yield Assumption("flash-attn", True, f"speed.attention: {config.speed.attention}")
