@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from surefit.config.modes import MODES
 from surefit.config.optimizers import OPTIMIZERS
@@ -49,3 +50,9 @@ def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumpt
         yield Assumption("deepspeed", True, f"parallel.mode: {mode}")
     if config.speed.attention in ("flash_attention_2", "flash_attention_3"):
         yield Assumption("flash-attn", True, f"speed.attention: {config.speed.attention}")
+
+
+def assumption_text(assumed: Mapping[str, Any]) -> str:
+    """Return an entry of plan.json's `assumptions` in words."""
+    state = "installed" if assumed["installed"] else "not installed"
+    return f"{assumed['package']} is {state} there ({assumed['why']})"
