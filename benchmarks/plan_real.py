@@ -1,4 +1,4 @@
-"""Planned against actual RAM on a CPU: `surefit train` on a real model, 16 configurations, and on 12 families.
+"""Planned against actual RAM on a CPU: `surefit train` on a real model, and on families of random ones.
 
     python benchmarks/plan_real.py [--model PATH] [--families] [--case PARTS] [--out FOLDER] [--replan] [--list] [--json]
 
@@ -8,9 +8,9 @@ some 20, 120 and 500 million parameters, with LoRA, LoRA over NF4, and all weigh
 Each case is `surefit train` in a process of its own: plan, dry pass, two steps, held-out loss, checkpoint, result. What
 the process took at its fullest (`VmHWM`, as Linux counts it) stands beside the figure and the interval of the
 plan.json it wrote before. Rows are of made-up words, the longest of them exactly `data.max_length` tokens. A case takes
-half a minute to three on one core, and up to 9 GB; one of 500 million parameters more. Results are kept line by line in FOLDER/plan_real.jsonl, so a second
-call goes on where the first stopped; `--replan` plans those runs anew, for who changes the plan. The exit code is 1
-where a goal is missed.
+half a minute to three on one core, and up to 9 GB; one of 500 million parameters more. Results are kept line by line in
+FOLDER/plan_real.jsonl, so a second call goes on where the first stopped; `--replan` plans those runs anew, for who
+changes the plan. The exit code is 1 where a goal is missed: for families, that each is within its interval.
 """
 
 from __future__ import annotations
@@ -185,8 +185,9 @@ def width(result: dict[str, Any]) -> float:
     return float(max(result["high"] / result["planned"] - 1, 1 - result["low"] / result["planned"]))
 
 
-def report(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Print the table, and say what became of the goals."""
+def report(results: Sequence[dict[str, Any]], families: bool = False) -> dict[str, Any]:
+    """Print the table, and say what became of the goals; of small `families` the process itself is half of the run, so
+    for them the interval is the goal."""
     print("| case | tokens | planned, GB | interval, GB | actual, GB | plan is off by | seconds |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for result in results:
@@ -210,13 +211,13 @@ def report(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "below_the_lower_end": [result["name"] for result in done if result["actual"] < result["low"]],
         "widest_interval": max(width(result) for result in done),
     }
-    summary["reached"] = (
-        summary["median_error"] <= MEDIAN and not summary["above_the_upper_end"]
-        and summary["widest_interval"] <= WIDEST and not summary["failed"]
-    )  # fmt: skip
+    within = not (summary["above_the_upper_end"] or summary["failed"])
+    narrow = summary["median_error"] <= MEDIAN and summary["widest_interval"] <= WIDEST
+    summary["reached"] = within and (not summary["below_the_lower_end"] if families else narrow)
     print(
         f"\n{summary['cases']} cases: median error {summary['median_error']:.1%} (goal {MEDIAN:.0%}), the worst "
         f"{summary['worst_error']:+.1%}; above the upper end: {', '.join(summary['above_the_upper_end']) or 'none'}; "
+        f"below the lower end: {', '.join(summary['below_the_lower_end']) or 'none'}; "
         f"the widest interval ± {summary['widest_interval']:.1%} (goal {WIDEST:.0%})"
     )
     return summary
@@ -232,7 +233,11 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the cases and run none")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     asked = parser.parse_args()
-    chosen = [case for case in (FAMILY_CASES if asked.families else CASES) if any(part in case.name for part in asked.case.split(","))]
+    chosen = [
+        case
+        for case in (FAMILY_CASES if asked.families else CASES)
+        if any(part in case.name for part in asked.case.split(","))
+    ]
     if asked.list:
         print("\n".join(case.name for case in chosen))
         return 0
@@ -251,7 +256,7 @@ def main() -> int:
         elif asked.replan:
             done[case.name] = replanned(done[case.name], case, model, asked.out)
         print(f"{number}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
-    summary = report([done[case.name] for case in chosen])
+    summary = report([done[case.name] for case in chosen], asked.families)
     if asked.json:
         print(json.dumps(summary))
     return 0 if summary["reached"] else 1

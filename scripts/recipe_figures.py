@@ -1,6 +1,6 @@
 """Writes the figures of plans into the pages that quote them: docs/**/*.md, between markers that say what is planned.
 
-python scripts/recipe_figures.py          (or `make figures`; a minute a config. A test compares the pages with the code)
+python scripts/recipe_figures.py          (or `make figures`; a minute a config. A test compares the pages)
 
 A marker names a config, its overrides, `rows=N` where the page speaks of so many rows, and the figure:
 

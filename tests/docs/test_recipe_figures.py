@@ -32,7 +32,9 @@ def test_what_arithmetic_says_is_current(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "config", "given", "figure", "text"), MARKED, ids=[f"TA8-{page}-{figure}" for page, _, _, figure, _ in MARKED]
+    ("page", "config", "given", "figure", "text"),
+    MARKED,
+    ids=[f"TA8-{page}-{figure}" for page, _, _, figure, _ in MARKED],
 )
 def test_a_quoted_figure_is_current(page: str, config: str, given: tuple[str, ...], figure: str, text: str) -> None:
     assert SCRIPT["figure"](config, given, figure) == text, f"{page}: run `make figures`"

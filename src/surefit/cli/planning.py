@@ -12,6 +12,7 @@ from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.svg import picture_file
 from surefit.core.units import bytes_text, count_text, duration_text, plural
+from surefit.plan.assumptions import assumption_text
 from surefit.stages.planning import planned_run
 from surefit.stages.prepare import Prepared, prepare
 
@@ -99,11 +100,9 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
 
 def _say_assumptions(out: Output, assumed: Sequence[dict[str, Any]], device: str) -> None:
     """What is taken for granted of a machine that is not this one."""
-    for each in assumed:
-        state = "installed" if each["installed"] else "not installed"
-        out.paragraph(
-            f"Assumed: {each['package']} is {state} on the machine with the {device} ({each['why']})", "bold", indent=2
-        )
+    if assumed:
+        said = "; ".join(assumption_text(each) for each in assumed)
+        out.paragraph(f"Assumed of the machine with the {device}: {said}", "bold", indent=2)
 
 
 def _say_ranks(out: Output, ranks: dict[str, Any] | None, kind: str) -> None:
@@ -287,7 +286,9 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in planned["disk"])
     free = planned["disk_free_bytes"]
     have = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(planned["disk_source"])
-    said = f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
+    said = (
+        f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
+    )
     out.paragraph(f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {said}", indent=2)
 
 

@@ -318,7 +318,10 @@ def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
     if why := kernels_obstacle(config, hardware):
         return False, why
     if hardware.source == "catalogue":
-        return False, f"whether liger-kernel is installed beside the {hardware.name} is not known; without it more is needed"
+        return (
+            False,
+            f"whether liger-kernel is installed beside the {hardware.name} is not known; without it more is needed",
+        )
     if missing := missing_for_kernels():
         return False, f"{missing} is not installed: the extra `kernels` brings it"
     return True, "norms, rope and gated MLPs in fewer passes over the activations"

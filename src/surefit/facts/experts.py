@@ -76,8 +76,8 @@ def stacks(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:
 
 
 def lone_numbers(tensors: Mapping[str, Sequence[int]]) -> int:
-    """Return how many numbers of a checkpoint are experts' matrices that lie one by one, and become stacks when they are
-    read: copies, beside which the pages of the file stay.
+    """Return how many numbers of a checkpoint are experts' matrices that lie one by one, and become stacks when read:
+    copies, beside which the pages of the file stay.
 
     >>> lone_numbers({"experts.0.up_proj.weight": (6, 4), "experts.down_proj": (2, 4, 6), "lm_head.weight": (9, 4)})
     24

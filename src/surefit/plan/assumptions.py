@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from surefit.config.modes import MODES
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import KERNEL_PACKAGES, Resolved, kernels_obstacle
 from surefit.facts.hardware import HardwareFacts
@@ -32,7 +34,9 @@ def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumpt
     config = resolved.config
     if resolved.provenance["speed.kernels"].kind == "auto" and not kernels_obstacle(config, hardware):
         yield Assumption(
-            "liger-kernel", False, "no fused kernels, which need less memory and time: speed.kernels: true plans with them"
+            "liger-kernel",
+            False,
+            "no fused kernels, which need less memory and time: speed.kernels: true plans with them",
         )
     elif config.speed.kernels is True:
         yield from (Assumption(package, True, "speed.kernels: true") for package in KERNEL_PACKAGES)
@@ -41,7 +45,14 @@ def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumpt
         yield Assumption("bitsandbytes", True, "model.quantization: nf4")
     elif optimizer.eight_bit or optimizer.paged:
         yield Assumption("bitsandbytes", True, f"train.optimizer: {config.train.optimizer}")
-    if config.parallel.mode in ("zero2", "zero3"):
-        yield Assumption("deepspeed", True, f"parallel.mode: {config.parallel.mode}")
+    mode = config.parallel.mode
+    if mode != "auto" and MODES[mode].zero_stage:
+        yield Assumption("deepspeed", True, f"parallel.mode: {mode}")
     if config.speed.attention in ("flash_attention_2", "flash_attention_3"):
         yield Assumption("flash-attn", True, f"speed.attention: {config.speed.attention}")
+
+
+def assumption_text(assumed: Mapping[str, Any]) -> str:
+    """Return an entry of plan.json's `assumptions` in words."""
+    state = "installed" if assumed["installed"] else "not installed"
+    return f"{assumed['package']} is {state} there ({assumed['why']})"

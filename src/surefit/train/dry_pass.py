@@ -127,8 +127,8 @@ GPU_MARGIN = 0.03
 
 
 def planned_range(estimate: Mapping[str, Any], on_gpu: bool) -> tuple[int | None, int | None]:
-    """Return what the plan says of the first step at least and at most, which is what a dry pass runs: tensors on a GPU,
-    on a CPU the process; (None, None) where it says nothing. Later steps hold the optimizer's state beside it."""
+    """Return what the plan says of the first step at least and at most, which is what a dry pass runs: tensors on a
+    GPU, on a CPU the process; (None, None) where it says nothing. Later steps hold the optimizer's state beside it."""
     if on_gpu:
         steps = [phase["allocated_bytes"] for phase in estimate.get("phases", ()) if phase["name"] == "first step"]
         return (steps[0], steps[0]) if steps else (None, None)
