@@ -170,7 +170,7 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
     from surefit.evaluate.generation_settings import ways
     from surefit.evaluate.inference import LocalModel
     from surefit.evaluate.rows import judge, pick, predictions
-    from surefit.evaluate.summary import estimates
+    from surefit.evaluate.estimates import estimates
     from surefit.merge.quantised import reload
     from surefit.model.tokenizer import load_tokenizer
 
