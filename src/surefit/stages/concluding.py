@@ -110,7 +110,7 @@ def score_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
             if tuned and (pair["a"], pair["b"]) == (base_of(tuned), tuned):
                 key = f"{name}/{tuned}_minus_{pair['a']}/{pair['metric']}"
                 found |= _with_interval(key, pair["difference"], pair["ci95"])
-    if summary["gate"] and summary["gate"]["outcome"] != "cannot tell":
+    if summary["gate"] and summary["gate"].get("outcome") != "cannot tell":
         found["gate/passed"] = float(summary["gate"]["passed"])
     return found
 
