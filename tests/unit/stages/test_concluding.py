@@ -223,4 +223,4 @@ def test_a_missing_package_is_said_and_prometheus_is_not_asked(run: RunDir, monk
     section = TelemetrySection(mlflow_uri="http://127.0.0.1:1", prometheus_port=0)
     faults = send(Conclusion({}, [], []), section, run)
     assert list(faults) == ["MLflow"]
-    assert "pip install 'surefit[mlflow]'" in faults["MLflow"]
+    assert "'.[mlflow]'" in faults["MLflow"]

@@ -157,8 +157,8 @@ def gate_on_a_handful(config: Config) -> Iterator[Finding]:
     """The gate decides on a handful of rows.
 
     ## What it does
-    With a gate, looks for an `evaluate.max_examples` below 10; with `not_worse_than`, below the rows that could rule out
-    a loss of `margin` if both models scored the same on every row. (A share that holds out too few: DAT006.)
+    With a gate, looks for an `evaluate.max_examples` below 10; with `not_worse_than`, below the rows that could rule
+    out a loss of `margin` if both models scored the same on every row. (A share that holds out too few: DAT006.)
 
     ## Why it is bad
     One row is more than ten points, and the 95 % interval covers nearly everything: unless the tuned model is far
@@ -183,7 +183,7 @@ def gate_on_a_handful(config: Config) -> Iterator[Finding]:
         beside = f"; with fewer than {ties}, not even ties on every row rule out a loss of {100 * gate.margin:g} points"
         yield Finding(
             field="evaluate.max_examples",
-            message=f"the gate decides on {rows} rows, where one row is {100 / rows:.0f} points{beside if ties else ''}",
+            message=f"the gate decides on {rows} rows, where one row is {100 / rows:.2g} points{beside if ties else ''}",
             help="remove max_examples, or score some hundred rows",
         )
 
