@@ -183,7 +183,8 @@ def gate_on_a_handful(config: Config) -> Iterator[Finding]:
         beside = f"; with fewer than {ties}, not even ties on every row rule out a loss of {100 * gate.margin:g} points"
         yield Finding(
             field="evaluate.max_examples",
-            message=f"the gate decides on {rows} rows, where one row is {100 / rows:.2g} points{beside if ties else ''}",
+            message=f"the gate decides on {rows} rows, where one row is {100 / rows:.2g} points"
+            + (beside if ties else ""),
             help="remove max_examples, or score some hundred rows",
         )
 
