@@ -39,7 +39,7 @@ def _unusable(stage: str, error: BaseException) -> bool:
     return stage != "train" and isinstance(error, ConfigError | DataError) and error.exit_code == EXIT_USAGE
 
 
-def latest(events: Sequence[Mapping[str, Any]], stage: str | None = None) -> Mapping[str, Any] | None:
+def latest(events: Sequence[Mapping[str, Any]], stage: str | None = None) -> dict[str, Any] | None:
     """The last event that says something of the run, or of one stage: without calls that were invalid, and their start.
 
     >>> events = [{"stage": stage, "event": event} for stage, event in (
@@ -49,13 +49,13 @@ def latest(events: Sequence[Mapping[str, Any]], stage: str | None = None) -> Map
     """
     invalid: set[str] = set()
     for event in reversed(events):
-        name = event["stage"]
+        name: str = event["stage"]
         if event["event"] == "invalid":
             invalid.add(name)
-        elif event["event"] == "started" and name in invalid:
-            invalid.remove(name)
+        elif name in invalid:
+            invalid -= {name} if event["event"] == "started" else set()
         elif stage in (None, name):
-            return event
+            return dict(event)
     return None
 
 
