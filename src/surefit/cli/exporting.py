@@ -168,10 +168,10 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
     """The task's metrics of a conversion on the held-out rows, and their differences to the merged model's."""
     from surefit.data.formats import read_splits
     from surefit.data.shorten import prompt_cutter
+    from surefit.evaluate.estimates import estimates
     from surefit.evaluate.generation_settings import ways
     from surefit.evaluate.inference import LocalModel
     from surefit.evaluate.rows import judge, pick, predictions
-    from surefit.evaluate.summary import estimates
     from surefit.merge.quantised import reload
     from surefit.model.tokenizer import load_tokenizer
 

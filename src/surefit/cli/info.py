@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefit.config.starter import OWN_ROWS
 from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_OK, ConfigError
 from surefit.core.output import output_file
 from surefit.core.rundir import write_atomic
@@ -43,7 +44,8 @@ def hand_over(out: Output, config: str, output: Path | None, inputs: Mapping[str
         out.say(config.rstrip("\n"))
     else:
         write_atomic(output_file(output, inputs), config)
-        out.say(f"Wrote {output}. Next: surefit check {quoted(output)}")
+        first = f"name your rows in data.train, now {OWN_ROWS}; then " if f"train: {OWN_ROWS}\n" in config else ""
+        out.say(f"Wrote {output}. Next: {first}surefit check {quoted(output)}")
 
 
 def doctor(out: Output, script: bool = False, script_file: Path | None = None) -> int:

@@ -402,8 +402,14 @@ def _type_text(option: Any, metadata: list[Any]) -> str:
     if isinstance(option, type) and issubclass(option, BaseModel):
         return f"a section with {', '.join(option.model_fields)}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    origin = typing.get_origin(option) or option
-    name = names.get(origin, "a list of texts" if origin is list else "a mapping of texts")
+    origin, inner = typing.get_origin(option) or option, typing.get_args(option)
+    if origin is dict:
+        values = " or ".join(dict.fromkeys(_type_text(each, []) for each in _options(inner[1])))
+        return f"a mapping of names to {values}" if len(inner) == 2 else "a mapping"
+    if origin is list:
+        each = _type_text(inner[0], []) if inner else "text"
+        return "a list of texts" if each == "text" else f"a list, each {each}"
+    name = names.get(origin, "text")
     bounds = _bounds_text(metadata) if origin in (int, float) else ""
     return f"{name} ({bounds})" if bounds else name
 
@@ -415,7 +421,7 @@ def _bounds_text(metadata: list[Any]) -> str:
 
 
 def _plain(bound: float) -> str:
-    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
+    return f"{int(bound):,}" if bound == int(bound) and abs(bound) < 1e15 else f"{bound:g}"
 
 
 def _shape(value: Any) -> str:

@@ -323,17 +323,19 @@ class CheckpointSection(Section):
 
 
 class GateSection(Section):
-    """The condition under which `evaluate` exits with 0."""
+    """The condition under which `evaluate` exits with 0: with 1 where it fails, with 5 where the rows cannot tell."""
 
     metric: str | None = None
     """The metric to look at; the recipe's primary metric if not set."""
     min: Annotated[float, Field(ge=0, le=1)] | None = None
     """The tuned model must score at least this."""
     not_worse_than: PathText | None = None
-    """base, a baseline of the recipe, or another run's directory: fail when the tuned model is worse by more than
-    chance (paired interval below zero). With several tasks, each one is tested, unless `metric` is set."""
+    """base, a baseline of the recipe, or another run's directory: pass when the tuned model is surely not worse by more
+    than `margin`, fail when it is surely worse. With several tasks, each one is tested, unless `metric` is set."""
+    margin: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """The largest loss that is accepted, 0.05 being 5 points; a smaller one takes more rows to rule out."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
-    """The confidence level of the interval of `not_worse_than`."""
+    """The confidence level of the intervals that `min` and `not_worse_than` look at."""
 
 
 class EvaluateSection(Section):

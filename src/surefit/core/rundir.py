@@ -125,7 +125,7 @@ class RunDir:
             probe.unlink()
 
     def note(self, stage: str, event: str, **details: Any) -> None:
-        """Append one line to events.jsonl: `event` is started, finished, failed, resumed or interrupted."""
+        """Append one line to events.jsonl: `event` is started, finished, failed, resumed, interrupted or invalid."""
         append_jsonl(self.events, {"time": time.time(), "stage": stage, "event": event, **details})
 
     @contextlib.contextmanager

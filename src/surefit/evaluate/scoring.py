@@ -15,7 +15,7 @@ from surefit.core.units import plural, shortened
 from surefit.data.formats import Examples, to_examples, to_prompts
 from surefit.data.load import Rows, load_rows
 from surefit.evaluate.answers import BASELINE
-from surefit.evaluate.summary import estimates
+from surefit.evaluate.estimates import estimates
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Prediction, Scores, TaskRecipe
 

@@ -197,7 +197,7 @@ def render_evaluate(job: BatchJob) -> str:
     """
     _require_time(job)
     head = _head(job, f"{job.world}; each answers a part of the rows.", {"job-name": f"{job.run.name}-evaluate"})
-    about = "Score: base, adapter and merged model. A gate that is not passed ends the job with exit code 1."
+    about = "Score: base, adapter and merged model. Exit code 1: the gate fails; 5: the rows are too few to tell."
     return _joined(job, [head, _environment(job), _meeting_point(job), _evaluate(job, [], about)])
 
 

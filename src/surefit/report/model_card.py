@@ -222,7 +222,10 @@ def limitations(found: Artefacts, about: About, sets: list[SetScores], own: Mapp
     elif HELD_OUT not in {each.name for each in sets}:
         lines.append("It has not been scored on held-out rows of its own task.")
     if found.summary and found.summary.gate and not found.summary.gate.passed:
-        lines.append(f"It did not pass the gate that its makers set: {found.summary.gate.reason}.")
+        what = "The gate that its makers set cannot tell" if found.summary.gate.undecided else (
+            "It did not pass the gate that its makers set"
+        )  # fmt: skip
+        lines.append(f"{what}: {found.summary.gate.reason}.")
     if own is not None:
         share = own["measured"]["top1_agreement"]
         scored = "" if about.score else " Its task metric was not measured after the conversion."

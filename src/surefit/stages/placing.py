@@ -56,7 +56,8 @@ def require_shards_apart(config: Config, names: Mapping[str, bool], plan: str) -
     """
     assert config.data.prepared is not None
     directory, inputs = Path(config.data.prepared), input_files(config)
-    planned = (directory / plan).is_file()
+    # A plan may be deleted, and complete shards are kept.
+    planned = (directory / plan).is_file() or any(directory.glob("shard-*/"))
     for name, is_directory in names.items():
         output_file(
             directory / name,

@@ -10,6 +10,7 @@ from surefit.config.inputs import overwritten_inputs
 from surefit.config.resolve import KERNEL_PACKAGES
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, MachineError, ModelError, did_you_mean
+from surefit.core.packaging import install_extra
 from surefit.core.rundir import RunDir
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
@@ -266,10 +267,12 @@ def fused_kernels_not_there(
     Training stops once the model is loaded.
 
     ## Example
-    `speed.kernels: true` after `pip install surefit`, beside the Liger that another tool has brought, or on a T4.
+    `speed.kernels: true` after `pip install .` in the clone, beside the Liger that another tool has brought, or on a
+    T4.
 
     ## Fix
-    `pip install "surefit[kernels]"`, or leave it at auto, which trains without them where they cannot run.
+    `pip install -c constraints.txt '.[kernels]'` in the clone, or leave it at auto, which trains without them where
+    they cannot run.
 
     ## Evidence
     `auto` asks for the same releases; `surefit doctor` names those that are here.
@@ -295,5 +298,5 @@ def fused_kernels_not_there(
         yield Finding(
             field="speed.kernels",
             message=f"fused kernels need {package}{wanted}, and {found} installed",
-            help='pip install "surefit[kernels]"; or leave it at auto',
+            help=f"{install_extra('kernels')}; or leave it at auto",
         )

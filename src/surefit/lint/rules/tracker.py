@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.trackers import TRACKERS
+from surefit.core.packaging import install_extra
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
@@ -112,9 +113,8 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
     for name in setup.trackers or ():
         packages = TRACKERS[name].packages if name in TRACKERS else ()
         if packages and not set(packages) & stack.versions.keys():
-            wanted = f"surefit[{name}]" if setup.tool == "surefit" else packages[0]
             yield Finding(
                 field="trackers",
                 message=f"{setup.name('trackers')} names {name}, and {packages[0]} is not installed",
-                help=f"pip install '{wanted}'",
+                help=install_extra(name) if setup.tool == "surefit" else f"pip install {packages[0]}",
             )
