@@ -90,9 +90,10 @@ def _dry_run(out: Output, source: Source, conversion: Conversion | None, output:
     if conversion is not None:
         require_convertible(conversion)
     parts = adapter_parts(source) if options.format == ADAPTER else parts_of(source.directory)
-    files = {file.name: file.stat().st_size for file in parts}
+    folder = source.run.adapter if options.format == ADAPTER else source.directory
+    files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in parts}
     rows = [[name, bytes_text(size)] for name, size in files.items()]
-    out.table(f"From {parts[0].parent}, certified", ["file", "size"], rows)
+    out.table(f"From {folder}, certified", ["file", "size"], rows)
     how = "copied as they are" if conversion is None else f"the weights converted by {conversion.how}"
     out.say(f"Would be {how}, with model card, certificate and list of files → {output}; nothing was written")
     out.result({"dry_run": True, "format": options.format, "output": str(output), "files": files})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +156,8 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
             "name either DATA or --prompt", code="E1033", help="surefit predict TARGET rows.jsonl -o answers.jsonl"
         )
     if data is None:
-        asked = Examples([Example(messages=({"role": "user", "content": prompt},))], ["--prompt"], [])
+        question = Example(messages=({"role": "user", "content": prompt},))
+        asked = _continued(run, Examples([question], ["--prompt"], []))
         return _ToAnswer(lambda size: [asked], 1, 0, "--prompt", None)
     rows, placed = _placed(data)
     bad_rows = run.resolved.config.data.bad_rows
@@ -165,7 +166,7 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
         every = iter(placed())
         while portion := list(islice(every, size)):
             try:
-                yield to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows)
+                yield _continued(run, to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows))
             except DataError as error:
                 if bad_rows == "error":
                     raise
@@ -181,6 +182,21 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
         to_prompts(load_rows(data), run.recipe, bad_rows)
     sha256 = rows.sha256 if rows is not None else file_sha256(Path(data).expanduser())
     return _ToAnswer(read, count, sum(skipped for _, skipped in counts), data, sha256)
+
+
+def _continued(run: Prepared, asked: Examples) -> Examples:
+    """Turn each single question into text to continue where the model has no chat template: it was trained on plain
+    text. Longer conversations stay, and are an error when they are rendered."""
+    if run.model.has_chat_template is not False:
+        return asked
+
+    def as_text(example: Example) -> Example:
+        turns = example.prompt
+        if len(turns) != 1 or turns[0]["role"] != "user" or example.tools:
+            return example
+        return replace(example, messages=(), text=turns[0]["content"])
+
+    return replace(asked, examples=[as_text(example) for example in asked])
 
 
 def _placed(data: str) -> tuple[Rows | None, Callable[[], Iterable[Placed]]]:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 HELD_OUT = "heldout.jsonl"
 """The held-out rows of prepared data (data/shards.py)."""
+PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
+"""Where rows that are only to be answered have what they ask."""
 SHOWN = 5
 """Problems that one error lists; the rest are counted."""
 
@@ -292,7 +294,11 @@ def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:
     if recipe.parts:
         part = part_of([name for name, value in row.items() if value is not None], recipe.parts, complete=False)
         return replace(_prompt_example(row, part), part=part.name)
-    return recipe.to_example(row if recipe.columns else _prompt_row(row))
+    if recipe.columns:
+        return recipe.to_example(row)
+    if row.get("input_ids") is not None and not any(row.get(name) is not None for name in PROMPT_COLUMNS):
+        return tokens_row(row)
+    return recipe.to_example(_prompt_row(row))
 
 
 def _prompt_row(row: Row) -> dict[str, Any]:
@@ -305,7 +311,9 @@ def _prompt_row(row: Row) -> dict[str, Any]:
         return {"messages": _turns(row["prompt"], "prompt", "user"), "tools": tools}
     if row.get("instruction") is not None:
         return {"messages": _alpaca_prompt(row), "tools": tools}
-    help_text = "a row has messages, conversations, prompt or instruction"
+    if row.get("text") is not None:
+        return _text_row(row)
+    help_text = "a row has messages, conversations, prompt or instruction, or text to continue"
     raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
 
 

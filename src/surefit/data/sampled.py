@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +19,9 @@ from surefit.data.turns import cut, renderings
 from surefit.facts import chat_template
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.gguf import read_gguf
+from surefit.facts.named_templates import template_for
 from surefit.facts.template import TemplateRefused, render
-from surefit.facts.thinking import Reads, as_read, has_field, how_read, thoughts_of
+from surefit.facts.thinking import as_read, has_field, how_read, thoughts_of
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example, Message
 
@@ -74,20 +75,20 @@ def learnt(example: Example) -> list[Message]:
     return [turn for turn in example.messages if trained_on(turn)]
 
 
-def token_examples(examples: Sequence[Example], template: str) -> float:
+def token_examples(examples: Sequence[Example], templates: str | Mapping[str, str]) -> float:
     """Token examples that an example makes on average: more than 1 where the chat template rewrites earlier turns.
 
     Args:
-        template: with the switches of the run.
+        templates: one, or several by name, with the switches of the run.
     """
-    reads = how_read(template)
     several = [example for example in examples if len(learnt(example)) > 1]
     asked = [several[n] for n in evenly(len(several), DIVIDED)]
-    made = [_made(example, template, reads) for example in asked]
+    made = [_made(example, template_for(templates, example.tools) or "") for example in asked]
     return 1 + len(several) / max(1, len(examples)) * (sum(made) / max(1, len(made)) - 1) if made else 1.0
 
 
-def _made(example: Example, template: str, reads: Reads) -> int:
+def _made(example: Example, template: str) -> int:
+    reads = how_read(template)
     turns = [as_read(turn, reads) for turn in example.messages]
     special = chat_template.SPECIAL
     try:

@@ -83,7 +83,7 @@ def rendered(example: Example, tokenizer: TokenizerFacts, template: str | None =
         template: in place of the tokenizer's.
         asks: add the prompt for an answer.
     """
-    template = template or tokenizer.chat_template
+    template = template or tokenizer.template_for(example.tools)
     if not template or not example.messages:
         return text_of(example, tokenizer)
     special = {f"{role}_token": getattr(tokenizer, f"{role}_token") or "" for role in ("bos", "eos", "pad")}

@@ -26,6 +26,7 @@ from surefit.facts.activations import FLOAT32
 from surefit.facts.budget import EIGHT_BIT_BLOCK, MIN_8BIT, Term, Trained, trained
 from surefit.facts.hardware import HardwareFacts, nearest_existing
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.named_templates import template_files
 from surefit.facts.tensors import Shape, factors, parameters
 
 CHECKPOINT_FILES = 1515
@@ -173,7 +174,9 @@ def copies_at_once(resolved: Resolved) -> int:
 
 
 def _tokenizer_term(model: ModelFacts, copies: int) -> Term:
-    sizes = [_size(model.path / name) for name in TOKENIZER_FILES] if model.path is not None else [0]
+    files = {model.path / name for name in TOKENIZER_FILES} if model.path is not None else set()
+    files |= set(template_files(model.path).values()) if model.path is not None else set()
+    sizes = [_size(path) for path in files]
     if any(sizes):
         return Term("tokenizer", copies * sum(sizes), "the base model's, beside each result")
     about = copies * TOKENIZER_ENTRY * model.vocab_size

@@ -319,10 +319,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def template_of(tokenizer_config: Mapping[str, Any]) -> str | None:
-    """`chat_template` in a tokenizer_config.json: a text, or a list of named texts of which `default` is used."""
+def templates_of(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of `chat_template` in a tokenizer_config.json by name; a text alone is `default`."""
     entry = tokenizer_config.get("chat_template")
     if isinstance(entry, list):
-        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
-        entry = named.get("default")
-    return entry if isinstance(entry, str) else None
+        entry = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
+    named = entry if isinstance(entry, Mapping) else {"default": entry}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+
+
+def template_of(tokenizer_config: Mapping[str, Any]) -> str | None:
+    """Return the default template of a tokenizer_config.json."""
+    return templates_of(tokenizer_config).get("default")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,10 @@ HUB, ADAPTER = "hub", "adapter"
 MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"
 WEIGHTS = ("*.safetensors", "model.safetensors.index.json", "*.gguf")
 AROUND = (
-    "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.json",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "*.model", "*.tiktoken", "tokenization_*.py", *PROCESSOR,
+    "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json",
+    "additional_chat_templates/*.jinja", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tokenization_*.py",
+    *PROCESSOR,
 )  # fmt: skip
 """What belongs to a model beside its weights and its own code; nothing else of a directory is ever exported."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -104,9 +105,16 @@ def export_hub(source: Source, output: Path, card: CardOf) -> dict[str, Any]:
     require_place(source, output)
     certificate = public(source.certificate)
     with directory_atomic(output) as temporary:
-        for file in parts_of(source.directory):
-            shutil.copy2(file, temporary / file.name)
+        _copy(source.directory, parts_of(source.directory), temporary)
         return _finish(temporary, HUB, source, certificate, card)
+
+
+def _copy(directory: Path, files: Iterable[Path], into: Path) -> None:
+    """Copy files of a directory, those in its subdirectories into such of the same name."""
+    for file in files:
+        target = into / file.relative_to(directory)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy2(file, target)
 
 
 def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dict[str, Any]:
@@ -122,8 +130,7 @@ def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dic
     parts = adapter_parts(source)
     _require_certified_adapter(source)
     with directory_atomic(output) as temporary:
-        for file in parts:
-            shutil.copy2(file, temporary / file.name)
+        _copy(source.run.adapter, parts, temporary)
         settings = read_json(temporary / ADAPTER_FILES[0])
         write_json(temporary / ADAPTER_FILES[0], settings | {"base_model_name_or_path": base})
         renamed = names_in_whole(source.directory)
@@ -208,9 +215,7 @@ def export_quantised(
     compared = [sequences[index] for index in evenly(len(sequences), PROMPTS)]
     with directory_atomic(output) as temporary:
         weights = {file for pattern in WEIGHTS for file in source.directory.glob(pattern)}
-        for file in parts_of(source.directory):
-            if file not in weights:
-                shutil.copy2(file, temporary / file.name)
+        _copy(source.directory, (file for file in parts_of(source.directory) if file not in weights), temporary)
         make(conversion, temporary)
         checks, measured = measure(conversion, temporary, compared)
         failed = next((check for check in checks if not check.passed), None)
@@ -241,7 +246,9 @@ def _finish(directory: Path, name: str, source: Source, certificate: Mapping[str
     write_json(directory / CERTIFICATE, certificate)
     write_atomic(directory / CARD, card(certificate, directory))
     files = {
-        file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in sorted(directory.iterdir())
+        file.relative_to(directory).as_posix(): {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+        for file in sorted(directory.rglob("*"))
+        if file.is_file()
     }
     manifest = {
         "format": name,

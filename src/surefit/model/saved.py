@@ -10,15 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
-from surefit.core.reading import read_bytes
 from surefit.core.rundir import RunDir
+from surefit.facts.named_templates import TEMPLATE_FILE, by_name, templates_in
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.layers import load_to_answer
 from surefit.model.streamed import config_to_load
 from surefit.model.tokenizer import Resized, load_tokenizer
 from surefit.model.vocabulary import grow
-
-TEMPLATE = "chat_template.jinja"
 
 
 def load_run_tokenizer(
@@ -33,12 +31,11 @@ def load_run_tokenizer(
     """
     tokenizer = load_tokenizer(section)
     for directory in (run.adapter, run.model):
-        try:
-            trained = read_bytes(directory / TEMPLATE).decode()
-        except (OSError, UnicodeDecodeError):
+        trained = templates_in(directory)
+        if not trained:
             continue  # nothing is trained yet, or without a template
-        if tokenizer.chat_template != trained:
-            kept = directory / TEMPLATE
+        if by_name(tokenizer.chat_template) != trained:
+            kept = directory if len(trained) > 1 else directory / TEMPLATE_FILE
             raise ModelError(
                 "the chat template is not the one that was trained with: it has changed since",
                 code="E5065",

@@ -22,10 +22,11 @@ from surefit import nano
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, ModelError, SureFitError
 from surefit.core.reading import reason_of
-from surefit.facts.chat_template import require_tokens, template_text, with_defaults
+from surefit.facts.chat_template import chosen_templates, require_tokens, with_defaults
 from surefit.facts.gguf_source import FIELD, gguf_source
 from surefit.facts.low_bits import low_bits
 from surefit.facts.model import NANO, cached_snapshot, read_config
+from surefit.facts.named_templates import as_attribute
 from surefit.facts.tokenizer import require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
 
@@ -103,7 +104,7 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     add_to_tokenizer(tokenizer, section.add_tokens)
     if section.chat_template is not None:
         require_tokens(section.chat_template, tokenizer.get_vocab(), tokenizer.eos_token)
-        tokenizer.chat_template = template_text(section.chat_template)
+        tokenizer.chat_template = as_attribute(chosen_templates(section.chat_template))
     return with_switches(tokenizer, section.chat_template_kwargs)
 
 

@@ -107,10 +107,11 @@ def gather(
     from surefit.data.prepared import opened
     from surefit.data.sources import is_local
     from surefit.evaluate.settings import require_settings
-    from surefit.facts.chat_template import template_text
+    from surefit.facts.chat_template import chosen_templates
     from surefit.facts.generation import fitting_prompts
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
+    from surefit.facts.named_templates import DEFAULT, TOOL_USE
     from surefit.facts.tokenizer import facts_of_tokenizer
     from surefit.facts.vocabulary import with_new_tokens
     from surefit.foreign.adopt import adopt
@@ -134,8 +135,14 @@ def gather(
         attempt(lambda: require_settings(config.evaluate, recipe))
     model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision, patience))
     if model is not None and (chosen := config.model.chat_template) is not None:
-        text = attempt(lambda: template_text(chosen))
-        model = replace(model, chat_template=text, has_chat_template=True, other_template=model.chat_template)
+        texts = attempt(lambda: chosen_templates(chosen)) or {}
+        model = replace(
+            model,
+            chat_template=texts.get(DEFAULT),
+            tool_template=texts.get(TOOL_USE),
+            has_chat_template=True,
+            other_template=model.chat_template,
+        )
     if model is not None and (tokens := config.model.add_tokens):
         found = model
         tokenizer = attempt(lambda: facts_of_tokenizer(found))
@@ -207,6 +214,7 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
     from surefit.data.sampled import DIVIDED, token_examples
     from surefit.data.thinking import with_thinking
     from surefit.facts.chat_template import with_defaults
+    from surefit.facts.named_templates import DEFAULT, TOOL_USE
 
     if recipe is None or rows is None or model is None or not model.chat_template:
         return 1.0
@@ -214,8 +222,9 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
         sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
     except SureFitError:  # the check says so
         return 1.0
-    template = with_defaults(model.chat_template, config.model.chat_template_kwargs)
-    return token_examples(with_thinking(sample, config.data.thinking), template)
+    own = {DEFAULT: model.chat_template, TOOL_USE: model.tool_template or model.chat_template}
+    templates = {name: with_defaults(text, config.model.chat_template_kwargs) for name, text in own.items()}
+    return token_examples(with_thinking(sample, config.data.thinking), templates)
 
 
 def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:
