@@ -189,8 +189,9 @@ def walk(place: Path, layout: str, template: str) -> Iterator[tuple[str, bool]]:
         yield "evaluate", (code, document.get("code")) == (2, "E7019")
     else:
         yield "evaluate", code == 0 and _asked_as_trained(place, layout)
-    yield "predict", surefit("predict", "run", "rows.jsonl")[1].get("n") == len(
-        (place / "rows.jsonl").read_text().splitlines()
+    yield (
+        "predict",
+        surefit("predict", "run", "rows.jsonl")[1].get("n") == len((place / "rows.jsonl").read_text().splitlines()),
     )
     yield "audit", surefit("audit", "run.yaml")[0] == 0
     exported = surefit("export", "run", "--format", "adapter")[0]

@@ -489,6 +489,14 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
         DataError: one side would be empty.
     """
     positions = [prompt_position(example, seed) for example in examples]
+    if len(set(positions)) == 1:
+        raise DataError(
+            f"all {len(examples)} examples have the same prompt, and equal prompts stay together: no share of them can "
+            "be held out",
+            code="E4351",
+            field="data.eval",
+            help="put some of the rows into a file of their own, and name it in data.eval",
+        )
     train = examples.subset([i for i, position in enumerate(positions) if position >= share])
     held_out = examples.subset([i for i, position in enumerate(positions) if position < share])
     if not held_out:
@@ -504,9 +512,15 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
             f"holding out {share:g} of {len(examples)} examples leaves none to train on",
             code="E4028",
             field="data.eval",
-            help="equal prompts stay together: lower data.eval, or name a file with rows to be scored on",
+            help=f"equal prompts stay together: set data.eval to {_below(max(positions)):g} or less, or to a file with "
+            "rows to be scored on",
         )
     return replace(train, skipped=examples.skipped), held_out
+
+
+def _below(position: float) -> float:
+    """Return a share that leaves the prompt at this position, the last of all, to train on."""
+    return math.floor(position * 1000) / 1000
 
 
 def prompt_position(example: Example, seed: int) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.config.schema import Config, DataSection
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
-from surefit.data.formats import Examples, bad_rows_error
+from surefit.data.formats import Examples, bad_rows_error, prompt_position, split_eval
 from surefit.data.given import require_known
 from surefit.data.messages import trained_on
 from surefit.data.turns import cut, renderings
@@ -46,6 +46,7 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
     sizes = [len(text.encode()) for text in texts]
     counted = ExampleFacts(
         examples=len(examples),
+        prompts=len({prompt_position(example, 0) for example in examples}),
         conversations=sum(example.text is None for example in examples),
         with_tools=sum(bool(example.tools) for example in examples),
         max_length=max_length,
@@ -99,6 +100,17 @@ def _made(example: Example, template: str) -> int:
         return len(cut(example, texts))
     except (TemplateRefused, DataError):  # tokenising says so
         return 1
+
+
+def not_divisible(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
+    """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are."""
+    share = config.data.eval
+    known = len(examples) + len(examples.skipped) == total
+    if known and isinstance(share, float) and len({prompt_position(example, 0) for example in examples}) > 1:
+        try:
+            split_eval(examples, share, config.train.seed)
+        except DataError as error:
+            yield error
 
 
 def documents_missing(section: DataSection, examples: Examples) -> Iterator[DataError]:

@@ -124,13 +124,14 @@ def _examples(
     found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
 ) -> tuple[ExampleFacts | None, list[SureFitError]]:
     """That sample in numbers, and what is wrong with it."""
-    from surefit.data.sampled import documents_missing, example_facts, tokens_missing
+    from surefit.data.sampled import documents_missing, example_facts, not_divisible, tokens_missing
 
     if sample is None:
         return None, []
     config = found.loaded.config
     problems: list[SureFitError] = [
         *documents_missing(config.data, sample),
+        *(not_divisible(config, sample, found.rows.total) if found.rows is not None else ()),
         *tokens_missing(config, "data.train", config.data.train, sample, tokenizer),
     ]
     return example_facts(sample, tokenizer, config.data.max_length), problems

@@ -28,6 +28,7 @@ from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import RunDir, machine_errors, write_json
 from surefit.core.units import bytes_text, duration_text
 from surefit.data.collate import tokens_in
+from surefit.model.finite import why_not_finite
 from surefit.parallel.engine import SINGLE, Engine
 from surefit.parallel.flat import Lazy, part_of
 from surefit.parallel.mesh import World, by_first, gathered, together
@@ -206,14 +207,14 @@ def _step(
             chunked=config.speed.chunked_loss, scaling=scaling, engine=engine,
         )  # fmt: skip
     if not math.isfinite(result.loss):
-        raise GateError(
-            f"the loss of the fullest batch ({tokens_in(batch):,} tokens) is {result.loss} before anything was trained",
-            code="E5100",
-            field="model.dtype",
-            help="the base model's weights are damaged, or its dtype overflows: try bfloat16 or float32; no step was "
-            "taken",
-        )
+        raise _not_finite("fullest batch", tokens_in(batch), result.loss, model, config)
     return tokens_in(batch), repeated, result.loss, time.perf_counter() - start
+
+
+def _not_finite(what: str, tokens: int, loss: float, model: torch.nn.Module, config: Config) -> GateError:
+    why = why_not_finite(model, config.model.dtype)
+    problem = f"the loss of the {what} ({tokens:,} tokens) is {loss} before anything was trained: {why.message}"
+    return GateError(problem, code="E5100", field=why.field, help=f"{why.help}; no step was taken")
 
 
 def _evaluate(
@@ -226,7 +227,9 @@ def _evaluate(
     batch = held_out.make(micros[0])
     start = time.perf_counter()
     with memory.during("dry eval"):
-        mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
+        measured = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
+    if measured is not None and not math.isfinite(measured[0]):
+        raise _not_finite("fullest held-out batch", tokens_in(batch), measured[0], model, config)
     return tokens_in(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
 
 

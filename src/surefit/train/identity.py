@@ -37,19 +37,23 @@ def identity(config: Config, survey: Survey, held_out: Survey, total_steps: int)
     """
     values = {f"adapter.{key}": value for key, value in leaves(config.adapter)}
     values |= {f"train.{key}": value for key, value in leaves(config.train) if key not in FREE_ON_RESUME}
-    return values | {
-        "model.name_or_path": config.model.name_or_path,
-        "model.revision": config.model.revision,
-        "model.dtype": config.model.dtype,
-        "model.quantization": config.model.quantization,
-        "model.chat_template_kwargs": config.model.chat_template_kwargs,
-        "model.add_tokens": config.model.add_tokens,
-        "data.train: rows": len(survey.lengths),
-        "data.train: content": survey.sha256,
-        "data.eval: rows": len(held_out.lengths),
-        HELD_OUT: held_out.sha256,
-        "total_steps": total_steps,
-    } | _scoring(config)
+    return (
+        values
+        | {
+            "model.name_or_path": config.model.name_or_path,
+            "model.revision": config.model.revision,
+            "model.dtype": config.model.dtype,
+            "model.quantization": config.model.quantization,
+            "model.chat_template_kwargs": config.model.chat_template_kwargs,
+            "model.add_tokens": config.model.add_tokens,
+            "data.train: rows": len(survey.lengths),
+            "data.train: content": survey.sha256,
+            "data.eval: rows": len(held_out.lengths),
+            HELD_OUT: held_out.sha256,
+            "total_steps": total_steps,
+        }
+        | _scoring(config)
+    )
 
 
 def _scoring(config: Config) -> dict[str, Any]:
