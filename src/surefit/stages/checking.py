@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,10 @@ from surefit.stages.prepare import Gathered, row_counts
 from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, tasks_without_rows
 
 if TYPE_CHECKING:
+    from surefit.config.schema import Config
     from surefit.data.formats import Examples
+    from surefit.data.load import Rows
+    from surefit.facts.audit import AuditFacts
     from surefit.facts.dataset import DatasetFacts
     from surefit.facts.examples import ExampleFacts
     from surefit.facts.tokenizer import TokenizerFacts
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
 
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """The content of check.json, by these rules or by all."""
-    from surefit.data.audit.sample import sample_audit
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
     from surefit.facts.stack import stack_facts
@@ -41,8 +43,9 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
     mixed = mixed_problems(found, tokenizer, SAMPLED_ROWS)
     counted = loaded.config.evaluate.in_training
+    others: dict[str, Rows] = {f"data.mix.{source}": more for source, more in found.mixed.items()}
     scored, unread = scored_facts(
-        loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked
+        loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked, kept=others
     )
     context = LintContext(
         config=loaded.config,
@@ -57,7 +60,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         dataset=_dataset(found, columns),
         examples=examples,
         scored=scored,
-        audit=sample_audit(rows, loaded.config.recipe) if rows else None,
+        audit=_audit(rows, others, loaded.config, recipe) if rows else None,
         environment=environment_facts(),
         stack=stack_facts(),
         columns=columns,
@@ -66,6 +69,16 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     )
     result = run_rules(context, rules)
     return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
+
+
+def _audit(rows: Rows, others: Mapping[str, Rows], config: Config, recipe: TaskRecipe | None) -> AuditFacts:
+    """A sample of the training rows as an audit sees them, and how the other sources are written: not where there are
+    several tasks, each of which has ways of its own."""
+    from surefit.data.audit.sample import conventions_of, sample_audit
+
+    several = recipe is not None and recipe.parts
+    written = {} if several else {key: conventions_of(each, config.recipe) for key, each in others.items()}
+    return replace(sample_audit(rows, config.recipe), conventions=written)
 
 
 def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
