@@ -1,5 +1,6 @@
 """Every layout of rows, with no chat template, one, or several by name, through every stage of a run.
 
+
 What a conversation is rendered as is taken from transformers' own `apply_chat_template`, never from this project's code.
 """
 

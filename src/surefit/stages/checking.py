@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
@@ -14,6 +15,7 @@ from surefit.stages.prepare import Gathered, row_counts
 from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, tasks_without_rows
 
 if TYPE_CHECKING:
+    from surefit.config.load import Loaded
     from surefit.config.schema import Config
     from surefit.data.formats import Examples
     from surefit.data.load import Rows
@@ -68,7 +70,23 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         problems=(*found.problems, *damaged, *unusable, *more, *mixed, *unread),
     )
     result = run_rules(context, rules)
-    return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
+    report = result.as_dict()
+    report["findings"] = [_where_it_is_said(finding, loaded) for finding in report["findings"]]
+    return {"surefit": __version__, "seconds": time.monotonic() - start, **report}
+
+
+def _where_it_is_said(finding: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
+    """Point a finding about a value that another tool's file brings in at that file: the config cannot mend it."""
+    place = loaded.adopted.get(finding["field"] or "")
+    if place is None:
+        return finding
+    where, _, key = place.partition(" ")
+    name, _, line = where.partition(":")
+    parallel = loaded.config.parallel
+    files = [file for file in (parallel.accelerate_config, parallel.deepspeed_config) if file is not None]
+    path = next((file for file in files if Path(file).name == name), name)
+    help_text = f"{finding['field']} comes from {place}: change it there, or take {key or 'it'} out"
+    return finding | {"path": path, "line": int(line) if line else None, "help": help_text, "fix": None}
 
 
 def _audit(rows: Rows, others: Mapping[str, Rows], config: Config, recipe: TaskRecipe | None) -> AuditFacts:
