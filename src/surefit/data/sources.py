@@ -262,7 +262,7 @@ def split_of(name: str) -> tuple[str | None, str]:
 
 
 def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
-    """train.jsonl beside test.jsonl, or rows.jsonl beside rows_test.jsonl: reading both would train on the test rows."""
+    """train.jsonl beside test.jsonl, or rows.jsonl beside rows_test.jsonl: both would be trained on."""
     splits: dict[str, str] = {}
     plain: dict[str, str] = {}
     without: dict[str, str] = {}

@@ -196,7 +196,7 @@ def mixed_problems(
     """What converting the rows of `data.mix` runs into, and tokens that the tokenizer does not have: all of them, or up
     to `limit` of each source."""
     from surefit.data.formats import to_examples
-    from surefit.data.sampled import tokens_missing
+    from surefit.data.sampled import template_missing, tokens_missing
 
     problems: list[SureFitError] = []
     section = found.loaded.config.data
@@ -212,6 +212,7 @@ def mixed_problems(
             problems.append(error)
         else:
             problems += tokens_missing(found.loaded.config, key, source, examples, tokenizer)
+            problems += template_missing(key, source, examples, tokenizer)
     return problems
 
 

@@ -51,7 +51,7 @@ def scored_facts(
         look: of many rows read some (`data.glance`).
         kept: gets the rows of each set that was read, by config key.
     """
-    from surefit.data.sampled import tokens_missing
+    from surefit.data.sampled import template_missing, tokens_missing
     from surefit.data.scored import scored_set
     from surefit.facts.scored import ScoredFacts
 
@@ -75,6 +75,7 @@ def scored_facts(
         count = None if read is None else read.total
         if examples is not None:
             problems += tokens_missing(config, key, source, examples, tokenizer)
+            problems += template_missing(key, source, examples, tokenizer)
         name = "eval" if key == "data.eval" else key.removeprefix("evaluate.also.")
         sets.append(scored_set(name, count, examples, config, tokenizer, counted=counted))
     if recipe is None or problems:

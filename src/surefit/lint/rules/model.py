@@ -250,6 +250,8 @@ def makes_conversations(context: LintContext, config: Config) -> bool:
         return bool(context.setup.conversations) and context.setup.chat_template is None
     if context.columns or config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
         return True
+    if context.examples is not None and config.data.format == "auto":
+        return context.examples.conversations > 0
     columns = context.dataset.columns if context.dataset else {}
     return any(name in columns for name in ("messages", "conversations", "instruction", "prompt"))
 
