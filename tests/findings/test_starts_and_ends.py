@@ -224,7 +224,8 @@ def test_a_model_that_cannot_run_is_not_called_unpackable(place: Path, capfd: py
     (place / "run.yaml").write_text(RUN.replace("surefit/nano", "base"))
     config = AutoConfig.for_model(
         "deepseek_v3", vocab_size=1600, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=512, eos_token_id=1, pad_token_id=0, bos_token_id=1,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=512, eos_token_id=1, pad_token_id=0,
+        bos_token_id=1,
         moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
         first_k_dense_replace=1, q_lora_rank=32, kv_lora_rank=16, qk_rope_head_dim=16, qk_nope_head_dim=8,
         v_head_dim=16,
