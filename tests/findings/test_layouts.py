@@ -164,7 +164,8 @@ def test_check_and_tokens(place: Path, layout: str, template: str) -> None:
         named = template.startswith("named")
         tools = layout == "messages_tools"
         assert tokenizer.decode(ids).startswith(("[tools]" if tools else "[plain]") if named else "<|")
-        given = rendered(place, list(example.messages[:1]), example.tools, asks=True)
+        first = [message["role"] for message in example.messages].index("assistant")
+        given = rendered(place, list(example.messages[:first]), example.tools, asks=True)
         assert learnt.index(True) == len(given)
 
 
