@@ -1,6 +1,6 @@
-"""Every layout of rows, with no chat template, one, or several by name, through every stage of a run.
+"""Every layout of rows with no chat template, one, or several by name, through every stage of a run.
 
-What a conversation is rendered as is taken from transformers' own `apply_chat_template`, never from this project's code.
+What a conversation is rendered as is taken from transformers' own `apply_chat_template`, never from this project.
 """
 
 from __future__ import annotations
@@ -164,8 +164,31 @@ def test_check_and_tokens(place: Path, layout: str, template: str) -> None:
         named = template.startswith("named")
         tools = layout == "messages_tools"
         assert tokenizer.decode(ids).startswith(("[tools]" if tools else "[plain]") if named else "<|")
-        given = rendered(place, list(example.messages[:1]), example.tools, asks=True)
+        first = [message["role"] for message in example.messages].index("assistant")
+        given = rendered(place, list(example.messages[:first]), example.tools, asks=True)
         assert learnt.index(True) == len(given)
+
+
+@pytest.mark.parametrize("key", ["data.mix", "data.eval", "evaluate.also"], ids=["D1-mix", "D1-eval", "D1-also"])
+def test_conversations_beside_plain_text_need_a_template(place: Path, key: str) -> None:
+    """The check says what training, or scoring, would stop at."""
+    write_run(place, "text", "none")
+    (place / "chat.jsonl").write_text("".join(json.dumps(messages(n)) + "\n" for n in range(40)))
+    change = {
+        "data.mix": "data.mix={chat.jsonl: 1}",
+        "data.eval": "data.eval=chat.jsonl",
+        "evaluate.also": "evaluate.also={old: chat.jsonl}",
+    }
+    code, document, said = surefit("check", "run.yaml", "--set", change[key])
+    (found,) = [each for each in document["findings"] if each["severity"] == "error"]
+    assert (code, found["error"], found["field"].startswith(key)) == (1, "E4352", True), said
+
+
+def test_a_column_beside_the_text_makes_no_conversation(place: Path) -> None:
+    write_run(place, "text", "none")
+    rows = [LAYOUTS["text"](n) | {"prompt": "where it is from"} for n in range(40)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert codes(surefit("check", "run.yaml")[1], "error") == set()
 
 
 def walk(place: Path, layout: str, template: str) -> Iterator[tuple[str, bool]]:

@@ -73,7 +73,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def changed_rows(place: Path) -> list[str]:
-    write(place / "eval.jsonl", pairs(300, 8))
+    write(
+        place / "eval.jsonl",
+        [{"prompt": f"Name the color {n}.", "completion": "Violet, or so, and nothing else."} for n in range(8)],
+    )
     return []
 
 
@@ -83,7 +86,7 @@ def added_rows(place: Path) -> list[str]:
 
 
 def other_file(place: Path) -> list[str]:
-    write(place / "other.jsonl", pairs(200, 8))
+    write(place / "other.jsonl", pairs(100, 7))
     return ["--set", "data.eval=other.jsonl"]
 
 
@@ -120,7 +123,7 @@ def test_the_same_rows_in_another_file_resume(place: Path, made: dict[str, Path]
     shutil.copytree(made["loss"], place, dirs_exist_ok=True)
     shutil.copy(place / "eval.jsonl", place / "copy.jsonl")
     code, said, output = surefit("train", "run.yaml", "--resume", "--set", "data.eval=copy.jsonl")
-    assert (code, said.get("resumed_from"), said.get("steps")) == (0, 2, 6), output
+    assert (code, said.get("resumed_from"), said.get("steps")) == (0, 2, 5), output
     tokens = {line["eval_tokens"] for line in read_jsonl(place / "run/metrics.jsonl") if "eval_tokens" in line}
     assert len(tokens) == 1
 
@@ -211,14 +214,25 @@ def test_what_is_not_finite_is_named(
     assert said["code"] not in ("E5043", "E5044")
 
 
-def test_a_model_that_cannot_run_is_not_called_unpackable(place: Path) -> None:
-    """M4: its rotary embedding has another width than its heads."""
-    altered(
-        place,
-        lambda tensors: None,
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
-    )
+def test_a_model_that_cannot_run_is_not_called_unpackable(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """M4: its rotary embedding is narrower than the heads that it turns."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    write(place / "train.jsonl", pairs(0, 16))
+    write(place / "eval.jsonl", pairs(100, 4))
     (place / "run.yaml").write_text(RUN.replace("surefit/nano", "base"))
+    config = AutoConfig.for_model(
+        "deepseek_v3", vocab_size=1600, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=512, eos_token_id=1, pad_token_id=0,
+        bos_token_id=1,
+        moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        first_k_dense_replace=1, q_lora_rank=32, kv_lora_rank=16, qk_rope_head_dim=16, qk_nope_head_dim=8,
+        v_head_dim=16,
+    )  # fmt: skip
+    config.head_dim = 8
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(place / "base")
+    AutoTokenizer.from_pretrained(nano.PATH).save_pretrained(place / "base")
     code, said, output = surefit("train", "run.yaml")
     assert (code, said["code"], said["field"]) == (2, "E5351", "model.name_or_path"), output
-    assert "fake_tensor" not in output
+    assert "fake_tensor" not in output + "".join(capfd.readouterr())

@@ -48,6 +48,7 @@ class Subject:
         passport: where it is written by default; None: only where the user says.
         run: the run directory of a config.
         inputs: files and directories that are read, by name.
+        conventions: how the rows of `data.mix` are written, by config key.
     """
 
     rows: Audited | None
@@ -58,6 +59,7 @@ class Subject:
     passport: Path | None = None
     run: RunDir | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
+    conventions: dict[str, dict[str, Observation]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,9 @@ def _audited(
             on_progress=progress,
             and_then=removals.find if fix else None,
         )
-    facts = replace(found.facts, observations={**found.facts.observations, **of_files})
+    conventions = {**subject.conventions, **found.facts.conventions}
+    observations = {**found.facts.observations, **of_files}
+    facts = replace(found.facts, observations=observations, conventions=conventions)
     problems = (*subject.context.problems, *_unusable(subject, facts))
     findings = _judged(subject, audit=facts, dataset=found.dataset, problems=problems)
     about = {
@@ -276,6 +280,7 @@ def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
 
 def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
     from surefit.config.inputs import input_files
+    from surefit.data.audit.sample import conventions_of
     from surefit.data.audit.streamed import Streamed
     from surefit.facts.setup import setup_of
     from surefit.lint.rule import LintContext
@@ -308,7 +313,9 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
     question = config_question(config)
     expected = None if found.recipe.parts else context.columns
     inputs = input_files(config, loaded.path)
-    return Subject(rows, question, context, scored, expected, found.run.passport, found.run, inputs)
+    mixed_rows = {} if found.recipe.parts else found.mixed
+    conventions = {f"data.mix.{name}": conventions_of(each, config.recipe) for name, each in mixed_rows.items()}
+    return Subject(rows, question, context, scored, expected, found.run.passport, found.run, inputs, conventions)
 
 
 def config_question(config: Config) -> Question:

@@ -54,6 +54,8 @@ def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None
         _help_answering(run, world)
         return EXIT_OK
     config = run.resolved.config
+    if run.model.has_chat_template is False:
+        out.note("the model has no chat template: prompts are continued as plain text")
     output = asked.output
     if output is not None:
         _require_writable(run, asked, output)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from surefit.cli.training import findings_said
 from surefit.config.inputs import input_files
 from surefit.config.load import load_config
 from surefit.config.schema import Config
+from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError, MachineError
 from surefit.core.output import output_file, text_with
 from surefit.core.rundir import RunDir, read_json, write_atomic, write_json
@@ -41,11 +42,14 @@ from surefit.stages.prepare import gather
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
+    from surefit.stages.prepare import Gathered
 
 RENDER = {"train": render, "merge": render_merge, "evaluate": render_evaluate}
 """The stages that are jobs, in their order. What comes before them takes seconds, and the report too."""
 
 
+OF_THE_ENVIRONMENT = ("TRK001", "TRK007", "MOD005")
+"""Findings about variables and logins, which are no errors here and stop the job when it starts."""
 TASK_BYTES = 4 * GIB
 """Of rows that a task of `--prepare` tokenises, where nothing else is said."""
 
@@ -273,8 +277,9 @@ def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) ->
     found = gather(target, overrides)
     for line in found.adopted.lines():
         out.note(line)
+    report = checked(found)
     with findings_said(out):
-        require_no_errors(checked(found))
+        require_no_errors(report)
     assert found.resolved  # what keeps it from being resolved is a finding
     return BatchJob(
         config=found.resolved.config,
@@ -283,7 +288,20 @@ def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) ->
         directory=Path.cwd(),
         overrides=overrides,
         interface=wishes.interface,
+        missing=tuple(_missing_variables(found, report)),
     )
+
+
+def _missing_variables(found: Gathered, report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the job would need from the environment, which it takes over from this one."""
+    for finding in report["findings"]:
+        if finding["code"] in OF_THE_ENVIRONMENT:
+            yield f"{finding['code']}: {finding['message']}"
+    model = found.model
+    # For a GPU that is not here the check leaves this to the machine that has it: the job is that machine's.
+    elsewhere = found.hardware is not None and found.hardware.source != "detected"
+    if model and model.gated and not model.has_weights and elsewhere and env.hub_token() is None:
+        yield f"{model.name} is gated, and no HF_TOKEN is set here: the job could not download it"
 
 
 def _deliver(
@@ -354,5 +372,7 @@ def _with_machines(config: Config, overrides: Sequence[str], nodes: int | None, 
 def _say_what_to_know(out: Output, job: BatchJob) -> None:
     if job.config.hardware.gpu == "auto":
         out.note("hardware.gpu is auto: the check looked at this machine; name the GPU of the nodes, e.g. h100")
+    for line in job.missing:
+        out.note(line)
     if (job.run / "checkpoints").exists():
         out.note(f"{job.run} holds checkpoints: the job continues that run")

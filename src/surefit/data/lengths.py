@@ -65,11 +65,12 @@ def sampled_lengths(
     if not others:
         return None
     switches = config.model.chat_template_kwargs
-    template = tokenizer.chat_template and with_defaults(tokenizer.chat_template, switches)
 
     def length(example: Example) -> int:
         if example.tokens:
             return len(example.tokens[0])
+        named = tokenizer.template_for(example.tools)
+        template = named and with_defaults(named, switches)
         end = example.text is not None  # a text has a token that ends it; a template writes its own
         return tokens_of(library, rendered(example, tokenizer, template=template, asks=False)) + end
 

@@ -142,6 +142,29 @@ def tokens_missing(
         yield error
 
 
+def template_missing(
+    key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
+) -> Iterator[DataError]:
+    """Yield what is wrong where rows other than those of `data.train` (MOD006) are conversations, and the tokenizer, as
+    far as it is known, has no chat template to render them with.
+
+    Args:
+        key: of the config, under which it names the `source` of these examples.
+    """
+    if tokenizer is None or tokenizer.chat_template is not None or tokenizer.tool_template is not None:
+        return
+    count = sum(example.text is None for example in examples)
+    if count:
+        yield DataError(
+            f"{count:,} of {len(examples):,} rows that were looked at are conversations, and the model has no chat "
+            "template",
+            code="E4352",
+            path=source,
+            field=key,
+            help="set model.chat_template: plain (roles in words), take the instruct variant, or name plain text",
+        )
+
+
 def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
     for example, where in zip(examples, examples.where, strict=True):
         try:

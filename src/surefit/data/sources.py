@@ -236,10 +236,12 @@ def _is_data(name: str) -> bool:
 
 def _below_common(files: Sequence[str]) -> list[str]:
     """Return the paths of files below the directory that holds them all: what is above it is of no split."""
-    if len(files) < 2:
-        return [PurePath(name).name for name in files]
-    common = len(os.path.commonprefix([PurePath(name).parts[:-1] for name in files]))
-    return ["/".join(PurePath(name).parts[common:]) for name in files]
+    paths = [PurePath(name).parts for name in files]
+    common = next(
+        (n for n, parts in enumerate(zip(*(path[:-1] for path in paths), strict=False)) if len(set(parts)) > 1),
+        min(len(path) - 1 for path in paths),
+    )
+    return ["/".join(path[common:]) for path in paths]
 
 
 def split_of(name: str) -> tuple[str | None, str]:
@@ -260,7 +262,7 @@ def split_of(name: str) -> tuple[str | None, str]:
 
 
 def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
-    """train.jsonl beside test.jsonl, or rows.jsonl beside rows_test.jsonl: reading both would train on the test rows."""
+    """train.jsonl beside test.jsonl, or rows.jsonl beside rows_test.jsonl: both would be trained on."""
     splits: dict[str, str] = {}
     plain: dict[str, str] = {}
     without: dict[str, str] = {}

@@ -466,6 +466,20 @@ def known_model(name: str) -> dict[str, Any] | None:
     return entry | {"gated": False, "config": config}
 
 
+def open_copy(name: str) -> str | None:
+    """Return the copy of a gated model that unsloth publishes without the gate, under the same license; None where none
+    is known.
+
+    >>> open_copy("meta-llama/Llama-3.2-1B-Instruct"), open_copy("meta-llama/Meta-Llama-3.1-8B")
+    ('unsloth/Llama-3.2-1B-Instruct', 'unsloth/Llama-3.1-8B')
+    >>> open_copy("meta-llama/Llama-2-7b-hf"), open_copy("Qwen/Qwen3-0.6B")
+    (None, None)
+    """
+    entry = known_model(name)
+    own = entry["name"].partition("/")[2] if entry and entry["gated"] else ""
+    return f"unsloth/{own}" if own.startswith("Llama-3.") else None
+
+
 def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:
     facts = build_facts(
         name,

@@ -50,6 +50,7 @@ class BatchJob:
         overrides: what `surefit train` is told with `--set`.
         python: the interpreter of the environment that the script uses where `slurm.venv` is not set.
         interface: the network interface to talk over, where the libraries' own choice is wrong.
+        missing: what the job would need from the environment and does not find in this one, in sentences.
     """
 
     config: Config
@@ -59,6 +60,7 @@ class BatchJob:
     overrides: Sequence[str] = ()
     python: Path = Path(sys.executable)
     interface: str | None = None
+    missing: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:

@@ -11,7 +11,7 @@ from surefit.facts.all_linear import closed_to_lora, ends_with
 from surefit.facts.budget import OUTPUT_HEADS
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.model import ModelFacts, original_of
+from surefit.facts.model import ModelFacts, open_copy, original_of
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import known_tokens
@@ -189,17 +189,20 @@ def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment:
     `meta-llama/Llama-3.2-3B-Instruct` on a new machine.
 
     ## Fix
-    Accept the licence on the model's page, make a token, and put `HF_TOKEN=…` into the environment or a `.env` file.
+    Accept the licence on the model's page, make a token, and put `HF_TOKEN=…` into the environment or a `.env` file. Or
+    train the copy without a gate that the finding names, where one is known; the same licence holds for it.
 
     ## Evidence
     Two of five published reports on fine-tuning stopped at a gated model; one had no fallback.
     """
     absent = not model.has_weights and model.source != "local"
     if model.gated and absent and not environment.hub_token and hardware.source == "detected":
+        copy = open_copy(model.name)
         yield Finding(
             field=NAME,
             message=f"{model.name} is gated, and no Hugging Face token is set",
-            help=f"accept its licence at https://huggingface.co/{model.name} and set HF_TOKEN (environment or .env)",
+            help=f"accept its licence at https://huggingface.co/{model.name} and set HF_TOKEN (environment or .env)"
+            + (f"; or name the same model without a gate: {copy}" if copy else ""),
         )
 
 
@@ -247,6 +250,8 @@ def makes_conversations(context: LintContext, config: Config) -> bool:
         return bool(context.setup.conversations) and context.setup.chat_template is None
     if context.columns or config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
         return True
+    if context.examples is not None and config.data.format == "auto":
+        return context.examples.conversations > 0
     columns = context.dataset.columns if context.dataset else {}
     return any(name in columns for name in ("messages", "conversations", "instruction", "prompt"))
 
