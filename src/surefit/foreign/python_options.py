@@ -226,5 +226,3 @@ def _field(source: Source, owner: ast.ClassDef, name: str) -> Any:
         inner = given.get("default") or (factory.body if isinstance(factory, ast.Lambda) else None)
         return source.value(inner, scope) if inner is not None else COMPUTED
     return source.value(value, scope)
-
-

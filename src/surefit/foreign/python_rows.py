@@ -363,12 +363,17 @@ def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth
     if not isinstance(inside, ast.Call) or not isinstance(inside.func, ast.Attribute) or depth > 9:
         return _local_file(source, node, scope, line + 1), True
     batched = [keyword for keyword in inside.keywords if keyword.arg in ("batched", None)]
-    same = inside.func.attr in (*KEPT_ROWS, *FEWER_ROWS)
+    repeats = inside.func.attr == "select" and not (inside.args and _is_range(inside.args[0]))
+    same = inside.func.attr in (*KEPT_ROWS, *FEWER_ROWS) and not repeats
     if not same or any(source.value(keyword.value, at) is not False for keyword in batched):
         if inside.func.attr != "filter":
             return (_local_file(source, node, scope, line + 1), True) if not same else (None, True)
     file, every = _file_of_rows(source, inside.func.value, at, line, depth + 1)
     return file, every and inside.func.attr in KEPT_ROWS
+
+
+def _is_range(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
 
 
 def _rows_in(script: Path, name: str) -> int | None:
