@@ -19,7 +19,8 @@ _ASSIGNED = re.compile(
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^{}$]*))?\}|([A-Za-z_]\w*))")
 _REPLACED = re.compile(r"\$\{([A-Za-z_]\w*)//([^/{}$*?\[]+)/([^{}$]*)\}")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
-_SUBSTITUTION = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
+_INSIDE = r"[^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*"
+_SUBSTITUTION = re.compile(rf"\$\({_INSIDE}\)|`[^`]*`")
 _QUOTED_VALUE = re.compile(r"""(?<==)(["'])([^"'\s]*)\1""")
 _LISTS_GPUS = r"nvidia-smi\b[^|]*(?:-L\b|--list-gpus|--format=csv,noheader)[^|]*(?:\|\s*grep[^|]*)?\|\s*wc"
 _COUNTS_GPUS = re.compile(rf"{_LISTS_GPUS}\s+-l|torch\.cuda\.device_count\(\)")

@@ -60,6 +60,7 @@ SCORERS = ("rouge", "rouge_score", "sacrebleu", "smatch", "bert_score", "nltk.tr
 STAGES = ("Config", "Trainer")
 COUNTS = ("num_processes", "nproc_per_node", "num_gpus", "config_file")
 """Options of launchers that say how many processes there are."""
+LOADERS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parquet", "from_list", "from_generator")
 LOOP_HOOKS = ("on_evaluate", "on_epoch_end", "on_log", "on_save", "on_step_end", "on_substep_end")
 
 
@@ -74,7 +75,7 @@ def read_python(path: Path) -> Foreign:
     _read_passed(source, launches)
     calls = list(calls_in(source))
     told = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS)
-    if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls):
+    if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls) and not _prepares(source):
         raise unusable(path)
     notes = Notes(path)
     judge = judge_of(source)
@@ -94,6 +95,17 @@ def read_python(path: Path) -> Foreign:
         "python", path, notes.finished(), None, {}, tuple(notes.lost), None, tuple(notes.problems), lines=notes.lines,
         columns=notes.columns, judged_by=judge.said() if notes.judges else "",
     )  # fmt: skip
+
+
+def _prepares(source: Source) -> bool:
+    """Whether the script prepares a data set: it loads one, and makes its rows anew."""
+    calls = [(node, scope) for node, scope in source.each(ast.Call)]
+    loads = any(
+        (source.origin(node.func, scope) or "").startswith("datasets.")
+        and (source.origin(node.func, scope) or "").rpartition(".")[2] in LOADERS
+        for node, scope in calls
+    )
+    return loads and any(getattr(node.func, "attr", "") in ("map", "filter") for node, _ in calls)
 
 
 def _read_passed(source: Source, launches: list[tuple[JobScript, Launch]]) -> None:
