@@ -373,9 +373,10 @@ def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth
     batched = [keyword for keyword in inside.keywords if keyword.arg in ("batched", None)]
     repeats = inside.func.attr == "select" and not (inside.args and _is_range(inside.args[0]))
     same = inside.func.attr in (*KEPT_ROWS, *FEWER_ROWS) and not repeats
-    if not same or any(source.value(keyword.value, at) is not False for keyword in batched):
-        if inside.func.attr != "filter":
-            return (_local_file(source, node, scope, line + 1), True) if not same else (None, True)
+    if not same:
+        return _local_file(source, node, scope, line + 1), True
+    if inside.func.attr != "filter" and any(source.value(each.value, at) is not False for each in batched):
+        return None, True  # a batch may become more rows
     file, every = _file_of_rows(source, inside.func.value, at, line, depth + 1)
     return file, every and inside.func.attr in KEPT_ROWS
 
