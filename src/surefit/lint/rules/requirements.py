@@ -60,7 +60,8 @@ def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding
     """The requirements ask for flash-attn, which has to be compiled.
 
     ## What it does
-    Looks for flash-attn in a requirements file or in a shell script that installs it, without a URL or an index of its own for its wheel.
+    Looks for flash-attn in a requirements file or in a shell script that installs it, without a URL or an index of its
+    own for its wheel.
 
     ## Why it is bad
     The package index has only its source. Compiling takes 20 to 40 minutes, hours without ninja; and its build needs
@@ -105,8 +106,7 @@ def package_misspelt(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     Correct the name.
 
     ## Evidence
-    https://docs.pypi.org/project_metadata: anybody may register a free name; typosquats of well-known packages are taken
-    down every month.
+    https://docs.pypi.org/project_metadata: anybody may register a free name.
     """
     known = {*PACKAGES, *OFTEN_USED}
     for name in stack.pinned:
