@@ -323,8 +323,8 @@ def _finish_lora(call: Call, draft: Draft) -> None:
 def unusable(path: Path) -> ConfigError:
     """The file is a script, and none that trains."""
     return ConfigError(
-        "not a file of a tool that SureFit knows: a Python script without a call that trains, loads or merges a model, or "
-        "prepares a data set",
+        "not a file of a tool that SureFit knows: a Python script without a call that trains, loads or merges a model, "
+        "or prepares a data set",
         code="E3019",
         path=path,
         help="checked are scripts that call transformers, TRL, PEFT or Unsloth; its calls may stand in another file",
