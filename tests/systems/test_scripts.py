@@ -353,7 +353,8 @@ SFTTrainer(model="Qwen/Qwen3-4B", args=arguments, train_dataset=dataset, eval_da
 """
     found, asked = said(text)
     assert found == asked
-    assert said(text.replace(".shuffle(seed=3)", ".select(range(9))"))[0] == set(), "how many are left is not known"
+    assert said(text.replace(".shuffle(seed=3)", ".select(range(9))"))[0] == asked, "fewer rows are fewer steps"
+    assert said(text.replace(".shuffle(seed=3)", ".select(chosen)"))[0] == set(), "a row may be chosen many times"
 
 
 def test_the_loss_on_the_whole_document(said) -> None:

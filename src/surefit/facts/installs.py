@@ -30,6 +30,7 @@ class Install:
         written: the requirement, or conda's `name=version`.
         line: 1-based.
         conda: conda installs it.
+        text: as the command has it.
         redirected: what the shell takes for a file, `=0.43` of an unquoted `bitsandbytes>=0.43`.
         index: the command names another index, or a page of files.
         isolated: the package is built in an environment of its own, pip's default.
@@ -37,6 +38,7 @@ class Install:
 
     written: str
     line: int
+    text: str = ""
     conda: bool = False
     redirected: str = ""
     index: bool = False
@@ -65,6 +67,5 @@ def _packages(command: Command, tokens: list[str], conda: bool) -> Iterator[Inst
         written = wrong[1] if wrong else re.sub(r"[\"']", "", token)
         if "$" in written or "`" in written or not written:
             continue
-        plain = re.sub(r"[\"']", "", token)
         line = next((command.line + i for i, piece in enumerate(command.pieces) if token in piece), command.line)
-        yield Install(written, line, conda, wrong[3] if wrong and plain else "", index, isolated)
+        yield Install(written, line, token, conda, wrong[3] if wrong else "", index, isolated)

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from surefit.core.errors import ConfigError
+from surefit.facts.job_script import JobScript, Launch
+from surefit.facts.setup import Place
 from surefit.foreign.hf import trackers
+from surefit.foreign.joined import launches_of
 from surefit.foreign.python_calls import (
     ARGUMENTS,
     CONFIGS,
@@ -55,6 +58,9 @@ INSTEAD_OF_IMPORTS = {
 }
 SCORERS = ("rouge", "rouge_score", "sacrebleu", "smatch", "bert_score", "nltk.translate")
 STAGES = ("Config", "Trainer")
+COUNTS = ("num_processes", "nproc_per_node", "num_gpus", "config_file")
+"""Options of launchers that say how many processes there are."""
+LOADERS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parquet", "from_list", "from_generator")
 LOOP_HOOKS = ("on_evaluate", "on_epoch_end", "on_log", "on_save", "on_step_end", "on_substep_end")
 
 
@@ -65,12 +71,14 @@ def read_python(path: Path) -> Foreign:
         ConfigError: it is no Python, or holds no call that trains, loads or merges a model.
     """
     source = parse(path)
+    launches = list(launches_of(path))
+    _read_passed(source, launches)
     calls = list(calls_in(source))
     told = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS)
-    if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls):
+    if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls) and not _prepares(source):
         raise unusable(path)
     notes = Notes(path)
-    judge = _judge(source)
+    judge = judge_of(source)
     read_arguments(notes, calls, judge)
     read_models(notes, source, calls)
     read_rows(notes, source, calls, judge)
@@ -79,6 +87,7 @@ def read_python(path: Path) -> Foreign:
     _read_generation(notes, source)
     _read_trackers(notes, source)
     notes.problems += _slips(path, source)
+    _read_launch(notes, launches)
     for name, (instead, line) in _gone_imports(source, judge).items():
         notes.gone_imports[name] = instead
         notes.place(name, name.rpartition(".")[2], line)
@@ -88,7 +97,39 @@ def read_python(path: Path) -> Foreign:
     )  # fmt: skip
 
 
-def _judge(source: Source) -> Judge:
+def _prepares(source: Source) -> bool:
+    """Whether the script prepares a data set: it loads one, and makes its rows anew."""
+    calls = [(node, scope) for node, scope in source.each(ast.Call)]
+    loads = any(
+        (source.origin(node.func, scope) or "").startswith("datasets.")
+        and (source.origin(node.func, scope) or "").rpartition(".")[2] in LOADERS
+        for node, scope in calls
+    )
+    return loads and any(getattr(node.func, "attr", "") in ("map", "filter") for node, _ in calls)
+
+
+def _read_passed(source: Source, launches: list[tuple[JobScript, Launch]]) -> None:
+    """What launch lines beside the script pass to its parser."""
+    for name in {name for _, launch in launches for name in launch.arguments}:
+        values = [launch.arguments.get(name) for _, launch in launches]
+        # Of several launches one may leave the default; a variable is only known when it runs.
+        source.passed[name] = {None if value is None or "$" in value else value for value in values}
+
+
+def _read_launch(notes: Notes, launches: list[tuple[JobScript, Launch]]) -> None:
+    """The processes that a launch line beside the script starts."""
+    counted = [
+        (launch.processes or (launch.per_node or 0) * (launch.machines or 1), job, launch) for job, launch in launches
+    ]
+    count, job, launch = max(counted, key=lambda each: each[0], default=(0, None, None))
+    if job is not None and launch is not None and count > 1 and launch.tool != "python":
+        flag = next((name for name in COUNTS if name in launch.flags), None)
+        notes.setup["processes"] = count
+        line = launch.lines.get(flag or "", launch.line)
+        notes.places["processes"] = Place(f"--{flag}" if flag else launch.tool, job.path, line)
+
+
+def judge_of(source: Source) -> Judge:
     """The releases that the script's own header or the requirements beside it ask for."""
     asked, files = asked_beside(source.path)
     unsloth = any(imported.dotted.partition(".")[0] == "unsloth" for imported in _imported(source))
@@ -155,8 +196,17 @@ def _times_devices(source: Source, node: ast.expr, scope: Scope, depth: int = 0)
     """Whether an expression is a product with `torch.cuda.device_count()`."""
     node, scope = source.expression(node, scope)
     if isinstance(node, ast.Attribute) and depth < 3:
-        written = [each.value for each, _ in source.each(ast.Assign) if _same(each.targets[0], node)]
-        return len(written) == 1 and _times_devices(source, written[0], scope, depth + 1)
+        sources = [source, *(each for each in source.modules.values() if each is not None and each is not source)]
+        written = [
+            (each.value, at, home)
+            for home in sources
+            for each, at in home.each(ast.Assign)
+            if _same(each.targets[0], node)
+        ]
+        if len(written) != 1:
+            return False
+        value, at, home = written[0]
+        return _times_devices(home, value, at if home is not source else scope, depth + 1)
     factors = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else []
     return any(_counts_devices(source, factor, scope) for factor in factors)
 

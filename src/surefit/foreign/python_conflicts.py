@@ -55,14 +55,15 @@ def _quantization(notes: Notes, call: Call) -> Iterator[ConfigError]:
     """A BitsAndBytesConfig that transformers or bitsandbytes refuses."""
     if call.known.get("load_in_4bit") is True and call.known.get("load_in_8bit") is True:
         yield ConfigError(
-            "load_in_4bit and load_in_8bit are both true, and a model is held in one of them", code="E3502", path=notes.path,
-            line=call.lines["load_in_8bit"], field="load_in_8bit", help="take one of them out",
+            "load_in_4bit and load_in_8bit are both true, and a model is held in one of them", code="E3502",
+            path=notes.path, line=call.lines["load_in_8bit"], field="load_in_8bit", help="take one of them out",
         )  # fmt: skip
     kind = call.known.get("bnb_4bit_quant_type", "nf4")
     if isinstance(kind, str) and kind not in FOUR_BIT_TYPES:
         yield ConfigError(
-            f"bitsandbytes has no 4-bit type {kind!r}{did_you_mean(kind, FOUR_BIT_TYPES)}", code="E3503", path=notes.path,
-            line=call.lines["bnb_4bit_quant_type"], field="bnb_4bit_quant_type", help="write nf4 or fp4",
+            f"bitsandbytes has no 4-bit type {kind!r}{did_you_mean(kind, FOUR_BIT_TYPES)}", code="E3503",
+            path=notes.path, line=call.lines["bnb_4bit_quant_type"], field="bnb_4bit_quant_type",
+            help="write nf4 or fp4",
         )  # fmt: skip
     for name in ("load_in_4bit", "load_in_8bit"):
         value = call.known.get(name, False)

@@ -279,12 +279,17 @@ def _read_columns(notes: Notes, source: Source, function: Mapped) -> None:
     if file is None:
         return
     guarded = {_looked_for(each) for each in ast.walk(function.node)}
-    if any(isinstance(each, ast.Try) for each in ast.walk(function.node)):
-        return
+    tried = {
+        inside
+        for each in ast.walk(function.node)
+        if isinstance(each, ast.Try)
+        for part in each.body
+        for inside in ast.walk(part)
+    }
     made = {_made(each) for each in ast.walk(function.node)}
     for node in ast.walk(function.node):
         column = _column(node, function.row)
-        if isinstance(node, ast.expr) and column is not None and column not in guarded | made:
+        if isinstance(node, ast.expr) and node not in tried and column is not None and column not in guarded | made:
             key = f"{function.row}[{column!r}]"
             notes.columns[key] = (file, column)
             notes.lines[key] = node.lineno
@@ -329,7 +334,10 @@ def _local_file(source: Source, node: ast.expr, scope: Scope, line: int) -> str 
     call = read_call(source, "load_dataset", inside, at)
     first = source.value(inside.args[0], at) if inside.args else None
     file, whole = call.known.get("data_files"), (split or call.known.get("split")) == "train"
-    return file if first == "json" and isinstance(file, str) and whole and "://" not in file else None
+    if first != "json" or not isinstance(file, str) or not whole or "://" in file:
+        return None
+    beside = source.path.parent / file
+    return str(beside) if not Path(file).is_file() and beside.is_file() else file
 
 
 def _read_steps(notes: Notes, source: Source, calls: list[Call]) -> None:
@@ -345,7 +353,7 @@ def _read_steps(notes: Notes, source: Source, calls: list[Call]) -> None:
     file, every = _file_of_rows(source, *trainers[0].given["train_dataset"], trainers[0].line)
     micro, accumulation, epochs = (call.known.get(name, default) for name, default in sizes.items())
     whole = all(type(value) is int and value > 0 for value in (micro, accumulation))
-    rows = _rows_in(source.path, file) if file and whole and isinstance(epochs, int | float) else None
+    rows = _rows_in(Path(file)) if file and whole and isinstance(epochs, int | float) else None
     if rows:
         steps = math.ceil(math.ceil(math.ceil(rows / micro) / accumulation) * epochs)
         notes.say("total_steps", steps, "num_train_epochs", call.lines.get("num_train_epochs", call.line))
@@ -363,17 +371,22 @@ def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth
     if not isinstance(inside, ast.Call) or not isinstance(inside.func, ast.Attribute) or depth > 9:
         return _local_file(source, node, scope, line + 1), True
     batched = [keyword for keyword in inside.keywords if keyword.arg in ("batched", None)]
-    same = inside.func.attr in (*KEPT_ROWS, *FEWER_ROWS)
-    if not same or any(source.value(keyword.value, at) is not False for keyword in batched):
-        if inside.func.attr != "filter":
-            return (_local_file(source, node, scope, line + 1), True) if not same else (None, True)
+    repeats = inside.func.attr == "select" and not (inside.args and _is_range(inside.args[0]))
+    same = inside.func.attr in (*KEPT_ROWS, *FEWER_ROWS) and not repeats
+    if not same:
+        return _local_file(source, node, scope, line + 1), True
+    if inside.func.attr != "filter" and any(source.value(each.value, at) is not False for each in batched):
+        return None, True  # a batch may become more rows
     file, every = _file_of_rows(source, inside.func.value, at, line, depth + 1)
     return file, every and inside.func.attr in KEPT_ROWS
 
 
-def _rows_in(script: Path, name: str) -> int | None:
-    """The rows of a JSON Lines file on this machine, seen from here or from the script's folder."""
-    path = next((path for path in (Path(name), script.parent / name) if path.is_file()), Path(name))
+def _is_range(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+
+
+def _rows_in(path: Path) -> int | None:
+    """The rows of a JSON Lines file on this machine."""
     try:
         if path.suffix != ".jsonl" or path.stat().st_size > COUNTED_BYTES:
             return None

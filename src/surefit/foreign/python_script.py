@@ -158,6 +158,8 @@ def _draft(call: Call, path: Path, judge: Judge) -> Draft:
     early = {key for key in call.given if verdicts.get(key) == "not yet"}
     draft = Draft(tool, path, {key: value for key, value in (known | judged).items() if key not in early}, call.lines)
     draft.read_all()
+    for key in tool.deprecated.keys() & call.given.keys() - known.keys():  # whatever its value is
+        draft.deprecated[key] = tool.deprecated[key]
     draft.problems += [_too_early(call, key, path, judge) for key in sorted(early)]
     if _is_unsloths(call, judge):
         _forgive(draft)
@@ -321,7 +323,8 @@ def _finish_lora(call: Call, draft: Draft) -> None:
 def unusable(path: Path) -> ConfigError:
     """The file is a script, and none that trains."""
     return ConfigError(
-        "not a file of a tool that SureFit knows: a Python script without a call that trains, loads or merges a model",
+        "not a file of a tool that SureFit knows: a Python script without a call that trains, loads or merges a model, "
+        "or prepares a data set",
         code="E3019",
         path=path,
         help="checked are scripts that call transformers, TRL, PEFT or Unsloth; its calls may stand in another file",

@@ -162,7 +162,11 @@ class Judge:
             )
             if self.is_open(package):
                 parts.append(f"{NAMES[package]} (not pinned beside older releases: any)")
-            elif release:
+            elif release is None:
+                parts.append(
+                    f"{NAMES[package]}{self.bounds.get(package, '')} ({why}): older than the table of releases"
+                )
+            else:
                 parts.append(f"{NAMES[package]} {release}" + (f" ({why})" if why else ""))
         return ", ".join(parts)
 

@@ -284,7 +284,8 @@ def longer_than_context(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     if limit is not None and asked is not None and asked > limit and setup.length_unit != "characters":
         yield Finding(
             field="max_length",
-            message=f"{setup.name('max_length').rpartition('.')[2]} {asked:,} is beyond the {limit:,} tokens of {model.name}",
+            message=f"{setup.name('max_length').rpartition('.')[2]} {asked:,} is beyond the {limit:,} tokens of "
+            f"{model.name}",
             help=f"write {limit} or less",
         )
 

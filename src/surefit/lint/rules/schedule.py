@@ -47,7 +47,8 @@ def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
     peak = f"{setup.learning_rate:g}" if setup.learning_rate else "its peak"
     yield Finding(
         field="warmup_steps",
-        message=f"the warmup takes {steps:,} steps and the run has {_count(setup, total)}: the learning rate never reaches {peak}",
+        message=f"the warmup takes {steps:,} steps and the run has {_count(setup, total)}: the learning rate never "
+        f"reaches {peak}",
         help="write the warmup as a share of the run, warmup: 0.03" if own else "warm up over 3 % of the run",
         fix=Fix("train.warmup", 0.03) if own else None,
     )
@@ -90,7 +91,7 @@ def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding
     if setup.tool == "surefit" and total is not None and isinstance(every, int) and every > total:
         yield Finding(
             field="checkpoint.every",
-            message=f"the first checkpoint and held-out loss would come at step {every:,} of a run of {_count(setup, total)}",
+            message=f"the first checkpoint and held-out loss would come at step {every:,} of a run of {total:,}",
             help="leave checkpoint.every at auto (a quarter of the run), or set it lower",
             fix=Fix("checkpoint.every", "auto"),
         )

@@ -172,8 +172,8 @@ def pad_made_eos(setup: Setup) -> Iterator[Finding]:
     if setup.pad_is_eos and class_name(setup.collator) in OVERWRITING_COLLATORS:
         yield Finding(
             field="pad_is_eos",
-            message=f"the padding token is made the end-of-sequence token, and {class_name(setup.collator)} masks every "
-            "padding token: no end is learnt",
+            message=f"the padding token is made the end-of-sequence token, and {class_name(setup.collator)} masks "
+            "every padding token: no end is learnt",
             help="give the tokenizer a padding token of its own, or use a collator that masks by position",
         )
 
