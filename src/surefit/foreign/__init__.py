@@ -72,7 +72,7 @@ def detect(path: Path) -> str:
     text = read_text(path)
     if _SCRIPT.search(text):
         return "slurm"
-    tree = _parse(text, path)[0]
+    tree = _parse(text, path, {})[0]
     if isinstance(tree, dict) and isinstance(tree.get("dependencies"), list) and tree.keys() & {"channels", "name"}:
         return "requirements"
     other = other_schema(tree) if isinstance(tree, dict) else None
@@ -117,17 +117,19 @@ def read(path: Path, tool: str | None = None) -> Foreign:
             path=path,
             help=f"known are {', '.join([*MODULES, 'slurm'])}",
         )
-    tree, lines = _parse(read_text(path), path)
+    repeated: dict[str, tuple[int, int]] = {}
+    tree, lines = _parse(read_text(path), path, repeated)
     if not isinstance(tree, dict):
         raise ConfigError(
             "holds no keys", code="E3004", path=path, help=f"a config of {tool} is a mapping of keys to values"
         )
-    return Draft(_table(tool), path, tree, lines).finished()
+    return Draft(_table(tool), path, tree, lines, repeated).finished()
 
 
-def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
+def _parse(text: str, path: Path, repeated: dict[str, tuple[int, int]]) -> tuple[Any, dict[str, int]]:
+    """The values of a YAML or JSON text, and the line of each; keys that are set twice go into `repeated`."""
     if path.suffix != ".json" and not text.lstrip().startswith("{"):
-        return parse_yaml(text, path)
+        return parse_yaml(text, path, repeated)
     try:
         json.loads(text)
     except ValueError as error:
@@ -137,7 +139,7 @@ def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
     except RecursionError:
         raise ConfigError("nested too deeply to be a config", code="E3005", path=path) from None
     # JSON is YAML but for tabs between its tokens; inside its texts there are none.
-    return parse_yaml(text.replace("\t", " "), path)
+    return parse_yaml(text.replace("\t", " "), path, repeated)
 
 
 def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:

@@ -252,6 +252,8 @@ def finish(draft: Draft) -> None:
         strategy = draft.setup.get(strategy_key, default)
         if strategy != "steps" and strategy_key not in draft.refused:
             draft.without_effect([steps_key], f"{strategy_key} is {strategy}, not steps")
+    if draft.setup.get("eval_strategy") == "steps" and draft.flat.get("eval_steps") == 0:
+        draft.without_effect(["eval_steps"], "it is 0, and logging_steps takes its place")
     if draft.flat.get("save_strategy") in ("no", "epoch", "best"):
         draft.config.pop("checkpoint.every", None)
     if draft.setup.get("eval_strategy", "no") != "steps":

@@ -289,4 +289,5 @@ TOOL = Tool(
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
     conflicts=conflicts.llamafactory,
+    takes_repeated=False,  # OmegaConf: "found duplicate key"
 )
