@@ -122,7 +122,7 @@ AXOLOTL: tuple[Rule, ...] = (
         "rows to evaluate on (val_set_size is 0)",
     ),
     (
-        lambda flat: "learning_rate" not in flat and "lr" not in flat,
+        lambda flat: "learning_rate" not in flat and "datasets" in flat and "num_epochs" in flat,
         "base_model",
         "learning_rate beside base_model: it has no default",
     ),

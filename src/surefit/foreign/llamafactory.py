@@ -61,6 +61,17 @@ KEYS = hf.KEYS | {
     "template": To(c.text, None, "chat_template"),
     "enable_thinking": To(lambda value: {"enable_thinking": c.switch(value)}, "model.chat_template_kwargs"),
 }
+ALIASES = {
+    "max_seq_length": "cutoff_len", "max_seq_len": "cutoff_len", "sequence_len": "cutoff_len",
+    "base_model": "model_name_or_path", "lora_r": "lora_rank", "lora_target_modules": "lora_target",
+    "target_modules": "lora_target", "micro_batch_size": "per_device_train_batch_size",
+    "num_epochs": "num_train_epochs", "epochs": "num_train_epochs", "lr": "learning_rate",
+    "lr_scheduler": "lr_scheduler_type", "optimizer": "optim", "chat_template": "template",
+    "sample_packing": "packing", "val_set_size": "val_size", "load_in_4bit": "quantization_bit",
+    "load_in_8bit": "quantization_bit", "attn_implementation": "flash_attn", "datasets": "dataset",
+    "dataset_name": "dataset", "train_on_inputs": "train_on_prompt", "use_liger_kernel": "enable_liger_kernel",
+}  # fmt: skip
+"""Keys of Axolotl and TRL → what LLaMA-Factory calls the same."""
 DEFAULTS = {
     "data.max_length": ("cutoff_len", 2048),
     "train.epochs": ("num_train_epochs", 3.0),
@@ -179,11 +190,11 @@ def _quantization(draft: Draft) -> None:
     bits = draft.flat.get("quantization_bit")
     if bits is None:
         return
-    method = str(draft.flat.get("quantization_method") or "bnb").lower()
+    method = draft.flat.get("quantization_method") or "bnb"
     kinds = {4: str(draft.flat.get("quantization_type") or "nf4"), 8: "int8"}
     if not isinstance(bits, int) or isinstance(bits, bool):
         draft.refuse("quantization_bit", "a whole number, 4 or 8")
-    elif bits in kinds and method in ("bnb", "bitsandbytes"):
+    elif bits in kinds and method == "bnb":
         draft.say("quantization", kinds[bits], "quantization_bit")
         draft.judge("quantization_bit")
         if kinds[bits] == "nf4":
@@ -289,5 +300,6 @@ TOOL = Tool(
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
     conflicts=conflicts.llamafactory,
+    aliases=ALIASES,
     takes_repeated=False,  # OmegaConf: "found duplicate key"
 )

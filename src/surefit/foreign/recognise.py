@@ -40,6 +40,39 @@ ENOUGH = 3
 """Marks that make up for it, for the key itself may be misspelt."""
 SHARE = 0.6
 """Of a file's keys that its tool knows at least."""
+TRAINS = {"llamafactory": keys("finetuning_type stage cutoff_len export_dir infer_backend dataset_dir do_train")}
+"""Tool → keys of which its files have one, unless it knows all that they have: others name a model and a template too."""
+
+
+def _has_key(value: Any, key: str, depth: int = 4) -> bool:
+    """Whether a mapping has this key, or one inside it does."""
+    if not isinstance(value, dict) or not depth:
+        return False
+    return key in value or any(_has_key(inner, key, depth - 1) for inner in value.values())
+
+
+def _is_nemo(tree: Mapping[str, Any]) -> bool:
+    recipe = str(tree.get("recipe", ""))
+    return _has_key(dict(tree), "_target_") or recipe.startswith(("TrainFinetune", "KnowledgeDistillation"))
+
+
+def _is_oumi(tree: Mapping[str, Any]) -> bool:
+    model = tree.get("model")
+    sections = {"training", "data", "peft", "generation", "engine"} & tree.keys()
+    return isinstance(model, dict) and "model_name" in model and bool(sections)
+
+
+def _is_surogate(tree: Mapping[str, Any]) -> bool:
+    precisions = ("bf16", "fp8-hybrid", "nvfp4", "nvfp4-simple", "mxfp8")
+    return isinstance(tree.get("model"), str) and tree.get("recipe") in precisions
+
+
+def _is_unsloth(tree: Mapping[str, Any]) -> bool:
+    training = tree.get("training")
+    marks = {"use_lora", "training_type", "max_seq_length", "load_in_4bit", "packing"}
+    return isinstance(tree.get("model"), str) and isinstance(training, dict) and bool(marks & training.keys())
+
+
 OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     (
         "this is LLaMA-Factory's v1 schema, and SureFit reads that of `llamafactory-cli train`",
@@ -63,8 +96,19 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ),
     (
         "this is a config of ms-swift",
-        lambda tree: "model" in tree and bool(tree.keys() & {"tuner_type", "train_type", "split_dataset_ratio"}),
+        lambda tree: (
+            "model" in tree and bool(tree.keys() & {"tuner_type", "train_type", "split_dataset_ratio", "rlhf_type"})
+        ),
     ),
+    ("this is a config of NeMo AutoModel", _is_nemo),
+    ("this is a config of torchtune", lambda tree: _has_key(dict(tree), "_component_")),
+    (
+        "this is a config of Soup",
+        lambda tree: isinstance(tree.get("base"), str) and isinstance(tree.get("task"), str),
+    ),
+    ("this is a config of Oumi", _is_oumi),
+    ("this is a config of Surogate", _is_surogate),
+    ("this is a config of Unsloth's own command line", _is_unsloth),
 )
 """(what it is, how it is told) of schemas that look like one that is read."""
 
@@ -98,6 +142,8 @@ def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
         return True  # every kind of adapter has keys of its own
     marks = OWN[tool] & tree.keys()
     if not marks or count < SHARE * len(tree):
+        return False
+    if tool in TRAINS and count < len(tree) and not TRAINS[tool] & tree.keys():
         return False
     needed = NEEDED.get(tool)
     return needed is None or needed in tree or len(marks) >= ENOUGH

@@ -17,6 +17,8 @@ LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
     "use_rslora", "use_dora",
 )  # fmt: skip
+SEVERAL = 3
+"""Keys that TRL does not know, from which on the file is taken for that of a script of its own: none is a slip."""
 QUANT_KEYS = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
 
 
@@ -107,6 +109,10 @@ def _stage(draft: Draft) -> None:
             draft.lose(key, "it belongs to TRL's trainers for preferences or rewards, and SureFit learns from answers")
     for key in filter(draft.says, sorted(TRL_LAUNCHER)):
         draft.lose(key, "TRL hands it to `accelerate launch`; in SureFit see the sections hardware and parallel")
+    if len(draft.unknown) + len(draft.passed_over) >= SEVERAL:
+        draft.passed_over += draft.unknown
+        draft.unknown.clear()
+        draft.meant.clear()
     if draft.passed_over:
         # A script with arguments of its own comes with a release of TRL of its own.
         for key, instead in draft.gone.items():

@@ -121,9 +121,7 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
             message=f"{_tool(setup)} does not know {setup.name(key)} and ignores it"
             if setup.tool != "trl"
             else f"{_tool(setup)}'s own commands do not take {setup.name(key)}",
-            help="take it out, or correct its name"
-            if setup.tool != "trl"
-            else "leave it in only for a script of your own that takes it",
+            help=_where_it_belongs(setup, key),
         )
 
 
@@ -249,6 +247,14 @@ def value_out_of_range(setup: Setup) -> Iterator[Finding]:
     """
     for key, expected in setup.out_of_range.items():
         yield Finding(field=key, message=f"{setup.name(key)}: expected {expected}", help=f"write {expected}")
+
+
+def _where_it_belongs(setup: Setup, key: str) -> str:
+    if setup.tool == "trl":
+        return "leave it in only for a script of your own that takes it"
+    if setup.tool == "accelerate" and key.startswith("deepspeed_config."):
+        return "write it into a DeepSpeed JSON, and name that as deepspeed_config_file"
+    return "take it out, or correct its name"
 
 
 def _tool(setup: Setup, key: str = "") -> str:
