@@ -20,7 +20,7 @@ from typing import Any
 from surefit.config.load import parse_yaml, read_text
 from surefit.core.errors import ConfigError
 from surefit.foreign.draft import Draft, Tool
-from surefit.foreign.recognise import other_schema, recognise
+from surefit.foreign.recognise import flat_keys, other_schema, recognise
 from surefit.foreign.requirements import allowed_beside, is_requirements, read_requirements
 from surefit.foreign.result import Foreign, Lost
 
@@ -76,6 +76,8 @@ def detect(path: Path) -> str:
     if isinstance(tree, dict) and isinstance(tree.get("dependencies"), list) and tree.keys() & {"channels", "name"}:
         return "requirements"
     other = other_schema(tree) if isinstance(tree, dict) else None
+    if isinstance(tree, dict) and other is None and (flat := flat_keys(tree)):
+        raise _without_sections(flat, path)
     found = recognise(tree, _takes) if isinstance(tree, dict) and other is None else None
     if not isinstance(tree, dict | list):
         raise ConfigError("holds no keys", code="E3001", path=path, help=KNOWN)
@@ -87,6 +89,18 @@ def detect(path: Path) -> str:
             help=KNOWN,
         )
     return found
+
+
+def _without_sections(flat: dict[str, str], path: Path) -> ConfigError:
+    """What to write in place of keys that stand at the top of a file and belong into SureFit's sections."""
+    places = "; ".join(f"{key}: {dotted}" for key, dotted in flat.items() if key != dotted)
+    return ConfigError(
+        f"{UNKNOWN}: a SureFit config without its sections",
+        code="E3550",
+        path=path,
+        help=f"write each key in its section, such as `train: {{learning_rate: 2e-4}}` ({places}); "
+        "`surefit init` writes a whole config",
+    )
 
 
 def read(path: Path, tool: str | None = None) -> Foreign:

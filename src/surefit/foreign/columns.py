@@ -53,11 +53,12 @@ def _of_axolotl(entry: Mapping[str, Any], source: str, at: str) -> Iterator[Name
 
 
 def _of_llamafactory(found: Foreign) -> Iterator[Named]:
-    from surefit.foreign.llamafactory import dataset_info, set_names, source_in
+    from surefit.foreign.llamafactory import data_folder, dataset_info, set_names, source_in
 
     folder = found.values.get("dataset_dir") or "data"
     if not isinstance(folder, str):
         return
+    folder = data_folder(folder, found.path)
     info = dataset_info(folder)
     for name in set_names(found.values.get("dataset")):
         entry = info.get(name)

@@ -135,11 +135,6 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         "rows to evaluate on beside it: val_size above 0, or eval_dataset",
     ),
     (
-        lambda flat: _trains(flat) and off(flat.get("dataset")),
-        "do_train",
-        "a dataset to train on",
-    ),
-    (
         lambda flat: (
             flat.get("do_predict") is True and _is_stage(flat, "sft") and off(flat.get("predict_with_generate"))
         ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefit.config.load import parse_yaml, read_text
 from surefit.config.schema import STACKED
-from surefit.core.errors import ConfigError
+from surefit.core.errors import ConfigError, did_you_mean
 from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To, Tool
@@ -31,6 +31,16 @@ def _not(value: Any) -> bool:
     return not c.switch(value)
 
 
+INFO = "dataset_info.json"
+FORMATS = ("alpaca", "sharegpt", "openai")
+SOURCES = ("file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+ROLES = (
+    "prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios", "chosen",
+    "rejected", "kto_tag",
+)  # fmt: skip
+"""What `columns` of a data set may name (0.9.5, data/parser.py)."""
+NAMED = 8
+"""Data sets that a message lists."""
 KEYS = hf.KEYS | {
     "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
     "overwrite_output_dir": To(c.switch, None, "overwrite"),
@@ -209,6 +219,8 @@ def _data(draft: Draft) -> None:
     )
     names = draft.flat.get("dataset")
     if names is None:
+        if draft.flat.get("do_train") is True:
+            draft.refuse_with("do_train", "there is no dataset to train on", "name one as dataset")
         draft.whole_run = False
         return
     names = set_names(names)
@@ -217,7 +229,12 @@ def _data(draft: Draft) -> None:
         draft.whole_run = False
         return
     folder = draft.flat.get("dataset_dir") or "data"
+    if isinstance(folder, str):
+        folder = data_folder(folder, draft.path)
     info = dataset_info(folder) if isinstance(folder, str) else {}
+    if info:
+        _judge_sets(draft, "dataset", names, folder, info)
+        _judge_sets(draft, "eval_dataset", set_names(draft.flat.get("eval_dataset") or []), folder, info)
     source, layout = source_in(names[0], folder, info)
     if info:
         draft.reach("dataset_dir")
@@ -249,6 +266,53 @@ def _data(draft: Draft) -> None:
         draft.reach("eval_dataset")
 
 
+def data_folder(folder: str, path: Path) -> str:
+    """Where a `dataset_dir` lies: seen from here, as LLaMA-Factory does, or else from the config's own folder."""
+    beside = str(path.parent / folder)
+    here = os.path.isfile(Path(folder) / INFO)
+    return beside if not here and os.path.isfile(Path(beside) / INFO) else folder
+
+
+def _judge_sets(draft: Draft, key: str, names: list[str], folder: str, info: dict[str, Any]) -> None:
+    """Sets that the list of data sets does not have, and entries that LLaMA-Factory cannot use.
+
+    get_dataset_list (0.9.5, data/parser.py) stops at the first, the converters at the second.
+    """
+    for name in names:
+        entry = info.get(name)
+        if name not in info:
+            near = did_you_mean(name, list(info))
+            draft.refuse_with(
+                key,
+                f"{Path(folder) / INFO} has no data set {name!r}{near}",
+                f"add an entry for {name}, or name one of {', '.join(list(info)[:NAMED])}",
+            )
+        elif not isinstance(entry, dict):
+            draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO} is no mapping", "name its file in it")
+        elif problem := _wrong_entry(entry, folder):
+            draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO}: {problem[0]}", problem[1])
+
+
+def _wrong_entry(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
+    """(what is wrong with an entry of the list of data sets, what to do), as far as its rows are not needed."""
+    formatting = entry.get("formatting", "alpaca")
+    if formatting not in FORMATS:
+        near = did_you_mean(str(formatting), FORMATS)
+        return f"formatting is {formatting!r}{near}", f"write one of {', '.join(FORMATS)}"
+    if not any(key in entry for key in SOURCES):
+        return "it names no rows", "write file_name, or hf_hub_url"
+    hubs = any(key in entry for key in SOURCES if key != "file_name")
+    file = entry.get("file_name")
+    if isinstance(file, str) and not hubs and not os.path.exists(Path(folder) / file):
+        return f"there is no file {file}", f"put it into {folder}, or correct file_name"
+    columns = entry.get("columns")
+    known = ROLES if isinstance(columns, dict) else ()
+    for role in columns if isinstance(columns, dict) else ():
+        if role not in known:
+            return f"columns has no {role!r}{did_you_mean(role, known)}", f"its keys are {', '.join(known)}"
+    return None
+
+
 def set_names(value: Any) -> list[str]:
     """The names of data sets: a list, or a text with commas; empty where it is neither."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
@@ -268,7 +332,7 @@ def _mix(draft: Draft, sources: list[tuple[str, str | None]], strategy: str) -> 
 
 def dataset_info(folder: str) -> dict[str, Any]:
     """LLaMA-Factory's list of data sets in this folder; empty where there is none."""
-    path = Path(folder) / "dataset_info.json"
+    path = Path(folder) / INFO
     try:
         tree, _ = parse_yaml(read_text(path).replace("\t", " "), path) if os.path.isfile(path) else ({}, {})
     except ConfigError:

@@ -118,6 +118,36 @@ def other_schema(tree: Mapping[str, Any]) -> str | None:
     return next((name for name, told in OTHER_SCHEMAS if told(tree)), None)
 
 
+FLAT = {
+    "model": "model.name_or_path", "model_name": "model.name_or_path", "base_model": "model.name_or_path",
+    "model_name_or_path": "model.name_or_path", "model_id": "model.name_or_path", "quantization": "model.quantization",
+    "load_in_4bit": "model.quantization: nf4", "train": "data.train", "train_file": "data.train",
+    "dataset": "data.train", "data_path": "data.train", "train_data": "data.train", "dataset_path": "data.train",
+    "eval": "data.eval", "eval_file": "data.eval", "max_length": "data.max_length",
+    "max_seq_length": "data.max_length", "packing": "data.packing", "lora_r": "adapter.r", "lora_rank": "adapter.r",
+    "r": "adapter.r", "rank": "adapter.r", "lora_alpha": "adapter.alpha", "alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout", "target_modules": "adapter.target_modules",
+    "lora_target_modules": "adapter.target_modules", "epochs": "train.epochs", "num_epochs": "train.epochs",
+    "num_train_epochs": "train.epochs", "learning_rate": "train.learning_rate", "lr": "train.learning_rate",
+    "batch_size": "train.per_device_train_batch_size", "global_batch_size": "train.global_batch_size",
+    "max_steps": "train.max_steps", "warmup": "train.warmup", "warmup_steps": "train.warmup", "seed": "train.seed",
+    "weight_decay": "train.weight_decay", "schedule": "train.schedule", "lr_scheduler": "train.schedule",
+    "optimizer": "train.optimizer", "gradient_checkpointing": "train.gradient_checkpointing", "output_dir": "output_dir",
+    "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
+}  # fmt: skip
+"""Keys that somebody who guesses writes at the top of a SureFit config → where they stand in one."""
+GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - keys("model_name_or_path lora_r lora_alpha lora_dropout packing "
+    "load_in_4bit max_length lora_target_modules dtype recipe output_dir")  # fmt: skip
+"""Those of them that are not TRL's as well: without one of these a file may be TRL's."""
+
+
+def flat_keys(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Key → where it stands in a SureFit config, of a file that is a SureFit config without its sections."""
+    plain = all(not isinstance(value, dict) for value in tree.values())
+    guessed = bool(GUESSED & tree.keys()) and "model_name_or_path" not in tree
+    return {key: FLAT[key] for key in tree} if plain and guessed and tree.keys() <= FLAT.keys() else {}
+
+
 def recognise(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -> str | None:
     """The tool that knows most of the keys, among those whose marks are there.
 

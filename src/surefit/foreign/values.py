@@ -66,6 +66,14 @@ def kinds(tool: str) -> Mapping[str, str]:
     return {key: kind for kind, keys in table.items() for key in keys.split()}
 
 
+@lru_cache(maxsize=1)
+def trl_commands() -> Mapping[str, frozenset[str]]:
+    """TRL's command (sft, dpo, …) → the keys that it takes (scripts/trl_stages.py)."""
+    table = json.loads((SCHEMAS / "trl_stages.json").read_text(encoding="utf-8"))
+    shared = keys(table["shared"])
+    return {stage: shared | keys(names) for stage, names in table["stages"].items()}
+
+
 def kind_of(tool: str, key: str) -> str | None:
     """The kinds of a key; the settings of FSDP have the same ones in every tool."""
     known = kinds(tool).get(key)
