@@ -167,9 +167,7 @@ def read_text(path: Path) -> str:
         raise ConfigError("not UTF-8 text", code="E2011", path=path, line=line, help="save the file as UTF-8") from None
 
 
-def parse_yaml(
-    text: str, path: Path, repeated: dict[str, tuple[int, int]] | None = None
-) -> tuple[Any, dict[str, int]]:
+def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | None = None) -> tuple[Any, dict[str, int]]:
     """YAML text → (plain Python values, dotted key → line).
 
     Args:
@@ -212,9 +210,7 @@ def _yaml_help(text: str, line: int | None) -> str:
 class _Builder:
     """Turns YAML nodes into plain values, noting the line of every key."""
 
-    def __init__(
-        self, path: Path, lines: dict[str, int], repeated: dict[str, tuple[int, int]] | None = None
-    ) -> None:
+    def __init__(self, path: Path, lines: dict[str, int], repeated: dict[str, tuple[int, int]] | None = None) -> None:
         self.path = path
         self.lines = lines
         self.repeated = repeated

@@ -33,9 +33,9 @@ TEMPLATES: tuple[tuple[str, str], ...] = (
     ("GLM", r"(?:chat)?glm\d"),
     ("Yi", r"yi(?:_|$)"),
 )
-"""(family, beginnings of the names of its templates in LLaMA-Factory and Axolotl). `chatml` and the like are nobody's."""
+"""(family, beginnings of the names of its templates in LLaMA-Factory and Axolotl); `chatml` is nobody's."""
 END_TOKENS: Mapping[str, frozenset[str]] = {
-    "DeepSeek": frozenset({"<｜end▁of▁sentence｜>"}),
+    "DeepSeek": frozenset({"<\uff5cend\u2581of\u2581sentence\uff5c>"}),
     "Llama 4": frozenset({"<|eot|>", "<|end_of_text|>", "<|eom|>"}),
     "Llama 3": frozenset({"<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"}),
     "Llama 2": frozenset({"</s>"}),

@@ -348,7 +348,8 @@ class Draft:
         self.places |= {key: self.place(key) for key in gone_files}
         setup = Setup(
             tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
-            ignored=self.ignored, out_of_range=self.out_of_range, repeated=self.repeated, deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
+            ignored=self.ignored, out_of_range=self.out_of_range, repeated=self.repeated,
+            deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
             **self.setup,
         )  # fmt: skip
         return Foreign(

@@ -64,7 +64,7 @@ KEYS = hf.KEYS | {
     "enable_liger_kernel": To(c.switch, None, "liger"),
     "use_unsloth": To(c.switch, None, "unsloth"),
     "resize_vocab": To(c.when_true(True), None, "new_tokens"),
-    "add_tokens": To(c.if_any, None, "new_tokens"),
+    "add_tokens": To(c.texts, "model.add_tokens", "new_tokens", list),
     "predict_with_generate": To(c.switch, None, "generates_in_loop"),
     "do_sample": To(c.switch, None, "do_sample"),
     "temperature": To(c.number, None, "temperature"),
@@ -107,9 +107,20 @@ def _finish(draft: Draft) -> None:
         # init_adapter: "Upcasting trainable params to float32", unless pure_bf16 or BAdam; the shards of ZeRO-3 and
         # FSDP are float32 as well.
         draft.say("float32_masters", True, "pure_bf16")
+    _tokens(draft)
     _packing(draft)
     _generation(draft)
     _export(draft)
+
+
+def _tokens(draft: Draft) -> None:
+    """`add_tokens` are those of `model.add_tokens`; `resize_vocab` makes their rows, which SureFit does by itself."""
+    if "new_tokens" in draft.setup:
+        draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
+    if draft.says("resize_vocab") and not draft.says("add_tokens"):
+        draft.lose("resize_vocab", "model.add_tokens names the tokens that SureFit appends, with trained rows")
+    elif draft.says("additional_target") and draft.says("add_tokens"):
+        draft.lose("additional_target", "SureFit trains the rows of model.add_tokens")
 
 
 def _packing(draft: Draft) -> None:

@@ -41,7 +41,7 @@ ENOUGH = 3
 SHARE = 0.6
 """Of a file's keys that its tool knows at least."""
 TRAINS = {"llamafactory": keys("finetuning_type stage cutoff_len export_dir infer_backend dataset_dir do_train")}
-"""Tool → keys of which its files have one, unless it knows all that they have: others name a model and a template too."""
+"""Tool → keys of which its files have one, unless it knows all their keys: others name a template too."""
 
 
 def _has_key(value: Any, key: str, depth: int = 4) -> bool:
@@ -132,8 +132,8 @@ FLAT = {
     "batch_size": "train.per_device_train_batch_size", "global_batch_size": "train.global_batch_size",
     "max_steps": "train.max_steps", "warmup": "train.warmup", "warmup_steps": "train.warmup", "seed": "train.seed",
     "weight_decay": "train.weight_decay", "schedule": "train.schedule", "lr_scheduler": "train.schedule",
-    "optimizer": "train.optimizer", "gradient_checkpointing": "train.gradient_checkpointing", "output_dir": "output_dir",
-    "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
+    "optimizer": "train.optimizer", "gradient_checkpointing": "train.gradient_checkpointing",
+    "output_dir": "output_dir", "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
 }  # fmt: skip
 """Keys that somebody who guesses writes at the top of a SureFit config → where they stand in one."""
 GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - keys("model_name_or_path lora_r lora_alpha lora_dropout packing "

@@ -11,8 +11,8 @@ from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
 from surefit.foreign.axolotl_data import is_plain_split
 from surefit.foreign.draft import Draft, To, Tool
-from surefit.foreign.values import trl_commands
 from surefit.foreign.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
+from surefit.foreign.values import trl_commands
 
 LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
@@ -154,7 +154,9 @@ def _command(draft: Draft) -> None:
         for key in least:
             takers = ", ".join(command for command, known in commands.items() if key in known)
             draft.refuse_with(
-                key, f"no command takes this beside the other keys: `trl {name}` does not", f"it belongs to trl {takers}"
+                key,
+                f"no command takes this beside the other keys: `trl {name}` does not",
+                f"it belongs to trl {takers}",
             )
 
 

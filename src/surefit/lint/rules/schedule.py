@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from surefit.config.resolve import Resolved, rounds, warmup_steps
 from surefit.config.schema import Config
 from surefit.core.units import count_text
+from surefit.facts.families import size_in_name
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
@@ -96,13 +97,13 @@ def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding
     "learning-rate-high",
     severity="warning",
 )
-def learning_rate_high(config: Config, model: ModelFacts) -> Iterator[Finding]:
+def learning_rate_high(context: LintContext, config: Config) -> Iterator[Finding]:
     """The learning rate is above what pretrained models tolerate.
 
     ## What it does
     Flags more than 5e-3 for LoRA and more than 1e-4 for full training. Models under 20 million parameters are exempt:
     the rate a model tolerates falls as it gets wider (Yang et al. 2022, arXiv 2203.03466), and small ones train well at
-    rates that ruin a large one. So is a model whose size is not known.
+    rates that ruin a large one. So is a model whose size neither its files nor its name (8B) say.
 
     ## Why it is bad
     The first steps after warmup destroy what the model knew. The loss often still looks reasonable, because the model
@@ -120,11 +121,13 @@ def learning_rate_high(config: Config, model: ModelFacts) -> Iterator[Finding]:
     """
     rate, lora = config.train.learning_rate, config.adapter.kind == "lora"
     limit = LORA_RANGE[1] if lora else FULL_MAXIMUM
-    if model.parameters is not None and model.parameters >= TINY and rate > limit:
+    model = context.model
+    parameters = (model.parameters if model else None) or size_in_name(config.model.name_or_path)
+    if parameters is not None and parameters >= TINY and rate > limit:
         yield Finding(
             field="train.learning_rate",
             message=f"learning_rate {rate:g} is high for {'LoRA on' if lora else 'training all of'} a model of "
-            f"{count_text(model.parameters)} parameters: above {limit:g} what it knows is usually lost",
+            f"{count_text(parameters)} parameters: above {limit:g} what it knows is usually lost",
             help=f"start at {'2e-4' if lora else '1e-5'}",
         )
 

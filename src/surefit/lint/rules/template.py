@@ -10,12 +10,12 @@ from surefit.core.errors import did_you_mean
 from surefit.core.units import plural, shortened
 from surefit.facts.chat_template import with_defaults
 from surefit.facts.examples import ExampleFacts
+from surefit.facts.families import END_TOKENS, family_of, family_of_template, foreign_end_token
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.facts.template import TemplateRefused, render, variables_of
 from surefit.facts.thinking import as_read, how_read
 from surefit.facts.tokenizer import TokenizerFacts
-from surefit.facts.families import END_TOKENS, family_of, family_of_template, foreign_end_token
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.model import makes_conversations
 
