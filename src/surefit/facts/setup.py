@@ -39,6 +39,8 @@ class Setup:
         unknown: keys the tool does not know, each with its place; meant: such a key → the one it probably stands for.
         ignored: keys that have no effect → why; each has its place.
         passed_over: keys that the tool does not know and says nothing about; each has its place.
+        out_of_range: keys whose number makes no sense → what it should be; each has its place.
+        repeated: keys that are set more than once → the lines of the last two; each has its place.
         missing: keys that name a file which is not there → that file; each has its place.
         deprecated: keys that the tool still takes → what to write instead; each has its place.
         gone_imports: what a script imports and its library no longer has → what to write instead; each has its place.
@@ -110,6 +112,8 @@ class Setup:
     ignored: Mapping[str, str] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()
     deprecated: Mapping[str, str] = field(default_factory=dict)
+    out_of_range: Mapping[str, str] = field(default_factory=dict)
+    repeated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     gone_imports: Mapping[str, str] = field(default_factory=dict)
 

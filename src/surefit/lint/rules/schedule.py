@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from surefit.config.resolve import Resolved, rounds, warmup_steps
 from surefit.config.schema import Config
 from surefit.core.units import count_text
+from surefit.facts.families import size_in_name
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
@@ -102,13 +103,13 @@ def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding
     "learning-rate-high",
     severity="warning",
 )
-def learning_rate_high(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
+def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The learning rate is above what pretrained models tolerate.
 
     ## What it does
     Flags more than 5e-3 for LoRA and more than 1e-4 for full training. Models under 20 million parameters are exempt:
     the rate a model tolerates falls as it gets wider (Yang et al. 2022, arXiv 2203.03466), and small ones train well at
-    rates that ruin a large one. So is a model whose size is not known.
+    rates that ruin a large one. So is a model whose size neither its files nor its name (8B) say.
 
     ## Why it is bad
     The first steps after warmup destroy what the model knew. The loss often still looks reasonable, because the model
@@ -124,14 +125,15 @@ def learning_rate_high(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     LoRA's best rate is about ten times that of full training (Biderman et al. 2024, arXiv 2405.09673; Schulman et al.,
     "LoRA Without Regret", 2025).
     """
-    rate, full = setup.learning_rate, setup.adapter == "full"
+    rate, full, model = setup.learning_rate, setup.adapter == "full", context.model
     limit = FULL_MAXIMUM if full else LORA_RANGE[1]
-    if model.parameters is not None and model.parameters >= TINY and rate is not None and rate > limit:
+    parameters = (model.parameters if model else None) or size_in_name(setup.base_model or "")
+    if parameters is not None and parameters >= TINY and rate is not None and rate > limit:
         how = "training all of" if full else "LoRA on" if setup.adapter in ADAPTERS else "fine-tuning"
         yield Finding(
             field="learning_rate",
             message=f"learning_rate {rate:g} is high for {how} a model of "
-            f"{count_text(model.parameters)} parameters: above {limit:g} what it knows is usually lost",
+            f"{count_text(parameters)} parameters: above {limit:g} what it knows is usually lost",
             help=f"start at {'1e-5' if full else '2e-4'}",
         )
 
