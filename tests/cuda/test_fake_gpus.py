@@ -10,6 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from transformers.integrations import sdpa_attention
 
 from surefit.config.load import load_text
 from surefit.config.schema import AdapterSection
+from surefit.facts.hardware import hardware_facts
 from surefit.model import compat, sdpa
 from surefit.model.attention import use_varlen
 from surefit.model.compat import reads_masks_of_fake_tensors
@@ -295,6 +297,9 @@ def test_auto_has_decided_about_fused_kernels_for_the_plan_and_for_training(
     """The operators that training calls on a GPU are those that the plan runs, and both estimates count them."""
     for module in ("surefit.config.resolve", "surefit.model.kernels"):
         monkeypatch.setattr(f"{module}.missing_for_kernels", lambda: missing)
+    # A GPU of this machine: beside another's, packages are not looked for.
+    here = replace(hardware_facts("h100"), source="detected")
+    monkeypatch.setattr("surefit.facts.hardware.hardware_facts", lambda *given: here)
     auto, on, off = (
         prepare(load_text(H100_CONFIG, Path("run.yaml"), [f"speed.kernels={kernels}"]))
         for kernels in ("auto", True, False)
