@@ -66,7 +66,11 @@ def release(path: Path, package: str) -> dict[str, Any]:
     with zipfile.ZipFile(path) as wheel:
         for name in wheel.namelist():
             if package in FILES and re.fullmatch(FILES[package], name):
-                taken.update(members(wheel.read(name).decode(), package))
+                for each, own in members(wheel.read(name).decode(), package).items():
+                    # TRL keeps a class that hands everything on where one has moved to trl.experimental.
+                    other = taken.get(each, own)
+                    taken[each] = {**own, **{key: own[key] | other[key] for key in ("takes", "deprecated")}}
+                    taken[each]["bases"] = [*own["bases"], *other["bases"]]
         metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         asked = re.findall(r"^Requires-Dist: (.*)$", wheel.read(metadata).decode(), re.MULTILINE)
         if package == "trl":

@@ -148,7 +148,7 @@ def read_arguments(notes: Notes, calls: Iterable[Call], judge: Judge) -> None:
 
 
 def _draft(call: Call, path: Path, judge: Judge) -> Draft:
-    verdicts = _verdicts(call, judge)
+    verdicts = _verdicts(call, judge) if _is_there(call, judge) else {}
     tool = _aged(_tool(call), call, verdicts, judge)
     known = {key: _plain(value) for key, value in call.known.items() if value is not None or tool.knows(key)}
     judged = {key: OPEN for key in call.given if key not in known and not tool.knows(key)}
@@ -161,9 +161,22 @@ def _draft(call: Call, path: Path, judge: Judge) -> Draft:
     for key in tool.deprecated.keys() & call.given.keys() - known.keys():  # whatever its value is
         draft.deprecated[key] = tool.deprecated[key]
     draft.problems += [_too_early(call, key, path, judge) for key in sorted(early)]
+    if not _is_there(call, judge):
+        package = table()["classes"][call.kind]["package"]
+        draft.unknown.clear()
+        draft.problems.append(ConfigError(
+            f"{NAMES[package]} {judge.release(package)} has no {call.kind}: it came with {judge.came_with(call.kind)}",
+            code="E3505", path=path, line=call.line, field=call.kind,
+            help=f"ask for the later release in {judge.source.get(package, 'the requirements')}",
+        ))  # fmt: skip
     if _is_unsloths(call, judge):
         _forgive(draft)
     return draft
+
+
+def _is_there(call: Call, judge: Judge) -> bool:
+    """Whether the release that counts has the class at all."""
+    return call.kind not in table()["classes"] or judge.has(call.kind) != "not yet"
 
 
 def _classes(kind: str) -> tuple[str, ...]:

@@ -117,6 +117,16 @@ class Judge:
             return "unknown"
         return self._verdict(package, runs, spans(name, "deprecated").get(key, ()))
 
+    def has(self, name: str) -> Verdict:
+        """Whether there is such a class, in the release that counts."""
+        entry = table()["classes"][name]
+        return self._verdict(entry["package"], _spans({entry["there"]: name}, entry["package"])[name], ())
+
+    def came_with(self, name: str) -> str:
+        """The first release with a class: "TRL 0.14"."""
+        entry = table()["classes"][name]
+        return f"{NAMES[entry['package']]} {entry['there'].partition(' ')[0]}"
+
     def exports(self, name: str) -> Verdict:
         """Whether `from trl import` finds a name, in the release that counts."""
         runs = exports().get(name)
