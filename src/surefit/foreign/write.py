@@ -77,7 +77,7 @@ def _held_out(found: Foreign) -> list[str]:
     if found.tool not in HOLDS_NOTHING_OUT or "data.eval" in found.names:
         return []
     return [
-        f"  eval: {one_line_yaml(found.loaded.config.data.eval)}  # SureFit's own: {found.tool} holds no rows out here, "
+        f"  eval: {one_line_yaml(found.loaded.config.data.eval)}  # SureFit's own: {found.tool} holds no rows out, "
         "and SureFit always measures on some: this share of the rows is not trained on"
     ]
 
