@@ -145,7 +145,9 @@ GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - keys("model_name_or_path lora_r
 def flat_keys(tree: Mapping[str, Any]) -> dict[str, str]:
     """Key → where it stands in a SureFit config, of a file that is a SureFit config without its sections."""
     plain = all(not isinstance(value, dict) for value in tree.values())
-    guessed = bool(GUESSED & tree.keys()) and "model_name_or_path" not in tree
+    guessed = (
+        bool(GUESSED & tree.keys()) and not {"model_name_or_path", "base_model"} & tree.keys() and len(tree) >= ENOUGH
+    )
     return {key: FLAT[key] for key in tree} if plain and guessed and tree.keys() <= FLAT.keys() else {}
 
 
