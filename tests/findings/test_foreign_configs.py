@@ -241,4 +241,6 @@ def test_families_of_names() -> None:
     """FB8: a distilled model takes the template of the one that it was distilled from."""
     assert family_of("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B") == "DeepSeek"
     assert family_of("org/mistral-to-qwen") is None
+    assert family_of("openlm-research/open_llama_3b_v2") is None, "3b is its size"
+    assert family_of("meta-llama/Llama-3.2-3B") == "Llama 3"
     assert family_of_template("qwen_25") == "Qwen"
