@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 FAMILIES: tuple[tuple[str, str], ...] = (
     ("DeepSeek", r"deepseek"),
-    ("Llama 4", r"llama[-_]?4"),
-    ("Llama 3", r"llama[-_]?3"),
-    ("Llama 2", r"llama[-_]?2"),
+    ("Llama 4", r"llama[-_]?4(?!\d|[\d.]*b)"),
+    ("Llama 3", r"llama[-_]?3(?!\d|[\d.]*b)"),
+    ("Llama 2", r"llama[-_]?2(?!\d|[\d.]*b)"),
     ("Qwen", r"qwen|qwq"),
     ("Mistral", r"(?:mi[sx]|mini|code)tral"),
     ("Gemma", r"gemma"),

@@ -133,7 +133,8 @@ FLAT = {
     "max_steps": "train.max_steps", "warmup": "train.warmup", "warmup_steps": "train.warmup", "seed": "train.seed",
     "weight_decay": "train.weight_decay", "schedule": "train.schedule", "lr_scheduler": "train.schedule",
     "optimizer": "train.optimizer", "gradient_checkpointing": "train.gradient_checkpointing",
-    "output_dir": "output_dir", "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
+    "output_dir": "output_dir",
+    "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
 }  # fmt: skip
 """Keys that somebody who guesses writes at the top of a SureFit config → where they stand in one."""
 GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - keys("model_name_or_path lora_r lora_alpha lora_dropout packing "
@@ -144,7 +145,9 @@ GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - keys("model_name_or_path lora_r
 def flat_keys(tree: Mapping[str, Any]) -> dict[str, str]:
     """Key → where it stands in a SureFit config, of a file that is a SureFit config without its sections."""
     plain = all(not isinstance(value, dict) for value in tree.values())
-    guessed = bool(GUESSED & tree.keys()) and "model_name_or_path" not in tree
+    guessed = (
+        bool(GUESSED & tree.keys()) and not {"model_name_or_path", "base_model"} & tree.keys() and len(tree) >= ENOUGH
+    )
     return {key: FLAT[key] for key in tree} if plain and guessed and tree.keys() <= FLAT.keys() else {}
 
 

@@ -140,7 +140,11 @@ def _command(draft: Draft) -> None:
     theirs = [key for key in draft.flat if draft.says(key) and key in TRL | TRL_STAGES | TRAINING_ARGUMENTS]
     if draft.passed_over or draft.unknown or OPEN_R1 & draft.flat.keys():
         return
-    nowhere = [key for key in theirs if key in TRL_STAGES and not any(key in known for known in commands.values())]
+    nowhere = [
+        key
+        for key in theirs
+        if key in TRL_STAGES - draft.refused and not any(key in known for known in commands.values())
+    ]
     for key in nowhere:
         draft.mapped.discard(key)
         draft.lost.pop(key, None)

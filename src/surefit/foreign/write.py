@@ -74,10 +74,10 @@ HOLDS_NOTHING_OUT = frozenset({"axolotl", "llamafactory", "trl"})
 def _held_out(found: Foreign) -> list[str]:
     """What SureFit holds out where the other tool held nothing out: SureFit cannot do without."""
     assert found.loaded is not None
-    if found.tool not in HOLDS_NOTHING_OUT or "data.eval" in found.names:
+    if found.tool not in HOLDS_NOTHING_OUT or "data.eval" in found.loaded.lines:
         return []
     return [
-        f"  eval: {one_line_yaml(found.loaded.config.data.eval)}  # SureFit's own: {found.tool} holds no rows out here, "
+        f"  eval: {one_line_yaml(found.loaded.config.data.eval)}  # SureFit's own: {found.tool} holds no rows out, "
         "and SureFit always measures on some: this share of the rows is not trained on"
     ]
 

@@ -410,6 +410,8 @@ def test_llamafactory_s_sets_one_behind_the_other(tmp_path: Path, monkeypatch: p
     (tmp_path / "data").mkdir()
     info = {"one": {"file_name": "one.json"}, "two": {"file_name": "two.json", "formatting": "sharegpt"}}
     (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
+    for name in ("one", "two"):
+        (tmp_path / f"data/{name}.json").write_text("[]")
     text = "model_name_or_path: a\nstage: sft\ndataset: one, two\noutput_dir: o\n"
     found = read_text(tmp_path, text)
     assert found.loaded is not None
@@ -456,11 +458,15 @@ FACTORY = "model_name_or_path: a\nstage: sft\ndataset: b\noutput_dir: c\n"
         (AXOLOTL + "adapter: qlora\nload_in_4bit: true\n", "model.quantization", "nf4"),
         (AXOLOTL + "adapter: lora\nload_in_8bit: true\n", "model.quantization", "none"),
         (AXOLOTL + "optimizer: adamw_bnb_8bit\n", "train.optimizer", "adamw_8bit"),
-        (AXOLOTL + "early_stopping_patience: 3\nsave_steps: 20\neval_steps: 10\n", "train.early_stopping_patience", 3),
+        (
+            AXOLOTL + "early_stopping_patience: 3\nsave_steps: 20\neval_steps: 10\nval_set_size: 0.1\n",
+            "train.early_stopping_patience",
+            3,
+        ),
         (AXOLOTL + "eval_steps: 10\n", "train.eval_every", 10),
         (TRL + "max_steps: 1000\nper_device_train_batch_size: 4\n", "train.epochs", 4000.0),
         (FACTORY + "max_steps: 50\nnum_train_epochs: 2\n", "train.epochs", 400.0),
-        (AXOLOTL + "max_steps: 50\nnum_epochs: 2\n", "train.epochs", 2.0),
+        (AXOLOTL + "max_steps: 50\nnum_epochs: 2\nlearning_rate: 1e-4\n", "train.epochs", 2.0),
         (TRL + "eval_strategy: steps\neval_steps: 20\n", "train.eval_every", 20),
         (TRL + "eval_strategy: epoch\neval_steps: 20\n", "train.eval_every", None),
         (FACTORY + "enable_thinking: false\n", "model.chat_template_kwargs", {"enable_thinking": False}),
