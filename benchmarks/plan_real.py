@@ -1,6 +1,6 @@
 """Planned against actual RAM on a CPU: `surefit train` on a real model, and on families of random ones.
 
-    python benchmarks/plan_real.py [--model PATH] [--families] [--case PARTS] [--out FOLDER] [--replan] [--list] [--json]
+    python benchmarks/plan_real.py [--model PATH] [--families] [--case PARTS] [--out DIR] [--replan] [--list] [--json]
 
 --families: random models of 13 families (Llama, which the plan was fitted to, and 12 others; plan_real_models.py) of
 some 20, 120 and 500 million parameters, with LoRA, LoRA over NF4, and all weights trained, in place of the real model.

@@ -207,8 +207,8 @@ A cell is what `surefit plan` says of this config, with `--set` for card, model,
   close to call is simulated, unless it is too long for that. A dash: beyond the model's context.
 - **2 s**: two rows per micro batch; s: all but attention is recomputed, c: whole layers, no letter: nothing; t: MLPs in
   tiles. The global batch is 64 rows, packed.
-- From Ampere on with fused kernels (`speed.kernels=true`), which a machine with the GPU and the extra `kernels` takes by
-  itself. Without them, runs take more memory and time.
+- From Ampere on with fused kernels (`speed.kernels=true`), which a machine with the GPU and the extra `kernels` takes
+  by itself. Without them, runs take more memory and time.
 - **690/s, 0.4 h**: tokens per second, and hours per million tokens: times the price of an hour, what a million tokens
   cost. SureFit has no list of prices.
 - **longest**: tokens of the longest row that certainly fits, in steps of 1,024, up to the model's context.

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def main(wheels: Path) -> int:
         package, version = path.name.split("-")[:2]
         parts = Version(version).release
         found.setdefault(package, {})[f"{parts[0]}.{parts[1]}"] = release(path, package)
-    table = {
+    table: dict[str, Any] = {
         "releases": {package: list(releases) for package, releases in found.items()},
         "requires": {package: requires(package, releases) for package, releases in found.items()},
         "classes": {
@@ -112,7 +112,7 @@ def renamed(init: ast.FunctionDef | None) -> Iterator[str]:
     """Old names that a decorator still takes, and parameters that one warns about."""
     for each in init.decorator_list if init else ():
         if isinstance(each, ast.Call) and "deprecate" in ast.unparse(each.func):
-            yield from (arg.value for arg in each.args[:1] if isinstance(arg, ast.Constant))
+            yield from (str(arg.value) for arg in each.args[:1] if isinstance(arg, ast.Constant))
             listed = next((k.value for k in each.keywords if k.arg == "deprecated_args"), None)
             yield from (item.value for item in getattr(listed, "elts", ()))
 
@@ -120,8 +120,9 @@ def renamed(init: ast.FunctionDef | None) -> Iterator[str]:
 def warned(node: ast.ClassDef) -> Iterator[str]:
     """Arguments whose help or whose warning says that they are deprecated."""
     for each in node.body:
-        is_field = isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value is not None
-        if is_field and HELP.search(" ".join(texts(each.value))):
+        if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and each.value is not None):
+            continue
+        if HELP.search(" ".join(texts(each.value))):
             yield each.target.id
     for text in texts(node):
         if len(text) < LONG:
@@ -179,7 +180,7 @@ def is_training(own: dict[str, Any], name: str) -> bool:
     return "TrainingArguments" in bases or any(is_training(own, base) for base in bases)
 
 
-def spans_of(taken: dict[str, Iterable[str]], releases: list[str]) -> dict[str, str]:
+def spans_of(taken: Mapping[str, Iterable[str]], releases: list[str]) -> dict[str, str]:
     """ "first to last" releases → the keys that exactly those have, for each run of releases."""
     spans: dict[str, list[str]] = {}
     for key in sorted({key for keys in taken.values() for key in keys}):

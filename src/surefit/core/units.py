@@ -26,7 +26,8 @@ def bytes_of(text: str) -> int:
         raise ValueError(f"{text!r:.40} is no size: write a number and its unit, such as 100GB")
     number, prefix, binary, unit = found.groups()
     base = 1000.0 if unit and not binary else 1024.0
-    return round(float(number.replace("_", "").replace(",", "")) * base ** (1.0 + "kmgt".index(prefix.lower())))
+    factor: float = base ** (1 + "kmgt".index(prefix.lower()))
+    return round(float(number.replace("_", "").replace(",", "")) * factor)
 
 
 def bytes_text(count: float) -> str:

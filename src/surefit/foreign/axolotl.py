@@ -204,18 +204,18 @@ def _frequency(draft: Draft) -> None:
 
 def _steps_per_epoch(draft: Draft) -> int | None:
     """The optimizer steps of an epoch, where all rows are here and none are packed together."""
-    source, batch = draft.config.get("data.train"), draft.config.get("train.global_batch_size")
+    source, batch = draft.config.get("data.train"), draft.config.get("train.global_batch_size", 0)
     if not draft.rows_known or draft.setup.get("packing") or not batch or not os.path.isfile(str(source)):
         return None
     from surefit.core.errors import SureFitError
     from surefit.data.load import load_rows
 
     try:
-        rows = len(load_rows(source))
+        rows = len(load_rows(str(source)))
     except SureFitError:
         return None
     share = draft.config.get("data.eval")
-    return max(1, round(rows * (1 - share) if isinstance(share, float) else rows) // batch)
+    return max(1, round(rows * (1 - share) if isinstance(share, float) else rows) // int(batch))
 
 
 def _world(draft: Draft) -> None:

@@ -6,7 +6,7 @@ value stands in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,9 @@ def launches_of(script: Path) -> Iterator[tuple[JobScript, Launch]]:
     for folder in (here.parent, here.parent.parent):
         for path in _shell_scripts(folder):
             job = _job(path)
-            for launch in job.launches if job else ():
+            if job is None:
+                continue
+            for launch in job.launches:
                 named = [base / launch.script for base in _bases(path)] if launch.script else []
                 if launch.script and any(each.resolve() == here for each in named if launch.script.endswith(".py")):
                     yield job, with_config(launch, path)[0]
@@ -95,7 +97,7 @@ def spreads(script: Path | None) -> bool:
     return any(word in text for word in SPREADING)
 
 
-def together(setup: Setup, others: list[tuple[Setup, tuple[str, ...]]]) -> Setup:
+def together(setup: Setup, others: Sequence[tuple[Setup, tuple[str, ...]]]) -> Setup:
     """A setup with those attributes of others that it does not say itself."""
     values: dict[str, Any] = {}
     places = dict(setup.places)

@@ -46,7 +46,7 @@ def read_script(path: Path) -> Foreign:
     setup = setup_of_job(job)
     setup = replace(setup, places={**places, **setup.places})
     config = next((found for launch, found in launches if launch is main), None)
-    others = [(config, FROM_CONFIG)] if config else []
+    others: list[tuple[Setup, tuple[str, ...]]] = [(config, FROM_CONFIG)] if config else []
     problems: tuple[SureFitError, ...] = ()
     if main:
         source = _source(script)

@@ -140,7 +140,7 @@ def _token_rows(directory: Path, config: Mapping[str, Any], rest: Mapping[str, t
     known = {module: ids for module in trained if (ids := _token_ids(config, module))}
     rows = {}
     for module, tensor in trained.items():
-        ids = known.get(module) or next((i for other, i in known.items() if torch.equal(trained[other], tensor)), None)
+        ids = known.get(module) or next((i for other, i in known.items() if torch.equal(trained[other], tensor)), [])
         if not ids:
             raise incomplete(directory, f"nothing says which tokens the trained rows of {module} belong to")
         rows[f"{module}.weight"] = ids, tensor
@@ -159,7 +159,8 @@ def _whole_tensors(
     endings = (asked,) if isinstance(asked, str) else tuple(asked)
     # With ensure_weight_tying, a head that is not in the settings is a copy, too.
     copies = {name.partition(".modules_to_save.")[0] for name in rest if ".modules_to_save." in name}
-    replaced, base = {}, {}
+    replaced: dict[str, torch.Tensor] = {}
+    base: dict[str, torch.Tensor] = {}
     for name, tensor in rest.items():
         if name.endswith(ROWS) or ".modules_to_save." in name:
             continue

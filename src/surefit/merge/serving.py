@@ -187,7 +187,8 @@ class Beside:
 
     @property
     def rank(self) -> int:
-        return max([self.settings["r"], *(self.settings.get("rank_pattern") or {}).values()])
+        ranks: list[int] = [self.settings["r"], *(self.settings.get("rank_pattern") or {}).values()]
+        return max(ranks)
 
 
 def adapter_commands(beside: Beside) -> tuple[dict[str, list[str]], list[str]]:
