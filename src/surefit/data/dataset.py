@@ -14,7 +14,8 @@ from surefit.core.progress import OnProgress, silent
 from surefit.data.cache import Encoded, Stats, TokenDataset, cache_key, open_cached, store
 from surefit.data.formats import Examples, bad_rows_error
 from surefit.data.shorten import shorten
-from surefit.data.tokenize import BATCH, TEMPLATE_DATE, encode_turns
+from surefit.data.tokenize import BATCH, encode_turns
+from surefit.facts.chat_template import TEMPLATE_DATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -354,6 +354,13 @@ def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Ex
     return Examples(examples, where, [f"{problem.where}: {problem.message}" for problem in problems])
 
 
+def placed(error: DataError, where: str) -> DataError:
+    """The error with the place of its row, which is `file:line` or words."""
+    file, _, number = where.rpartition(":")
+    path, line = (file, int(number)) if number.isdecimal() else (where, None)
+    return DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
+
+
 def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_out: str) -> DataError:
     """One error for all bad rows: the only one itself, or the count with the first ones below it."""
     otherwise = f", or {way_out}" if way_out else ""

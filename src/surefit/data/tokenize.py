@@ -18,6 +18,7 @@ from surefit.core.garbage import uncollected
 from surefit.data.cache import Encoded
 from surefit.data.given import require_known
 from surefit.data.turns import Segment, cut, renderings
+from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.thinking import Reads, as_read, how_read
 from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example, Message
@@ -25,9 +26,6 @@ from surefit.task import Example, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEMPLATE_DATE = "26 Jul 2024"
-"""Llama's templates write a date; without this one (their own fallback) it would be today's, and every day's tokens
-would differ."""
 BATCH = 256
 """Examples that are handed to the tokenizer at once: it works on them in parallel."""
 

@@ -319,10 +319,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def template_of(tokenizer_config: Mapping[str, Any]) -> str | None:
-    """`chat_template` in a tokenizer_config.json: a text, or a list of named texts of which `default` is used."""
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of a tokenizer's templates: the one that is used, and the one for conversations with tools."""
+
+
+def template_of(tokenizer_config: Mapping[str, Any], name: str = DEFAULT) -> str | None:
+    """`chat_template` in a tokenizer_config.json: a text, or the one of this name in a list of named texts."""
     entry = tokenizer_config.get("chat_template")
     if isinstance(entry, list):
         named = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
-        entry = named.get("default")
-    return entry if isinstance(entry, str) else None
+        return text if isinstance(text := named.get(name), str) else None
+    return entry if isinstance(entry, str) and name == DEFAULT else None

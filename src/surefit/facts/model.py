@@ -22,7 +22,7 @@ from surefit.core.reading import read_bytes
 from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
-from surefit.facts.door import MAX_TEMPLATE_BYTES, read_json_object, require_sound_config, template_of
+from surefit.facts.door import MAX_TEMPLATE_BYTES, TOOL_USE, read_json_object, require_sound_config, template_of
 from surefit.facts.experts import NO_STACKS, routers, stacks
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
@@ -416,6 +416,22 @@ def chat_template_in(directory: Path) -> str | None:
                 f"cannot be read: {error.strerror}", code="E2086", path=file, help="download the file again"
             ) from None
     return _template_beside(directory)
+
+
+def tools_template_in(directory: Path) -> str | None:
+    """The template that a tokenizer of this folder uses for conversations with tools, where it has several by name."""
+    file = directory / "additional_chat_templates" / f"{TOOL_USE}.jinja"
+    if file.is_file():
+        try:
+            return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
+        except OSError as error:
+            raise ModelError(
+                f"cannot be read: {error.strerror}", code="E2086", path=file, help="download the file again"
+            ) from None
+    config = directory / "tokenizer_config.json"
+    if (directory / "chat_template.jinja").is_file() or not config.is_file():
+        return None
+    return template_of(read_json_object(config), TOOL_USE)
 
 
 def _template_beside(directory: Path) -> str | None:

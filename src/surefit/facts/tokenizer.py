@@ -14,7 +14,7 @@ from surefit.core.errors import ModelError
 from surefit.core.reading import read_bytes
 from surefit.facts.door import read_json_object, require_sound_special, require_sound_steps
 from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
-from surefit.facts.model import ModelFacts, chat_template_in
+from surefit.facts.model import ModelFacts, chat_template_in, tools_template_in
 from surefit.facts.template import TemplateExceeds, TemplateRefused, render
 from surefit.facts.thinking import as_read, how_read
 from surefit.facts.turn_end import ends_of_turn, first_in
@@ -34,10 +34,12 @@ class TokenizerFacts:
         largest_id: of all tokens.
         largest_plain_id: of those that are not added ones.
         added: added token → id: special tokens, and what a user put behind the vocabulary.
+        special: those of them that are special: no text is meant to hold them.
         pad_token, eos_token, bos_token: their texts, None where the tokenizer has none; pad_id, eos_id, bos_id: their
             ids, None also where they are not known.
         stop_ids: where generation stops by generation_config.json, else by config.json; empty where neither says.
         chat_template: its text.
+        tools_template: the text of the one that is used for rows with tools, where that is another.
         marks_generation: the template says with {% generation %} which text the model writes.
         mentions_tools: the template uses the variable `tools`.
         turn_end: the text that the template writes after an assistant's answer; None where it has no template or the
@@ -51,6 +53,7 @@ class TokenizerFacts:
     largest_id: int | None = None
     largest_plain_id: int | None = None
     added: Mapping[str, int] = field(default_factory=dict)
+    special: frozenset[str] = frozenset()
     pad_token: str | None = None
     pad_id: int | None = None
     eos_token: str | None = None
@@ -59,6 +62,7 @@ class TokenizerFacts:
     bos_id: int | None = None
     stop_ids: tuple[int, ...] = ()
     chat_template: str | None = field(default=None, repr=False)
+    tools_template: str | None = field(default=None, repr=False)
     marks_generation: bool = False
     mentions_tools: bool = False
     turn_end: str | None = None
@@ -69,7 +73,7 @@ class TokenizerFacts:
     def without_template(self) -> TokenizerFacts:
         """The same, for a run that does not use the tokenizer's own chat template."""
         return replace(
-            self, chat_template=None, marks_generation=False, mentions_tools=False, turn_end=None,
+            self, chat_template=None, tools_template=None, marks_generation=False, mentions_tools=False, turn_end=None,
             ends_with_next=False, end_of_turn=None, end_of_turn_id=None,
         )  # fmt: skip
 
@@ -94,9 +98,15 @@ def tokenizer_facts(path: Path, template: str | None = None) -> TokenizerFacts:
     require_sound_tokenizer(path)
     config = _optional(path / "tokenizer_config.json")
     named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
-    vocabulary, added = _vocabulary(path / "tokenizer.json")
+    vocabulary, added, special = _vocabulary(path / "tokenizer.json")
     file = path / "tokenizer.json" if vocabulary else None
-    return _facts(path, file, vocabulary, added, named, _stop_ids(path), template or chat_template_in(path))
+    own = chat_template_in(path)
+    tools_template = tools_template_in(path) if template in (None, own) else None
+    facts = _facts(path, file, vocabulary, added, named, _stop_ids(path), template or own)
+    mentions_tools = facts.mentions_tools or bool(tools_template and _TOOLS.search(tools_template))
+    return replace(
+        facts, special=frozenset(special), tools_template=tools_template, mentions_tools=mentions_tools
+    )
 
 
 def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> TokenizerFacts:
@@ -110,7 +120,9 @@ def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> Token
     template = chosen or header.metadata.get("tokenizer.chat_template")
     stops = () if ids["eos"] is None else (ids["eos"],)
     template = template if isinstance(template, str) else None
-    return _facts(header.path, header.path, vocabulary, added, named, stops, template)
+    facts = _facts(header.path, header.path, vocabulary, added, named, stops, template)
+    controls = {number for number, kind in enumerate(kinds) if kind == CONTROL} if kinds else set()
+    return replace(facts, special=frozenset(token for token, number in added.items() if number in controls))
 
 
 def known_tokens(facts: TokenizerFacts, tokens: Sequence[str]) -> list[str]:
@@ -192,10 +204,11 @@ def _text(config: Mapping[str, Any], path: Path, name: str) -> str | None:
     return entry if isinstance(entry, str) else None
 
 
-def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """(token → id of the vocabulary, token → id of the added tokens); both empty where there is no file."""
+def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """(token → id of the vocabulary, token → id of the added tokens, those that are special); all empty where there is
+    no file."""
     if not path.is_file():
-        return {}, {}
+        return {}, {}, []
     text = _text_of(path)
     try:
         added, vocabulary = _entry(text, '"added_tokens"'), _entry(text, '"vocab"')
@@ -203,7 +216,9 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
         whole = read_json_object(path)
         model = whole.get("model")
         added, vocabulary = whole.get("added_tokens"), model.get("vocab") if isinstance(model, Mapping) else None
-    return _token_ids(vocabulary), _added_ids(added)
+    entries = [entry for entry in added if isinstance(entry, Mapping)] if isinstance(added, list) else []
+    special = [text for entry in entries if entry.get("special") and isinstance(text := entry.get("content"), str)]
+    return _token_ids(vocabulary), _added_ids(added), special
 
 
 def _entry(text: str, key: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, task
 
 if TYPE_CHECKING:
     from surefit.data.formats import Examples
+    from surefit.facts.audit import Observation
     from surefit.facts.dataset import DatasetFacts
     from surefit.facts.examples import ExampleFacts
     from surefit.facts.tokenizer import TokenizerFacts
@@ -36,6 +37,8 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
     tokenizer, damaged = tokenizer_of(found)
     sample, unusable = _sample(found)
+    sample, rendered, refused = _rendered(found, sample, tokenizer)
+    unusable += refused
     examples, more = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
@@ -44,6 +47,9 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     scored, unread = scored_facts(
         loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked
     )
+    audit = sample_audit(rows, loaded.config.recipe) if rows else None
+    if audit is not None:
+        audit = replace(audit, observations={**audit.observations, **rendered})
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -57,7 +63,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         dataset=_dataset(found, columns),
         examples=examples,
         scored=scored,
-        audit=sample_audit(rows, loaded.config.recipe) if rows else None,
+        audit=audit,
         environment=environment_facts(),
         stack=stack_facts(),
         columns=columns,
@@ -118,6 +124,28 @@ def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
     except SureFitError as error:
         _name_the_recipe(error, found.rows.columns, found.recipe)
         return None, [error]
+
+
+def _rendered(
+    found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
+) -> tuple[Examples | None, Mapping[str, Observation], list[SureFitError]]:
+    """The sample without the rows that the chat template does not take, what is seen of the others once they are
+    rendered, and those rows as an error, where they are not to be left out."""
+    from surefit.data.looking import left_out, look_at_examples, refused_rows, without_refused
+    from surefit.data.unread import unread_columns
+
+    if sample is None or found.rows is None or found.recipe is None:
+        return sample, {}, []
+    config = found.loaded.config
+    looked = look_at_examples(sample, tokenizer, config)
+    seen = {**looked.observations, **unread_columns(found.rows, found.recipe, config.data.format, tokenizer)}
+    kept = without_refused(sample, looked)
+    if kept.skipped:
+        seen |= left_out(kept)
+    way_out = "set data.bad_rows: skip to leave them out (counted)"
+    problem = refused_rows(looked, sample, found.rows.source, way_out)
+    skips = config.data.bad_rows == "skip" and len(kept) > 0
+    return kept if len(kept) else None, seen, [problem] if problem and not skips else []
 
 
 def _examples(
