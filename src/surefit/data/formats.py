@@ -38,6 +38,7 @@ PROMPTS = ("messages", "conversations", "prompt")
 """Columns that hold a prompt, but for Alpaca's."""
 HELD_OUT = "heldout.jsonl"
 """The held-out rows of prepared data (data/shards.py)."""
+WAY_OUT = "set data.bad_rows: skip to leave them out (counted)"
 SHOWN = 5
 """Problems that one error lists; the rest are counted."""
 
@@ -349,7 +350,7 @@ def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Ex
             error.path, error.line = rows.place(index)
             raise
     if problems and (bad_rows != "skip" or not examples):
-        way_out = "" if bad_rows == "refuse" else "set data.bad_rows: skip to leave them out (counted)"
+        way_out = "" if bad_rows == "refuse" else WAY_OUT
         raise bad_rows_error(problems, len(rows), rows.source, way_out)
     return Examples(examples, where, [f"{problem.where}: {problem.message}" for problem in problems])
 

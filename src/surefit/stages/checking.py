@@ -131,6 +131,7 @@ def _rendered(
 ) -> tuple[Examples | None, Mapping[str, Observation], list[SureFitError]]:
     """The sample without the rows that the chat template does not take, what is seen of the others once they are
     rendered, and those rows as an error, where they are not to be left out."""
+    from surefit.data.formats import WAY_OUT
     from surefit.data.looking import left_out, look_at_examples, refused_rows, without_refused
     from surefit.data.unread import unread_columns
 
@@ -140,12 +141,10 @@ def _rendered(
     looked = look_at_examples(sample, tokenizer, config)
     seen = {**looked.observations, **unread_columns(found.rows, found.recipe, config.data.format, tokenizer)}
     kept = without_refused(sample, looked)
-    if kept.skipped:
-        seen |= left_out(kept)
-    way_out = "set data.bad_rows: skip to leave them out (counted)"
-    problem = refused_rows(looked, sample, found.rows.source, way_out)
-    skips = config.data.bad_rows == "skip" and len(kept) > 0
-    return kept if len(kept) else None, seen, [problem] if problem and not skips else []
+    problem = refused_rows(looked, sample, found.rows.source, WAY_OUT)
+    if config.data.bad_rows == "skip" and kept:
+        return kept, seen | left_out(kept), []
+    return kept or None, seen, [problem] if problem else []
 
 
 def _examples(
