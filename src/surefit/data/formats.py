@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
 from surefit.data.given import tokens_row
+from surefit.data.other_layouts import layout_advice
 from surefit.data.load import Rows, load_rows
 from surefit.data.messages import (
     TEXT_ALONE,
@@ -177,11 +178,12 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
         if all(column in columns for column in layout.columns):
             return name
     known = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
+    advice = layout_advice(columns)
     raise DataError(
         f"columns that fit no format: {_listed(columns)}",
         code="E4015",
         field="data.format",
-        help=f"known formats: {known}",
+        help=f"{advice}; known formats: {known}" if advice else f"known formats: {known}",
     )
 
 

@@ -234,6 +234,8 @@ def _content(item: Mapping[str, Any], role: str, field: str) -> str:
 def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
     if isinstance(part, str):
         return part
+    if isinstance(part, Mapping) and set(part) == {"text"}:  # Bedrock's parts have no type
+        part = {"type": "text", **part}
     if isinstance(part, Mapping) and part.get("type") in kinds:
         held = next((part[key] for key in (part["type"], "text", "value") if part.get(key) is not None), None)
         if isinstance(held, str) or (isinstance(held, list) and part["type"] != "text"):
@@ -359,7 +361,7 @@ def system_turn(row: Mapping[str, Any], messages: Sequence[Message] = ()) -> lis
     name = next((name for name in SYSTEM_COLUMNS if row.get(name)), None)
     if name is None:
         return []
-    turn = {"role": "system", "content": text(row[name], name)}
+    turn = {"role": "system", "content": _joined(row[name], name)}
     return [turn] if turn["content"].strip() and list(messages[:1]) != [turn] else []
 
 

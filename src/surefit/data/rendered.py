@@ -81,6 +81,8 @@ class Comparison:
             name, what = one.name, one.what
             if lost == "part" and name == "turn_left_out":
                 name, what = "part_left_out", f"a part of {what}"
+            if one.turn < 0 and name == "part_left_out" and "tools_left_out" in found:
+                continue
             if lost:
                 found.setdefault(name, f"{what}: {one.text.strip()!r}")
             elif one.turn >= 0 and trained_on(example.messages[one.turn]) and _indentation_lost(one, stack):
