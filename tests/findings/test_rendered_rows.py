@@ -71,7 +71,8 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         )
         monkeypatch.chdir(tmp_path)
         found = checked(gather(tmp_path / "run.yaml", None))["findings"]
-        return [one for one in found if one["code"].startswith(("AUD04", "TPL", "DAT001"))]
+        # TPL006: the weights have no embeddings for ChatML's tokens, which no finding here is about.
+        return [one for one in found if one["code"].startswith(("AUD04", "TPL", "DAT001")) and one["code"] != "TPL006"]
 
     return run
 

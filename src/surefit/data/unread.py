@@ -83,7 +83,7 @@ def unread_columns(
     for row in sample:
         names = {name for name, value in row.items() if name not in read and _says_something(value)}
         counts.update(name for name in names if name.lower() not in IDENTIFIERS)
-        counts.update(dict.fromkeys(_unread_keys(row, read, known)))
+        counts.update(set(_unread_keys(row, read, known)))
     names = sorted(counts)
     of_prompts = [name for name in names if _OF_PROMPTS.search(name)]
     others = [name for name in names if name not in of_prompts]
