@@ -13,7 +13,7 @@ from surefit.data.audit.sample import EXAMPLES, Tally
 from surefit.data.formats import Examples, bad_rows_error, placed
 from surefit.data.rendered import LOST, UNCLOSED, Comparison, Segments, unclosed_thoughts
 from surefit.data.special_tokens import RENDERED, RENDERED_TEXT, SPECIAL, SpecialTokens, special_tokens
-from surefit.data.turns import cut, renderings
+from surefit.data.turns import cut, refusal, renderings
 from surefit.facts.audit import Observation
 from surefit.facts.chat_template import TEMPLATE_DATE, with_defaults
 from surefit.facts.template import TemplateRefused, render
@@ -30,7 +30,6 @@ NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT)
 """Observations that are made."""
 SKIPPED = "skipped_row"
 """Observation: a row is left out (`data.bad_rows: skip`)."""
-HELP = "change the order or the roles of the messages to what the template accepts"
 
 
 class LightTemplate:
@@ -74,8 +73,7 @@ class LightTemplate:
                 for count, asks in renderings(example)
             }
         except TemplateRefused as error:
-            problem = f"the model's chat template refuses this conversation: {' '.join(str(error).split())}"
-            raise DataError(problem, code="E4136", field="messages", help=HELP) from None
+            raise refusal(error) from None
         return cut(example, texts, ends)
 
     def asks(self) -> str | None:

@@ -19,7 +19,7 @@ from surefit.core.garbage import uncollected
 from surefit.data.cache import Encoded
 from surefit.data.given import require_known
 from surefit.data.special_tokens import SpecialTokens, special_tokens
-from surefit.data.turns import Segment, cut, renderings
+from surefit.data.turns import Segment, cut, refusal, renderings
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.thinking import Reads, as_read, how_read
 from surefit.facts.turn_end import ends_of_turn, first_in
@@ -137,12 +137,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
                 date_string=TEMPLATE_DATE,
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the model's chat template refuses this conversation: {error}",
-                code="E4136",
-                field="messages",
-                help="change the order or the roles of the messages to what the template accepts",
-            ) from error
+            raise refusal(error) from error
         for number, text in zip(numbers, rendered, strict=True):
             assert isinstance(text, str)
             texts[number] = text
