@@ -1,8 +1,8 @@
 """Real chat templates and shapes of rows: is everything said that a template leaves out, and nothing else?
 
-PYTHONPATH=src python benchmarks/template_rows.py FOLDER ... [--templates 60] [--show 20]
+PYTHONPATH=src:. python benchmarks/template_rows.py FOLDER ... [--templates 60] [--show 20]
 
-FOLDER holds *.jinja files, such as those of an installed package. Every shape is a conversation with a word of its own
+FOLDER holds *.jinja files, such as those of an installed package. Each shape is a conversation with a word of its own
 in each text; transformers' own `apply_chat_template` renders it, the words that are not in its result are the
 expectation, and SureFit's renderer has no part in that. A template that raises an error is expected to be refused. What
 `surefit check` says of the row is compared with it: agreed, silent (something is lost and nothing is said), false alarm.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chat_templates import byte_tokenizer, templates
+
 from surefit.core.errors import DataError
 from surefit.data.looking import LightTemplate
 from surefit.data.rendered import LOST, Comparison
@@ -147,7 +148,9 @@ def outcomes(template: str) -> Iterator[tuple[str, str, str]]:
 
 def chosen(folders: list[str], count: int) -> dict[str, str]:
     """Up to so many different templates, evenly spread over the folders' names."""
-    every = {f"{Path(folder).name}/{name}": text for folder in folders for name, text in templates(Path(folder)).items()}
+    every = {
+        f"{Path(folder).name}/{name}": text for folder in folders for name, text in templates(Path(folder)).items()
+    }
     different = list({text: name for name, text in reversed(every.items())}.items())[::-1]
     step = max(1.0, len(different) / count)
     return {different[int(n * step)][1]: different[int(n * step)][0] for n in range(min(count, len(different)))}
@@ -170,7 +173,7 @@ def main() -> None:
     for line in wrong[: arguments.show]:
         print(line)
     print(
-        f"{len(used)} templates, {len(shapes())} shapes: {counts['agreed']:,} agreed, {counts['stopped']:,} stopped with "
+        f"{len(used)} templates, {len(shapes())} shapes: {counts['agreed']:,} agreed, {counts["stopped"]:,} stopped by "
         f"an error of SureFit's own, {counts['silent']:,} silent losses, {counts['missed error']:,} missed errors, "
         f"{counts['false alarm']:,} false alarms"
     )

@@ -101,7 +101,9 @@ CASES = [
         id="D5-template-in-a-turn",
     ),
     pytest.param(CHATML, [answer("A turn ends with <|im_end|>, you see.")], {"AUD044"}, id="D5-mention"),
-    pytest.param(CHATML, [{"text": "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n2"}], {"AUD045"}, id="D5-text"),
+    pytest.param(
+        CHATML, [{"text": "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n2"}], {"AUD045"}, id="D5-text"
+    ),
     pytest.param(CHATML, [{"text": "### Instruction:\nq\n\n### Response:\n2"}], {"AUD045"}, id="D5-alpaca-text"),
     pytest.param(CHATML, [{"text": "Once upon a time."}], set(), id="plain-text"),
     pytest.param(CHATML, [answer("2") | {"context": "c"}], {"AUD047"}, id="D9-context"),
@@ -151,8 +153,12 @@ def test_d4_marks(mark: str, value: Any, layout: str) -> None:
     ("row", "field"),
     [
         pytest.param({"prompt": "q", "completion": "a", "label": False}, "label", id="D4-kto"),
-        pytest.param({"messages": [ASK, {"role": "assistant", "content": "a", "loss": 0.5}]}, "messages[1].loss", id="D4"),
-        pytest.param({"messages": [ASK | {"train": True}, answer("2")["messages"][1]]}, "messages[0].train", id="D4-user"),
+        pytest.param(
+            {"messages": [ASK, {"role": "assistant", "content": "a", "loss": 0.5}]}, "messages[1].loss", id="D4"
+        ),
+        pytest.param(
+            {"messages": [ASK | {"train": True}, answer("2")["messages"][1]]}, "messages[0].train", id="D4-user"
+        ),
         pytest.param(answer("a", train_detail=[{"begin": 0}]), "messages[1].train_detail", id="D4-detail"),
     ],
 )

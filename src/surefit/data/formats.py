@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
 from surefit.data.given import tokens_row
-from surefit.data.other_layouts import layout_advice
 from surefit.data.load import Rows, load_rows
 from surefit.data.messages import (
     TEXT_ALONE,
@@ -28,6 +27,7 @@ from surefit.data.messages import (
     system_turn,
     text,
 )
+from surefit.data.other_layouts import layout_advice
 from surefit.data.thinking import with_thinking
 from surefit.task import Example, Message, Row, TaskRecipe, part_of
 

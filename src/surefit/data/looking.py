@@ -162,4 +162,3 @@ def left_out(examples: Examples) -> dict[str, Observation]:
 
 def _spread(count: int) -> Sequence[int]:
     return [number for first in range(STRIDE) for number in range(first, count, STRIDE)]
-

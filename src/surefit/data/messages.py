@@ -167,7 +167,7 @@ def _with_weight(item: Mapping[str, Any], role: Any, field: str) -> Mapping[str,
 
 
 def _with_tool_calls(item: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """The message with `tool_calls` and the role tool, where it has OpenAI's older `function_call` and role function."""
+    """The message with `tool_calls` and the role tool in place of OpenAI's older `function_call` and role function."""
     call = item.get("function_call")
     if item.get("role") == "function":
         item = {**item, "role": "tool"}

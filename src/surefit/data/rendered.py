@@ -136,7 +136,7 @@ def _haystacks(example: Example, texts: Sequence[_Text], segments: Segments) -> 
 
 
 def _missing(text: str, rendered: str) -> str:
-    """"whole" or "part" where a text, or some of its lines, are not in what was rendered; white space at its ends does
+    """ "whole" or "part" where a text, or some of its lines, are not in what was rendered; white space at its ends does
     not count."""
     if _is_in(text, rendered):
         return ""

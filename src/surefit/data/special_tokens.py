@@ -24,7 +24,7 @@ _WRITTEN_BY_HAND = re.compile(
 """What rows hold on purpose, although some tokenizers call it special: tags of reasoning and of calls."""
 _TURN = re.compile(
     r"<\|im_start\|>\w+\n|<\|start_header_id\|>\w+<\|end_header_id\|>|<start_of_turn>(?:user|model)\n|<\|turn>\w+\n"
-    r"|\[INST\].*?\[/INST\]|<<SYS>>|<｜(?:User|Assistant)｜>|<\|START_OF_TURN_TOKEN\|>|<\|start_of_role\|>\w+<"
+    r"|\[INST\].*?\[/INST\]|<<SYS>>|<\uff5c(?:User|Assistant)\uff5c>|<\|START_OF_TURN_TOKEN\|>|<\|start_of_role\|>\w+<"
     r"|<\|start\|>(?:user|assistant|system|developer)<|(?:^|\n)<\|(?:user|assistant|system|observation)\|>\s*\n"
     r"|<\|(?:user|assistant|system)\|>[^<]*<\|end\|>",
     re.DOTALL,

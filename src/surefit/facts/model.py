@@ -408,30 +408,28 @@ def _weight_bytes(tensors: Mapping[str, Tensor] | None, parameters: int | None, 
 def chat_template_in(directory: Path) -> str | None:
     """The template a tokenizer of this folder would use: the file of its own, else tokenizer_config.json's entry."""
     file = directory / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
-        except OSError as error:
-            raise ModelError(
-                f"cannot be read: {error.strerror}", code="E2086", path=file, help="download the file again"
-            ) from None
-    return _template_beside(directory)
+    return _template_file(file) if file.is_file() else _template_beside(directory)
 
 
 def tools_template_in(directory: Path) -> str | None:
     """The template that a tokenizer of this folder uses for conversations with tools, where it has several by name."""
     file = directory / "additional_chat_templates" / f"{TOOL_USE}.jinja"
     if file.is_file():
-        try:
-            return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
-        except OSError as error:
-            raise ModelError(
-                f"cannot be read: {error.strerror}", code="E2086", path=file, help="download the file again"
-            ) from None
+        return _template_file(file)
     config = directory / "tokenizer_config.json"
     if (directory / "chat_template.jinja").is_file() or not config.is_file():
         return None
     return template_of(read_json_object(config), TOOL_USE)
+
+
+def _template_file(file: Path) -> str:
+    """A template's text; bytes that are no UTF-8 are replaced."""
+    try:
+        return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise ModelError(
+            f"cannot be read: {error.strerror}", code="E2086", path=file, help="download the file again"
+        ) from None
 
 
 def _template_beside(directory: Path) -> str | None:

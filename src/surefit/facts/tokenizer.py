@@ -104,9 +104,7 @@ def tokenizer_facts(path: Path, template: str | None = None) -> TokenizerFacts:
     tools_template = tools_template_in(path) if template in (None, own) else None
     facts = _facts(path, file, vocabulary, added, named, _stop_ids(path), template or own)
     mentions_tools = facts.mentions_tools or bool(tools_template and _TOOLS.search(tools_template))
-    return replace(
-        facts, special=frozenset(special), tools_template=tools_template, mentions_tools=mentions_tools
-    )
+    return replace(facts, special=frozenset(special), tools_template=tools_template, mentions_tools=mentions_tools)
 
 
 def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> TokenizerFacts:

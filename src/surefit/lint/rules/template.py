@@ -7,7 +7,7 @@ from typing import Any
 
 from surefit.config.schema import Config
 from surefit.core.errors import did_you_mean
-from surefit.core.units import plural, shortened
+from surefit.core.units import shortened
 from surefit.facts.audit import AuditFacts
 from surefit.facts.chat_template import with_defaults
 from surefit.facts.model import ModelFacts
