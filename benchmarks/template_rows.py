@@ -11,13 +11,14 @@ expectation, and SureFit's renderer has no part in that. A template that raises 
 from __future__ import annotations
 
 import argparse
-import copy
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chat_templates import byte_tokenizer, templates
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
 
 from surefit.core.errors import DataError
 from surefit.data.looking import LightTemplate
@@ -101,7 +102,8 @@ def words_of(example: Example) -> set[str]:
 
 def expected(example: Example, template: str) -> set[str] | None:
     """By transformers alone: the words that are left out ("    " where the indentation is); None for an error."""
-    tokenizer = copy.deepcopy(byte_tokenizer())
+    backend = Tokenizer(models.BPE())  # nothing is tokenized
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     tokenizer.chat_template = template
     reads = how_read(template)
     turns = [dict(turn) for turn in example.messages]
@@ -111,8 +113,13 @@ def expected(example: Example, template: str) -> set[str] | None:
         if reads.parts:
             turn["content"] = [{"type": "text", "text": turn["content"]}]
     tools: Any = list(example.tools) if example.tools else None
-    try:
-        text = str(tokenizer.apply_chat_template(turns, tools=tools, tokenize=False))
+    asked = [n for n, turn in enumerate(turns) if turn["role"] == "assistant"]
+    try:  # what is given and what has to be written, turn by turn: some templates move the system message each time
+        text = "".join(
+            str(tokenizer.apply_chat_template(turns[:n], tools=tools, tokenize=False, add_generation_prompt=asks))
+            for turn in asked
+            for n, asks in ((turn, True), (turn + 1, False))
+        )
     except Exception:  # templates raise what they like
         return None
     lost = {one for one in words_of(example) if one not in text}
@@ -146,6 +153,12 @@ def outcomes(template: str) -> Iterator[tuple[str, str, str]]:
             yield name, "silent" if due else "false alarm", ", ".join(sorted(due))
 
 
+def templates(folder: Path) -> dict[str, str]:
+    """Name → text of the templates in a folder; copies that TRL has marked for training are left out."""
+    files = sorted(folder.glob("*.jinja"))
+    return {file.stem: file.read_text(encoding="utf-8") for file in files if not file.stem.endswith("_training")}
+
+
 def chosen(folders: list[str], count: int) -> dict[str, str]:
     """Up to so many different templates, evenly spread over the folders' names."""
     every = {
@@ -173,7 +186,7 @@ def main() -> None:
     for line in wrong[: arguments.show]:
         print(line)
     print(
-        f"{len(used)} templates, {len(shapes())} shapes: {counts['agreed']:,} agreed, {counts["stopped"]:,} stopped by "
+        f"{len(used)} templates, {len(shapes())} shapes: {counts['agreed']:,} agreed, {counts['stopped']:,} stopped by "
         f"an error of SureFit's own, {counts['silent']:,} silent losses, {counts['missed error']:,} missed errors, "
         f"{counts['false alarm']:,} false alarms"
     )
