@@ -15,7 +15,7 @@ from typing import Any
 
 from surefit.data.messages import trained_on
 from surefit.data.turns import Segment
-from surefit.facts.thinking import FIELDS
+from surefit.facts.thinking import FIELDS, OPENING
 from surefit.task import Example, Message
 
 Sight = tuple[str, str]
@@ -25,6 +25,7 @@ Segments = list[list[Segment]]
 LOST = ("turn_left_out", "part_left_out", "tools_left_out", "reasoning_left_out", "indentation_lost")
 """Observations of `Comparison`."""
 UNCLOSED = "unclosed_thought"
+BEFORE = "what stands before the thought"
 SHAPES = 256
 """Shapes of conversations whose second rendering is kept."""
 _TAG = re.compile(r"</?(?:think|thinking|thought|reasoning|seed:think|mm:think)>|\[/?THINK\]")
@@ -73,10 +74,14 @@ class Comparison:
         stacks = _haystacks(example, texts, segments)
         missing = [_missing(one.text, stack) for one, stack in zip(texts, stacks, strict=True)]
         by_shape = self._lost_by_shape(example)
+        given = [text for one in segments for text, is_learnt in one if not is_learnt]
+        opened = any(text.rstrip().endswith(OPENING) for text in given)
         found: dict[str, str] = {}
         for number, (one, stack) in enumerate(zip(texts, stacks, strict=True)):
             lost = missing[number]
             if not lost and number in by_shape and _by_chance(one.text, number, texts):
+                lost = "whole"
+            if opened and one.what.startswith(BEFORE):  # the prompt opens a thought, so this becomes a part of it
                 lost = "whole"
             name, what = one.name, one.what
             if lost == "part" and name == "turn_left_out":
@@ -243,7 +248,7 @@ def _thinking(turn: int, content: str, write: Write, learnt: bool) -> str:
             elif inside:
                 what = "a second thought"
             elif number == 0:
-                what = "what stands before the thought"
+                what = BEFORE
             text = write(turn, name, f"{what} ({where})", text)
         pieces += [text, tag[0] if tag else ""]
         if tag:
