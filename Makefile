@@ -1,7 +1,7 @@
 # From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference cards nano samples gpu-kit lock clean
+.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference cards figures nano samples gpu-kit lock clean
 
 # The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -70,6 +70,9 @@ reference: $(VENV)/.core ## rewrite docs/reference/ from the schema and the rule
 
 cards: $(VENV)/.core ## rewrite docs/reference/cards.md, what common GPUs can train; minutes
 	$(RUN)/python scripts/cards.py
+
+figures: $(VENV)/.core ## rewrite the figures of plans that pages quote; minutes
+	$(RUN)/python scripts/recipe_figures.py
 
 gpu-kit: $(VENV)/.core ## wheels and predictions for a GPU machine without a network, into benchmarks/gpu-kit/
 	$(RUN)/python benchmarks/gpu_kit.py

@@ -18,10 +18,9 @@ from typing import Any
 from surefit import __version__
 from surefit.cli.searching import letters
 from surefit.config.load import load_text
-from surefit.config.resolve import missing_for_kernels
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, duration_text
-from surefit.facts.gpus import GPUS
+from surefit.facts.gpus import BF16_CAPABILITY, GPUS
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.plan.document import planned
@@ -114,7 +113,8 @@ def plan_row(planner: Planner, card: str, method: str) -> Row:
 
 def _run(model: str, card: str, method: str, length: int) -> Prepared:
     named = (f"model.name_or_path={model}", f"hardware.gpu={card}", f"data.max_length={length}")
-    return prepare(load_text(CONFIG, Path("card.yaml"), [*named, *METHODS[method]]))
+    kernels = ("speed.kernels=true",) if (GPUS[card].compute_capability or (0, 0)) >= BF16_CAPABILITY else ()
+    return prepare(load_text(CONFIG, Path("card.yaml"), [*named, *METHODS[method], *kernels]))
 
 
 def _document(planner: Planner, run: Prepared, *, quick: bool) -> dict[str, Any]:
@@ -207,8 +207,8 @@ A cell is what `surefit plan` says of this config, with `--set` for card, model,
   close to call is simulated, unless it is too long for that. A dash: beyond the model's context.
 - **2 s**: two rows per micro batch; s: all but attention is recomputed, c: whole layers, no letter: nothing; t: MLPs in
   tiles. The global batch is 64 rows, packed.
-- From Ampere on with fused kernels, which `auto` takes where the extra `kernels` is installed; without them, runs take
-  more memory and time.
+- From Ampere on with fused kernels (`speed.kernels=true`), which a machine with the GPU and the extra `kernels` takes by
+  itself. Without them, runs take more memory and time.
 - **690/s, 0.4 h**: tokens per second, and hours per million tokens: times the price of an hour, what a million tokens
   cost. SureFit has no list of prices.
 - **longest**: tokens of the longest row that certainly fits, in steps of 1,024, up to the model's context.
@@ -221,8 +221,6 @@ LONGEST = "In thousands of tokens (1k: 1,024), LoRA / QLoRA / full."
 
 
 def main() -> None:
-    if missing := missing_for_kernels():
-        sys.exit(f"the page is of a machine with fused kernels: pip install '{missing}'")
     start, rows = time.monotonic(), {}
     wanted = [(card, model, method) for model in MODELS for method in METHODS for card in CARDS]
     for done, (card, model, method) in enumerate(wanted, 1):

@@ -22,7 +22,8 @@ from typing import Any
 from surefit.core.errors import ModelError, SureFitError
 from surefit.core.rundir import write_atomic
 from surefit.facts.door import read_json_object
-from surefit.facts.model import CATALOGUE, HUB_ID, build_facts, chat_template_in, read_config
+from surefit.facts.model import CATALOGUE, HUB_ID, build_facts, read_config
+from surefit.facts.named_templates import DEFAULT, templates_in
 from surefit.facts.safetensors import INDEX, SINGLE, read_header
 
 LEFT_OUT = (
@@ -73,7 +74,7 @@ def entry_of(name: str, path: Path, before: Mapping[str, Any] | None) -> dict[st
     size = weight_bytes(directory)
     if size and facts.parameters and facts.weight_bytes and abs(size / facts.weight_bytes - 1) > 0.01:
         print(f"{name}: {size:,} bytes of weights, and config.json amounts to {facts.weight_bytes:,}", file=sys.stderr)
-    template: bool | None = chat_template_in(directory) is not None
+    template: bool | None = DEFAULT in templates_in(directory)
     if not template and not (directory / "tokenizer_config.json").is_file():
         template = old.get("chat_template")  # no tokenizer is here to say so
     return {

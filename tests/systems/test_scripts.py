@@ -90,13 +90,14 @@ hf_args = TrainingArguments(
     evaluation_strategy="steps",  #! ARG001
     eval_steps=500,
     bf16=True,
-    optim="paged_adamw_8bit",
+    optim="paged_adamw_8bit",  #! MEM008
     deepspeed={"zero_optimization": {"stage": 2}},
     report_to="wandb",  #! TRK001
 )
 trainer = Trainer(
     model=model,
     args=hf_args,
+    eval_dataset=held_out,
     tokenizer=tokenizer,  #! ARG001
 )
 trainer.train()
@@ -112,6 +113,7 @@ def test_the_ranker_as_it_should_be(said) -> None:
     text = RANKER.replace("4 * num_gpus", "4").replace("evaluation_strategy", "eval_strategy")
     text = text.replace("    tokenizer=tokenizer", "    processing_class=tokenizer").replace('"wandb"', '"none"')
     text = text.replace('    device_map="auto",', "").replace("0.05))", "0.05), autocast_adapter_dtype=False)")
+    text = text.replace("paged_adamw_8bit", "adamw_torch")
     found, _ = said(text.replace("from transformers.data.processors.utils import InputFeatures", ""))
     assert found == set()
 
@@ -293,6 +295,7 @@ trainer = Trainer(
     model=model,
     args=training_args,
     train_dataset=dataset,
+    eval_dataset=held_out,
     dataset_text_field="text",  #! ARG002
     max_seq_length=MAX_SEQ_LENGTH,  #! ARG002
     data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),  #! LAB002
@@ -346,11 +349,12 @@ arguments = SFTConfig(
     eval_steps=200,  #! SCH005
     save_steps=40,
 )
-SFTTrainer(model="Qwen/Qwen3-4B", args=arguments, train_dataset=dataset).train()
+SFTTrainer(model="Qwen/Qwen3-4B", args=arguments, train_dataset=dataset, eval_dataset=held_out).train()
 """
     found, asked = said(text)
     assert found == asked
-    assert said(text.replace(".shuffle(seed=3)", ".select(range(9))"))[0] == set(), "how many are left is not known"
+    assert said(text.replace(".shuffle(seed=3)", ".select(range(9))"))[0] == asked, "fewer rows are fewer steps"
+    assert said(text.replace(".shuffle(seed=3)", ".select(chosen)"))[0] == set(), "a row may be chosen many times"
 
 
 def test_the_loss_on_the_whole_document(said) -> None:
@@ -454,7 +458,9 @@ def test_function_calls(said) -> None:
 def test_an_older_trl_still_takes_them(said, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("trl==0.15.2\ntransformers>=4.46,<5\n", encoding="utf-8")
     found, _ = said(CALLS)
-    assert {line for code, line in found if code == "ARG001"} == {20, 25}, "tokenizer and response_template"
+    # 0.15 still takes tokenizer, with a warning; response_template it never took.
+    old = {(code, line) for code, line in found if code in ("ARG001", "ARG005") and line in (20, 25)}
+    assert old == {("ARG005", 20), ("ARG001", 25)}
 
 
 @pytest.mark.usefixtures("xlam")

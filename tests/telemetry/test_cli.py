@@ -41,7 +41,7 @@ def test_a_missing_package_stops_before_the_model_is_loaded(
     monkeypatch.setattr(load, "load_model", lambda *_: pytest.fail("the model was loaded"))
     answer = call("train", config, *SHORT, *asked("prometheus_port=0"))
     assert answer.code == 3
-    assert "pip install 'surefit[prometheus]'" in answer.text
+    assert "'.[prometheus]'" in answer.text
 
 
 def test_an_address_without_http_is_refused(surefit: object, config: Path) -> None:

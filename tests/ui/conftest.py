@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the extra surefit[ui] is not installed")
-pytest.importorskip("starlette", reason="the extra surefit[ui] is not installed")
+pytest.importorskip("uvicorn", reason="the extra ui is not installed")
+pytest.importorskip("starlette", reason="the extra ui is not installed")
 
 REPOSITORY = Path(__file__).parents[2]
 MAKE = runpy.run_path(str(REPOSITORY / "tests" / "unit" / "report" / "make_run.py"))

@@ -220,4 +220,4 @@ def test_without_the_extra_the_command_to_install_it_is_said(tmp_path: Path) -> 
     command = [sys.executable, "-c", code, "ui"]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 3
-    assert "pip install 'surefit[ui]'" in answer.stderr
+    assert "'.[ui]'" in answer.stderr

@@ -37,7 +37,8 @@ from surefit.core import env
 
 EPILOG = (
     "Exit codes: 0 fine · 1 findings, or a gate not passed · 2 usage, config or data · 3 environment · "
-    "4 a bug in SureFit · 75 interrupted with the work saved (continue with --resume) · 130 interrupted"
+    "4 a bug in SureFit · 5 a score gate that cannot tell · "
+    "75 interrupted with the work saved (continue with --resume) · 130 interrupted"
 )
 
 app = typer.Typer(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, DataError, SureFitError
+from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
 from surefit.stages.checking import fitting_recipe, mixed_problems, tokenizer_of
@@ -46,6 +47,8 @@ class Subject:
         expected: the recipe's columns; None for several tasks.
         passport: where it is written by default; None: only where the user says.
         run: the run directory of a config.
+        inputs: files and directories that are read, by name.
+        conventions: how the rows of `data.mix` are written, by config key.
     """
 
     rows: Audited | None
@@ -55,6 +58,8 @@ class Subject:
     expected: Sequence[str] | None = ()
     passport: Path | None = None
     run: RunDir | None = None
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    conventions: dict[str, dict[str, Observation]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,12 @@ class Fix:
     Attributes:
         out: where the copy goes; None: beside its source.
         dry_run: only say what would be left out.
+        overwrite: replace an earlier copy.
     """
 
     out: Path | None = None
     dry_run: bool = False
+    overwrite: bool = False
 
 
 def audit(
@@ -75,18 +82,22 @@ def audit(
     target: str,
     overrides: Sequence[str] | None = None,
     *,
-    output: Path | None = None,
+    passport: Path | None = None,
     max_rows: int | None = None,
     workers: int | None = None,
     fix: Fix | None = None,
 ) -> int:
-    """Audit, judge, say, write; exit code 1 where a finding is an error, and 0 once a clean copy is written."""
+    """Audit, judge, say, write; exit code 1 where a finding is an error, and 0 once a clean copy is written.
+
+    Args:
+        passport: where the passport is written; by default into a config's run directory.
+    """
     subject = _config_subject(target, overrides) if _is_config(target) else _data_subject(target)
+    path = _passport_file(subject, passport)
     if fix:
         _require_fixable(subject, fix, max_rows)
     with _noted(subject.run):
         result = _audited(out, subject, max_rows, workers, fix)
-        path = output or subject.passport
         if path is not None and "rows" in result:
             # Examples quote the rows, and a row may hold a key.
             write_atomic(path, redact(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
@@ -95,6 +106,31 @@ def audit(
     if fix and "fix" in result:
         return EXIT_OK
     return EXIT_FINDINGS if any(one["severity"] == "error" for one in result["findings"]) else EXIT_OK
+
+
+def _passport_file(subject: Subject, asked: Path | None) -> Path | None:
+    """Where the passport goes.
+
+    Raises:
+        ConfigError: that file may not be written over, or ends as a file of rows does.
+    """
+    from surefit.data.opening import endings
+    from surefit.data.readers import ENDINGS
+
+    path = asked or subject.passport
+    if path is None:
+        return None
+    ending = endings(path.name)[0]
+    if ending in ENDINGS and ending != ".json":
+        raise ConfigError(
+            f"a passport is JSON, and {ending} is a file of rows",
+            code="E1600",
+            path=path,
+            field="--passport",
+            help="--passport FILE.json; the rows that remain go to --fix --clean-copy FILE.jsonl",
+        )
+    recognized = json_with("surefit", "source", "sha256", "findings")
+    return output_file(path, subject.inputs, as_rows=True, earlier=recognized, option="--passport")
 
 
 def _is_config(target: str) -> bool:
@@ -149,7 +185,9 @@ def _audited(
             on_progress=progress,
             and_then=removals.find if fix else None,
         )
-    facts = replace(found.facts, observations={**found.facts.observations, **of_files})
+    conventions = {**subject.conventions, **found.facts.conventions}
+    observations = {**found.facts.observations, **of_files}
+    facts = replace(found.facts, observations=observations, conventions=conventions)
     problems = (*subject.context.problems, *_unusable(subject, facts))
     findings = _judged(subject, audit=facts, dataset=found.dataset, problems=problems)
     about = {
@@ -168,7 +206,7 @@ def _audited(
 
 def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
     """A copy is of all rows or of none."""
-    from surefit.data.audit.clean import clean_path
+    from surefit.data.audit.clean import clean_path, removed_path
     from surefit.data.sources import resolve_source
 
     config = subject.context.config
@@ -179,7 +217,11 @@ def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
         )
     if subject.rows is None:
         raise subject.context.problems[0]
-    clean_path(resolve_source(subject.question.source), fix.out)
+    copy = clean_path(resolve_source(subject.question.source), fix.out)
+    for path in (copy, removed_path(copy)):
+        replace_it = "choose another name, or replace it with --overwrite"
+        allowed = fix.overwrite or fix.dry_run
+        output_file(path, subject.inputs, allowed, as_rows=True, option="--clean-copy", help=replace_it)
 
 
 def _fixed(out: Output, rows: Audited, removals: Removals, fix: Fix) -> dict[str, Any]:
@@ -237,6 +279,8 @@ def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
 
 
 def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
+    from surefit.config.inputs import input_files
+    from surefit.data.audit.sample import conventions_of
     from surefit.data.audit.streamed import Streamed
     from surefit.facts.setup import setup_of
     from surefit.lint.rule import LintContext
@@ -268,7 +312,10 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
     )
     question = config_question(config)
     expected = None if found.recipe.parts else context.columns
-    return Subject(rows, question, context, scored, expected, found.run.passport, found.run)
+    inputs = input_files(config, loaded.path)
+    mixed_rows = {} if found.recipe.parts else found.mixed
+    conventions = {f"data.mix.{name}": conventions_of(each, config.recipe) for name, each in mixed_rows.items()}
+    return Subject(rows, question, context, scored, expected, found.run.passport, found.run, inputs, conventions)
 
 
 def config_question(config: Config) -> Question:
@@ -308,6 +355,7 @@ def scored_rows(config: Config, rows: Hashed, problems: list[SureFitError]) -> d
 
 def _data_subject(target: str) -> Subject:
     """A file, a directory, a sample or a hub id: no config, no model."""
+    from surefit.config.inputs import row_files
     from surefit.data.audit.chunk import Question
     from surefit.data.audit.streamed import Streamed
     from surefit.lint.rule import LintContext
@@ -327,7 +375,8 @@ def _data_subject(target: str) -> Subject:
 
         question = replace(question, recipe=partial(recipes.get, name))
         expected = recipes.get(name).columns_in(columns)
-    return Subject(rows, question, LintContext(None, Path(target), problems=problems), expected=expected)
+    context = LintContext(None, Path(target), problems=problems)
+    return Subject(rows, question, context, expected=expected, inputs=row_files("the data", target))
 
 
 # What is said

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefit.core.errors import EXIT_OK, ConfigError, MachineError
+from surefit.core.errors import EXIT_OK, MachineError
+from surefit.core.output import json_with, output_file
 from surefit.core.units import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -18,10 +19,8 @@ def calibrate(out: Output, output: Path | None) -> int:
     """Measure, store the profile where `plan` looks for it, and also in `output` if that is given."""
     from surefit.plan.calibrate import calibrate as measure
 
-    if output is not None and output.is_dir():
-        raise ConfigError(
-            "this is a folder", code="E1008", path=output, field="--output", help="name a file, e.g. profile.json"
-        )
+    if output is not None:
+        output_file(output, earlier=json_with("device", "matmul", "copy"))
     profile = measure(lambda what: out.note(f"measuring {what}"))
     profile.save(profile.stored_at)
     if output is not None:

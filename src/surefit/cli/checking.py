@@ -32,6 +32,7 @@ def check_file(
     """The verb: a file, the rules that were chosen, what can be fixed, in the format that was asked for."""
     from surefit.cli.annotations import DOCUMENTS, error_report
     from surefit.cli.foreign import check_foreign, is_foreign
+    from surefit.config.load import load_text
     from surefit.facts.hub import PATIENCE_S
     from surefit.lint.engine import choose_rules
 
@@ -45,7 +46,14 @@ def check_file(
         if fix:
             from surefit.cli.fixing import fix_config
 
-            changes = fix_config(out, found.loaded, report["findings"], dry_run)
+            def judged(text: str) -> list[dict[str, Any]]:
+                changed = load_text(text, found.loaded.path, overrides or ())
+                again: list[dict[str, Any]] = checked(gather(changed, patience=PATIENCE_S, look=True), rules)[
+                    "findings"
+                ]
+                return again
+
+            changes = fix_config(out, found.loaded, report["findings"], dry_run, judged)
             if changes["written"]:
                 found = gather(target, overrides, patience=PATIENCE_S, look=True)
                 report = checked(found, rules)

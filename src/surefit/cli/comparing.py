@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.scoring import interval_text
+from surefit.config.inputs import row_files
 from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.progress import OnProgress
 from surefit.core.rundir import write_atomic
+from surefit.core.svg import picture_file
 from surefit.core.units import shortened
 from surefit.evaluate.judge import MAX_NEW_TOKENS, Ask, Judge, cache_file, pairs_of
 from surefit.task import Message
@@ -66,6 +68,8 @@ def compare(
 
     if judge.dry_run and not judge.wanted:
         raise ConfigError("which judge?", code="E1011", help="--dry-run needs --judge URL, --judge-model NAME or both")
+    if plot is not None:
+        picture_file(plot, row_files("A", a) | row_files("B", b))
     compared = compared_answers(a, b, set_name, variant, metric, recipe_name)
     compared["judge"] = None
     if judge.wanted:

@@ -15,7 +15,9 @@ from surefit.core.errors import ConfigError
 def audit(
     target: Annotated[str, typer.Argument(metavar="CONFIG|DATA", help="A config or run directory, or bare data.")],
     overrides: Overrides = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the passport here.")] = None,
+    passport: Annotated[
+        Path | None, typer.Option("--passport", metavar="FILE", help="Write the passport to this .json file.")
+    ] = None,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Look at this many rows, spread evenly.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of processes; default: one per core.")
@@ -23,8 +25,14 @@ def audit(
     fix: Annotated[
         bool, typer.Option("--fix", help="Write a copy without empty, too long, leaked and duplicate rows.")
     ] = False,
-    copy: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where --fix writes the copy.")] = None,
+    clean_copy: Annotated[
+        Path | None,
+        typer.Option("--clean-copy", metavar="FILE", help="With --fix, write the copy here (.jsonl)."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="With --fix, replace an earlier copy.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix, only say what would be left out.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", hidden=True)] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", hidden=True)] = None,
     as_json: Json = False,
 ) -> None:
     """Look at every row: lengths, duplicates, leaks, damage; write the data set's passport."""
@@ -32,9 +40,16 @@ def audit(
     def verb(out: Any) -> int:
         from surefit.cli import auditing
 
-        if not fix and (copy or dry_run):
-            raise ConfigError("--out and --dry-run need --fix", code="E1012", help="surefit audit DATA --fix --dry-run")
-        options = auditing.Fix(copy, dry_run) if fix else None
-        return auditing.audit(out, target, overrides, output=output, max_rows=max_rows, workers=workers, fix=options)
+        if output or out_file:
+            old, new = ("--output (-o)", "--passport") if output else ("--out", "--clean-copy")
+            both = "--passport FILE writes what was found, --fix --clean-copy FILE the rows that remain"
+            raise ConfigError(f"is now {new}", code="E1601", field=old, help=both)
+        if not fix and (clean_copy or dry_run or overwrite):
+            problem = "--clean-copy, --dry-run and --overwrite need --fix"
+            raise ConfigError(problem, code="E1012", help="surefit audit DATA --fix --dry-run")
+        options = auditing.Fix(clean_copy, dry_run, overwrite) if fix else None
+        return auditing.audit(
+            out, target, overrides, passport=passport, max_rows=max_rows, workers=workers, fix=options
+        )
 
     finish(as_json, verb)

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from surefit import samples
 from surefit.cli import running
-from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
+from surefit.config.load import load_config
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from surefit.core.output import json_lines_with, output_file
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
 from surefit.core.sampling import evenly
 from surefit.core.units import duration_text
 from surefit.evaluate.answers import PREDICTIONS
-from surefit.stages.prepare import prepare
+from surefit.stages.prepare import Prepared, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -85,10 +87,12 @@ def demo(out: Output, output_dir: str | None, *, real: bool = False, data: Path 
     changes = [f"output_dir={output_dir}"] if output_dir else []
     rows = Path(f"{output_dir or 'runs/demo-real'}-{LEADERBOARD}.jsonl")
     if data is not None:
+        output_file(rows, {"the leaderboard's files": data}, earlier=json_lines_with("query", "tools", "answers"))
         write_leaderboard(data, rows)
         changes.append(f"evaluate.also={json.dumps({LEADERBOARD: str(rows)})}")
         out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
     run = replace(prepare(chosen.config, changes), verb="run")
+    _require_demo(run)
     code = running.run(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
     result = summary(run.run, time.monotonic() - start)
     if data is not None:
@@ -96,6 +100,23 @@ def demo(out: Output, output_dir: str | None, *, real: bool = False, data: Path 
     _say(out, chosen, result)
     out.result(result)
     return EXIT_OK if code == EXIT_OK and result["certificate"] else EXIT_FINDINGS
+
+
+def _require_demo(run: Prepared) -> None:
+    """Raises:
+    ConfigError: the run that is there is no demo, so it is not replaced.
+    """
+    before = run.run.resolved
+    if before.exists():
+        asked, there = run.resolved.config, load_config(before).config
+        if (there.model, there.data.train) != (asked.model, asked.data.train):
+            raise ConfigError(
+                "the run that is there is no earlier demo",
+                code="E1606",
+                path=run.run.path,
+                field="--output-dir",
+                help="choose another --output-dir",
+            )
 
 
 def write_leaderboard(data: Path, place: Path) -> None:

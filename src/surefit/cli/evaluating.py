@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.scoring import interval_text
-from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNDECIDED
 from surefit.core.rundir import RunDir, read_json
 from surefit.core.sampling import evenly
 from surefit.core.units import plural, shortened
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.parallel.mesh import World
 
+GATE_CODES = {"passed": EXIT_OK, "failed": EXIT_FINDINGS, "cannot tell": EXIT_UNDECIDED}
+GATE_WORDS = {"passed": ("passed", "green"), "failed": ("FAILED", "red"), "cannot tell": ("CANNOT TELL", "yellow")}
 SHOWN_TEXT = 300
 """Characters of a prompt's end and of an answer that `--show` prints."""
 
@@ -49,7 +51,7 @@ def evaluate(
         _say_rows(out, run.run, name, summary, show)
     out.result(summary)
     gate = summary["gate"]
-    return EXIT_OK if gate is None or gate["passed"] else EXIT_FINDINGS
+    return EXIT_OK if gate is None else GATE_CODES[gate["outcome"]]
 
 
 def _dry_run(out: Output, run: Prepared, variants: Sequence[str] | None) -> int:
@@ -109,8 +111,8 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
     for text in summary["left_out"]:
         out.note(f"not comparable, so left out: {text}")
     if summary["gate"]:
-        passed = summary["gate"]["passed"]
-        out.say(f"Gate {'passed' if passed else 'FAILED'}: {summary['gate']['reason']}", "green" if passed else "red")
+        word, style = GATE_WORDS[summary["gate"]["outcome"]]
+        out.paragraph(f"Gate {word}: {summary['gate']['reason']}", style)
 
 
 def _asked(variant: str, suffix: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shlex
 import sys
@@ -14,18 +16,44 @@ import typer
 
 from surefit import __version__
 from surefit.core import env
-from surefit.core.errors import EXIT_BUG, Interrupted, LostProcess, ShortOfMemory, SureFitError
+from surefit.core.errors import (
+    EXIT_BUG,
+    EXIT_OK,
+    ConfigError,
+    Interrupted,
+    LostProcess,
+    MachineError,
+    ShortOfMemory,
+    SureFitError,
+)
 from surefit.core.progress import heard_by
-from surefit.core.units import printable
+from surefit.core.rundir import FULL
+from surefit.core.units import printable, shortened
+
+USAGE = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
+"""What a path that the user named can be at fault for; met wherever it is first looked at."""
+MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ESTALE}
+"""What is at fault on the machine, whatever was being done."""
 
 
 def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
     """Run a verb; every way it can end becomes a message and an exit code."""
-    from surefit.cli.render import Output
+    from surefit.cli.render import Output, make_encodable
 
+    make_encodable()
     out = Output(as_json, with_result, rank=env.process_place()[0])
+    try:
+        code = _run(out, verb)
+        sys.stdout.flush()
+    except OSError as error:  # while saying what happened
+        code = _stdout_failed(out, error)
+    raise typer.Exit(code)
+
+
+def _run(out: Any, verb: Callable[[Any], int]) -> int:
     out.log.say(printable(env.redact(f"surefit {__version__}: {shlex.join(sys.argv[1:])}")))
     try:
+        _require_working_directory()
         _say_what_was_set(out, env.load_dotenv())
         with heard_by(out.note):
             code = verb(out)
@@ -43,20 +71,57 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
     except KeyboardInterrupt:
         out.note("interrupted")
         code = 130
-    except BrokenPipeError:
-        # The reader went away (`| head`): not our error, and there is no one left to tell.
-        sys.stderr.close()
-        code = 0
+    except BrokenPipeError:  # the reader went away (`| head`): `finish` knows
+        raise
     except MemoryError:
         out.error(
-            SureFitError(
+            MachineError(
                 "out of memory (RAM)", code="E1013", help="lower train.per_device_train_batch_size or data.max_length"
             )
         )
         code = 3
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:  # stdout: what is written to a file names it
+            raise
+        code = _failed_system_call(out, error)
     except Exception:
         code = _report_bug(out)
-    raise typer.Exit(code)
+    return code
+
+
+def _require_working_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise MachineError(
+            "the directory that this command was started in is gone", code="E1200", help="change into one that is there"
+        ) from None
+
+
+def _failed_system_call(out: Any, error: OSError) -> int:
+    """Say what a system call failed on where that is no bug: a path that cannot be one, or the machine."""
+    kind = ConfigError if error.errno in USAGE else MachineError if error.errno in MACHINE else None
+    if kind is None:
+        return _report_bug(out)
+    path = shortened(str(error.filename), 200) if error.filename is not None else None
+    problem = kind(error.strerror or str(error), code="E1201", path=path, help="nothing was done after that")
+    out.error(problem)
+    return problem.exit_code
+
+
+def _stdout_failed(out: Any, error: OSError) -> int:
+    """Say on stderr that stdout takes no more, and leave nothing that the interpreter would try to write at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout.flush()
+    if isinstance(error, BrokenPipeError):
+        return EXIT_OK
+    out.as_json = False
+    problem = MachineError(
+        f"the output cannot be written: {error.strerror}", code="E1202", help="make room where stdout leads to"
+    )
+    out.error(problem)
+    return problem.exit_code
 
 
 def _say_what_was_set(out: Any, dotenv: env.Dotenv | None) -> None:

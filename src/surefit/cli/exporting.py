@@ -45,7 +45,7 @@ class ExportOptions:
 
 def export(out: Output, target: Path, options: ExportOptions) -> int:
     """Write a run's certified model for others, with its model card."""
-    from surefit.merge.export import ADAPTER, HUB, source_of
+    from surefit.merge.export import ADAPTER, HUB, require_place, source_of
     from surefit.stages.prepare import prepare, run_directory
 
     run = prepare(run_directory(target).path)
@@ -57,6 +57,7 @@ def export(out: Output, target: Path, options: ExportOptions) -> int:
     source = source_of(run.run)
     output = options.output or run.run.exports / options.format
     conversion = None if as_it_is else _conversion(run, source, options)
+    require_place(source, output)
     if options.dry_run:
         return _dry_run(out, source, conversion, output, options)
     with run.run.locked("export", out.note), noted(run.run, "export"):
@@ -89,9 +90,10 @@ def _dry_run(out: Output, source: Source, conversion: Conversion | None, output:
     if conversion is not None:
         require_convertible(conversion)
     parts = adapter_parts(source) if options.format == ADAPTER else parts_of(source.directory)
-    files = {file.name: file.stat().st_size for file in parts}
+    folder = source.run.adapter if options.format == ADAPTER else source.directory
+    files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in parts}
     rows = [[name, bytes_text(size)] for name, size in files.items()]
-    out.table(f"From {parts[0].parent}, certified", ["file", "size"], rows)
+    out.table(f"From {folder}, certified", ["file", "size"], rows)
     how = "copied as they are" if conversion is None else f"the weights converted by {conversion.how}"
     out.say(f"Would be {how}, with model card, certificate and list of files → {output}; nothing was written")
     out.result({"dry_run": True, "format": options.format, "output": str(output), "files": files})
@@ -104,8 +106,8 @@ def _export_as_it_is(run: Prepared, source: Source, output: Path, format: str) -
 
     about = _about(run, format)
 
-    def card(certificate: Mapping[str, Any], _: Path) -> str:
-        return model_card(run.run, about, certificate)
+    def card(certificate: Mapping[str, Any], directory: Path) -> str:
+        return model_card(run.run, about, certificate, directory)
 
     if format == ADAPTER:
         base = run.resolved.config.model.name_or_path
@@ -126,7 +128,7 @@ def _convert(
     def card(certificate: Mapping[str, Any], directory: Path) -> str:
         if score:
             scored.update(_score(out, run, conversion, directory))
-        return model_card(run.run, replace(about, score=scored or None), certificate)
+        return model_card(run.run, replace(about, score=scored or None), certificate, directory)
 
     with out.progress("exporting") as on_progress:
         on_progress(0, 1, f"converting to {conversion.format}")
@@ -168,10 +170,10 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
     from surefit.data.dataset import takes_all
     from surefit.data.formats import read_splits
     from surefit.data.shorten import prompt_cutter
+    from surefit.evaluate.estimates import estimates
     from surefit.evaluate.generation_settings import ways
     from surefit.evaluate.inference import LocalModel
     from surefit.evaluate.rows import judge, pick, predictions
-    from surefit.evaluate.summary import estimates
     from surefit.merge.quantised import reload
     from surefit.model.tokenizer import load_tokenizer
 

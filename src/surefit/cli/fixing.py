@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.edit import edit_text, write_edited
+from surefit.config.edit import Edited, edit_text, write_edited
 from surefit.config.load import Loaded, is_overridden, read_text
 from surefit.config.resolve import one_line_yaml
 from surefit.core.errors import ConfigError
@@ -18,8 +18,19 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 
-def fix_config(out: Output, loaded: Loaded, findings: Sequence[dict[str, Any]], dry_run: bool) -> dict[str, Any]:
+Judge = Callable[[str], Sequence[Mapping[str, Any]]]
+"""The text of a config → the findings of a check of it."""
+
+
+def fix_config(
+    out: Output, loaded: Loaded, findings: Sequence[dict[str, Any]], dry_run: bool, judged: Judge
+) -> dict[str, Any]:
     """Change the config file as the findings ask, show the difference, and say what was not changed.
+
+    Each change is judged before it is written: one that leaves its finding there is no fix, and is not made.
+
+    Args:
+        judged: checks the changed text.
 
     Returns:
         "fixed": the changes; "not_fixed": those that could not be made, with a "reason"; "diff"; "written".
@@ -33,18 +44,37 @@ def fix_config(out: Output, loaded: Loaded, findings: Sequence[dict[str, Any]], 
         raise ConfigError(
             "this is the record of a run, which stays as it ran", code="E1018", path=path, help="fix its config file"
         )
-    wanted = [{"code": each["code"], **each["fix"]} for each in findings if each["fix"]]
+    wanted = [{"code": each["code"], "finding": each["field"], **each["fix"]} for each in findings if each["fix"]]
     changes, reasons = _changes(loaded, wanted)
     text = read_text(path)
     edited = edit_text(text, changes, path)
     reasons |= edited.refused
+    if useless := _without_effect(edited, wanted, judged):
+        reasons |= useless
+        kept = {key: value for key, value in changes.items() if key in edited.done and key not in useless}
+        edited = edit_text(text, kept, path)
     if edited.done and not dry_run:
         write_edited(path, edited.text)
     diff = _diff(text, edited.text, path)
-    fixed = [each for each in wanted if each["field"] in edited.done]
-    refused = [each | {"reason": reasons[each["field"]]} for each in wanted if each["field"] in reasons]
+    shown = [{key: each[key] for key in ("code", "field", "value")} for each in wanted]
+    fixed = [each for each in shown if each["field"] in edited.done]
+    refused = [each | {"reason": reasons[each["field"]]} for each in shown if each["field"] in reasons]
     _say(out, fixed, refused, diff, dry_run)
     return {"fixed": fixed, "not_fixed": refused, "diff": diff, "written": bool(edited.done) and not dry_run}
+
+
+def _without_effect(edited: Edited, wanted: Sequence[dict[str, Any]], judged: Judge) -> dict[str, str]:
+    """Return the changed keys whose finding is still there, each with the reason."""
+    if not edited.done:
+        return {}
+    try:
+        after = {(each["code"], each["field"]): each["message"] for each in judged(edited.text)}
+    except ConfigError as error:
+        return dict.fromkeys(edited.done, f"the changed config could not be used: {error.message}")
+    still = {
+        each["field"]: after.get((each["code"], each["finding"])) for each in wanted if each["field"] in edited.done
+    }
+    return {key: f"it would stay: {message}" for key, message in still.items() if message is not None}
 
 
 def _changes(loaded: Loaded, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -130,7 +130,7 @@ def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
     from surefit.facts.stack import stack_facts
     from surefit.foreign.trl import with_rows
 
-    notes: list[str] = []
+    notes = [f"judged by {found.judged_by}"] if found.judged_by else []
     here = _attempt(lambda: hardware_facts("auto"), notes)
     hardware = here if here and (here.kind != "cpu" or found.setup.on_cpu) else None
     if hardware is None and found.loaded:
@@ -283,7 +283,7 @@ def import_config(out: Output, source: Path, output: Path | None) -> int:
     if found.loaded is None:
         _refuse(found)
     text = config_text(found)
-    hand_over(out, text, output)
+    hand_over(out, text, output, {"the config to import": source})
     left = [*found.judged, *found.lost]
     if left:
         out.note(f"{plural(len(left), 'key')} could not be carried over: the comments say which, and why")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefit.config.starter import OWN_ROWS
 from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_OK, ConfigError
+from surefit.core.output import output_file
 from surefit.core.rundir import write_atomic
 from surefit.core.units import quoted
 
@@ -32,17 +34,18 @@ def init(out: Output, recipe: str | None, output: Path | None, list_recipes: boo
     return EXIT_OK
 
 
-def hand_over(out: Output, config: str, output: Path | None) -> None:
-    """Print a config, or write it where nothing is yet."""
+def hand_over(out: Output, config: str, output: Path | None, inputs: Mapping[str, Path] | None = None) -> None:
+    """Print a config, or write it where nothing is yet.
+
+    Args:
+        inputs: what it was made from, by name.
+    """
     if output is None:
         out.say(config.rstrip("\n"))
-    elif output.exists():
-        raise ConfigError(
-            "there is a file of that name", code="E1022", path=output, help="choose another name, or delete it first"
-        )
     else:
-        write_atomic(output, config)
-        out.say(f"Wrote {output}. Next: surefit check {quoted(output)}")
+        write_atomic(output_file(output, inputs), config)
+        first = f"name your rows in data.train, now {OWN_ROWS}; then " if f"train: {OWN_ROWS}\n" in config else ""
+        out.say(f"Wrote {output}. Next: {first}surefit check {quoted(output)}")
 
 
 def doctor(out: Output, script: bool = False, script_file: Path | None = None) -> int:
@@ -50,11 +53,15 @@ def doctor(out: Output, script: bool = False, script_file: Path | None = None) -
     from surefit.doctor.probes import probe_all
     from surefit.doctor.script import fix_script
 
-    if script_file is not None and (not script or script_file.exists()):
-        problem = "there is a file of that name" if script else f"what is to be done with {script_file}?"
-        raise ConfigError(
-            problem, code="E1023", path=script_file, help="surefit doctor --fix-script FILE writes a new file"
-        )
+    if script_file is not None:
+        if not script:
+            raise ConfigError(
+                f"what is to be done with {script_file}?",
+                code="E1023",
+                path=script_file,
+                help="surefit doctor --fix-script FILE writes a new file",
+            )
+        output_file(script_file, option="FILE")
     probes = probe_all(further=[installed_stack])
     text = fix_script(probes) if script else None
     if text and script_file is None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefit.config.inputs import input_files
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, write_atomic
+from surefit.core.svg import picture_file
 from surefit.core.units import bytes_text, count_text, duration_text, plural
+from surefit.plan.assumptions import assumption_text
 from surefit.stages.planning import planned_run
 from surefit.stages.prepare import Prepared, prepare
 
@@ -59,6 +62,8 @@ def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -
             return searching.solve(out, run, asked.solve)
         if asked.against:
             return say_against(out, run, asked.against)
+        if asked.plot is not None:
+            picture_file(asked.plot, input_files(run.resolved.config, run.loaded.path))
         planned = planned_run(run, quick=asked.quick)
         if asked.plot is not None:
             _write_plot(out, planned, asked.plot)
@@ -70,6 +75,7 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
     device, estimate = planned["device"], planned["estimate"]
     memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
     out.paragraph(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
+    _say_assumptions(out, planned["assumptions"], device["name"])
     out.paragraph(_steps(planned["steps"], estimate))
     _say_ranks(out, planned["ranks"], device["kind"])
     if estimate and estimate["phases"]:
@@ -90,6 +96,13 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
         out.paragraph(f"Does not fit: {text}", "bold red", indent=2)
     out.result(planned)
     return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
+
+
+def _say_assumptions(out: Output, assumed: Sequence[dict[str, Any]], device: str) -> None:
+    """What is taken for granted of a machine that is not this one."""
+    if assumed:
+        said = "; ".join(assumption_text(each) for each in assumed)
+        out.paragraph(f"Assumed of the machine with the {device}: {said}", "bold", indent=2)
 
 
 def _say_ranks(out: Output, ranks: dict[str, Any] | None, kind: str) -> None:
@@ -117,7 +130,18 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
         f"{steps['total_steps'] or 'an unknown number of'} optimizer steps of {steps['global_batch_size']} examples "
         f"({steps['per_device_train_batch_size']} per micro batch × {steps['gradient_accumulation_steps']})"
     )
-    return f"{text}; {estimate['setting']}; the longest row has {estimate['length']:,} tokens" if estimate else text
+    return f"{text}; {estimate['setting']}; {_longest(estimate)}" if estimate else text
+
+
+def _longest(estimate: dict[str, Any]) -> str:
+    """What the plan knows of the longest row."""
+    tokens = f"{estimate['length']:,} tokens"
+    match estimate["lengths_known"]:
+        case "all":
+            return f"the longest row has {tokens}"
+        case "sample":
+            return f"the longest row has {tokens}, by {estimate['lengths']}"
+    return f"rows are taken to be {tokens} long ({estimate['lengths']})"
 
 
 def _say_memory(out: Output, estimate: dict[str, Any], device: dict[str, Any], count: int) -> None:
@@ -260,22 +284,17 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
     if planned["disk_total_bytes"] is None:
         return
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in planned["disk"])
-    out.paragraph(
-        f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {bytes_text(planned['disk_free_bytes'])} free",
-        indent=2,
+    free = planned["disk_free_bytes"]
+    have = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(planned["disk_source"])
+    said = (
+        f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
     )
+    out.paragraph(f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {said}", indent=2)
 
 
 def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:
     from surefit.plan.plot import svg
 
-    if path.suffix != ".svg":
-        raise ConfigError(
-            f"a plot is written as SVG, not as {path.suffix or 'a file without a suffix'}",
-            code="E1031",
-            path=path,
-            help=f"--plot {path.with_suffix('.svg')}; any browser opens it",
-        )
     if not (planned["estimate"] and planned["estimate"]["phases"]):
         raise ConfigError("there are no phases to plot: nothing was simulated", code="E1032", help="leave --quick out")
     write_atomic(path, svg(planned))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.answering import Asked
+from surefit.config.inputs import input_files, row_files
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
+from surefit.core.output import json_with, output_file
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
 from surefit.core.units import plural
@@ -52,8 +54,12 @@ def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None
         _help_answering(run, world)
         return EXIT_OK
     config = run.resolved.config
-    rows = _rows(run, asked.data, asked.prompt)
+    if run.model.has_chat_template is False:
+        out.note("the model has no chat template: prompts are continued as plain text")
     output = asked.output
+    if output is not None:
+        _require_writable(run, asked, output)
+    rows = _rows(run, asked.data, asked.prompt)
     (chosen,) = choose(config, run.run, [asked.variant or best_variant(run)])
     way = ways(config, run.recipe)[0]
     target = _File(output, _about(run, chosen, way, rows), asked.overwrite) if output else None
@@ -79,6 +85,21 @@ def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None
     out.result({"variant": way.of(chosen), "n": rows.count, "output": str(output) if output else None,
                 "answers": None if output else records})  # fmt: skip
     return EXIT_OK
+
+
+def _require_writable(run: Prepared, asked: Asked, output: Path) -> None:
+    """Find an output that may not be written before anything else is done; earlier answers are looked at by `_File`."""
+    inputs = input_files(run.resolved.config, run.loaded.path)
+    inputs |= row_files("the rows", asked.data) if asked.data is not None else {}
+    written = {f"the run's {place.name}": place for place in run.run.artefacts() if place.exists()}
+    output_file(output, inputs, asked.overwrite, as_rows=True, earlier=lambda _: True)
+    output_file(output, written, asked.overwrite, earlier=lambda _: True)
+    output_file(_about_file(output), inputs, asked.overwrite, earlier=json_with("rows_sha256", "variant"))
+
+
+def _about_file(output: Path) -> Path:
+    """What the answers in a file belong to."""
+    return output.with_name(f"{output.name}.about")
 
 
 def _help_answering(run: Prepared, world: World) -> None:
@@ -137,7 +158,8 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
             "name either DATA or --prompt", code="E1033", help="surefit predict TARGET rows.jsonl -o answers.jsonl"
         )
     if data is None:
-        asked = Examples([Example(messages=({"role": "user", "content": prompt},))], ["--prompt"], [])
+        question = Example(messages=({"role": "user", "content": prompt},))
+        asked = _continued(run, Examples([question], ["--prompt"], []))
         return _ToAnswer(lambda size: [asked], 1, 0, "--prompt", None)
     rows, placed = _placed(data)
     bad_rows = run.resolved.config.data.bad_rows
@@ -146,7 +168,7 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
         every = iter(placed())
         while portion := list(islice(every, size)):
             try:
-                yield to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows)
+                yield _continued(run, to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows))
             except DataError as error:
                 if bad_rows == "error":
                     raise
@@ -162,6 +184,21 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
         to_prompts(load_rows(data), run.recipe, bad_rows)
     sha256 = rows.sha256 if rows is not None else file_sha256(Path(data).expanduser())
     return _ToAnswer(read, count, sum(skipped for _, skipped in counts), data, sha256)
+
+
+def _continued(run: Prepared, asked: Examples) -> Examples:
+    """Turn each single question into text to continue where the model has no chat template: it was trained on plain
+    text. Longer conversations stay, and are an error when they are rendered."""
+    if run.model.has_chat_template is not False:
+        return asked
+
+    def as_text(example: Example) -> Example:
+        turns = example.prompt
+        if len(turns) != 1 or turns[0]["role"] != "user" or example.tools:
+            return example
+        return replace(example, messages=(), text=turns[0]["content"])
+
+    return replace(asked, examples=[as_text(example) for example in asked])
 
 
 def _placed(data: str) -> tuple[Rows | None, Callable[[], Iterable[Placed]]]:
@@ -242,7 +279,7 @@ class _File:
 
     def __init__(self, path: Path, about: Mapping[str, Any], overwrite: bool) -> None:
         self.path, self.about, self.overwrite = path, about, overwrite
-        self.beside = path.with_name(f"{path.name}.about")
+        self.beside = _about_file(path)
 
     def open(self) -> int:
         """Make the file ready for more; returns the answers that are in it already.

@@ -7,8 +7,10 @@ nothing else; without a terminal there are no bars and no colours, only lines.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
+import os
 import string
 import sys
 import textwrap
@@ -36,6 +38,12 @@ BAR_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `exits.finish` what a reader that went away (`| head`) means; rich would exit with 1."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class Output(Watcher):
     """Where a verb says things.
 
@@ -52,7 +60,7 @@ class Output(Watcher):
         self.log = log or RunLog()
         self.as_json, self.rank = as_json and rank == 0, rank
         self.with_result = with_result
-        self.out = Console(highlight=False, soft_wrap=True, quiet=rank > 0)
+        self.out = _Console(highlight=False, soft_wrap=True, quiet=rank > 0)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True, quiet=rank > 0)
 
     def without_result(self) -> Output:
@@ -138,7 +146,7 @@ class Output(Watcher):
         self.log.say("\n".join([_shown(title), *(line.rstrip() for line in copy.get().splitlines())]).strip())
         if self.as_json:
             return
-        console = self.out if self.out.is_terminal else Console(width=200, highlight=False)
+        console = self.out if self.out.is_terminal else _Console(width=200, highlight=False)
         if title:  # a title of the table's own would be folded to the table's width
             console.print(Text(_shown(title), style="bold"))
         console.print(table)
@@ -198,7 +206,8 @@ class Output(Watcher):
     def result(self, value: dict[str, Any]) -> None:
         """The one JSON object of `--json`."""
         if self.as_json and self.with_result:
-            sys.stdout.write(_encodable(redact(json.dumps(value, ensure_ascii=False, default=str))) + "\n")
+            ascii_only = not sys.stdout.encoding.lower().startswith("utf")
+            sys.stdout.write(_encodable(redact(json.dumps(value, ensure_ascii=ascii_only, default=str))) + "\n")
             sys.stdout.flush()
 
     @contextlib.contextmanager
@@ -245,6 +254,12 @@ class Output(Watcher):
                 bar.update(task, completed=done, total=total, detail=escape(_shown(text)))
 
             yield update
+
+
+def make_encodable() -> None:
+    """Let stdout write what its encoding (`PYTHONIOENCODING`, a C locale) has no character for as `\\u2192`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _shown(text: str) -> str:

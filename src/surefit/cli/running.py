@@ -13,7 +13,7 @@ from surefit.cli.reporting import report_run
 from surefit.cli.training import train
 from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir, read_json, read_jsonl
-from surefit.stages.events import trained
+from surefit.stages.events import latest, trained
 from surefit.stages.planning import planned_run, scored_of
 from surefit.stages.prepare import Prepared
 
@@ -85,6 +85,6 @@ def _evaluated(out: Output, prepared: Prepared, variants: Sequence[str] | None) 
 
 def _finished(directory: RunDir, stage: str) -> bool:
     """Whether the stage's last event says that it finished, and what it wrote is there."""
-    events = [event["event"] for event in read_jsonl(directory.events) if event["stage"] == stage]
+    event = latest(read_jsonl(directory.events), stage)
     written = trained(directory) if stage == "train" else directory.certificate.exists()
-    return bool(events) and events[-1] == "finished" and written
+    return event is not None and event["event"] == "finished" and written

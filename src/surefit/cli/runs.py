@@ -14,6 +14,7 @@ from surefit.core.units import bytes_text, duration_text
 from surefit.evaluate.answers import base_of
 from surefit.launch.slurm import task_states
 from surefit.report.scores import tuned_of
+from surefit.stages.events import latest
 
 JOBS = {"train": "job", "merge": "merge_job", "evaluate": "evaluate_job"}
 """The stages that may be jobs of SLURM's, and what a row calls each job."""
@@ -72,6 +73,7 @@ def _job_text(number: str, states: Mapping[str, int]) -> str:
 def summarise(run: RunDir) -> dict[str, Any]:
     """One row: state, steps, score, size. A damaged artefact shows as such and hides nothing else."""
     events = _attempt(lambda: read_jsonl(run.events), [])
+    state: Any = _attempt(lambda: latest(events) or {}, None)
     steps = _attempt(lambda: [line["step"] for line in read_jsonl(run.metrics) if "loss" in line], [])
     config = _attempt(lambda: load_config(run.resolved).config, None) if run.resolved.exists() else None
     nothing = "unreadable" if run.resolved.exists() else "-"
@@ -84,10 +86,8 @@ def summarise(run: RunDir) -> dict[str, Any]:
         "run": str(run.path),
         "recipe": config.recipe if config else nothing,
         "model": config.model.name_or_path if config else nothing,
-        "state": events[-1] if events else None,
-        "state_text": _attempt(lambda: f"{events[-1]['stage']} {events[-1]['event']}", "unreadable")
-        if events
-        else "not started",
+        "state": state or None,
+        "state_text": _state_text(state),
         "steps": done,
         "steps_text": f"{done}/{total}" if total else str(done),
         "score": score,
@@ -97,6 +97,13 @@ def summarise(run: RunDir) -> dict[str, Any]:
         "changed": changed,
         "changed_text": f"{duration_text(max(0.0, time.time() - changed))} ago",
     }
+
+
+def _state_text(state: Mapping[str, Any] | None) -> str:
+    """The last event in words: none that counts is {}, and None is a log that cannot be read."""
+    if state is None:
+        return "unreadable"
+    return f"{state['stage']} {state['event']}" if state else "not started"
 
 
 def _score(run: RunDir) -> dict[str, Any] | None:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefit.config.inputs import row_files
 from surefit.core.errors import EXIT_OK
+from surefit.core.output import json_lines_with, output_file
 from surefit.core.rundir import write_atomic
 from surefit.core.units import plural
 
@@ -20,6 +22,9 @@ def score(out: Output, recipe_name: str, predictions: str, references: str, outp
     from surefit.evaluate.scoring import score_files
 
     recipe = recipes.get(recipe_name)
+    if output is not None:
+        inputs = row_files("the predictions", predictions) | row_files("the references", references)
+        output_file(output, inputs, as_rows=True, earlier=json_lines_with("index", "text", "scores"))
     with out.progress("scoring") as on_progress:
         scored = score_files(recipe, predictions, references, on_progress)
     record = scored.record

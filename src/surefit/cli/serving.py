@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError, MachineError, SureFitError
+from surefit.core.packaging import install_extra
 from surefit.core.processes import own_command
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "anyio"):
             raise
-        raise MachineError(f"{error.name} is not installed", code="E1046", help="pip install 'surefit[ui]'") from None
+        raise MachineError(f"{error.name} is not installed", code="E1046", help=install_extra("ui")) from None
     root = _directory(workspace)
     listening = _listen(host, port)
     door = Door(host, listening.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None)

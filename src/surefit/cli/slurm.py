@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.training import findings_said
+from surefit.config.inputs import input_files
 from surefit.config.load import load_config
 from surefit.config.schema import Config
+from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError, MachineError
+from surefit.core.output import output_file, text_with
 from surefit.core.rundir import RunDir, read_json, write_atomic, write_json
 from surefit.core.units import GIB
 from surefit.launch.slurm import (
@@ -39,11 +42,14 @@ from surefit.stages.prepare import gather
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
+    from surefit.stages.prepare import Gathered
 
 RENDER = {"train": render, "merge": render_merge, "evaluate": render_evaluate}
 """The stages that are jobs, in their order. What comes before them takes seconds, and the report too."""
 
 
+OF_THE_ENVIRONMENT = ("TRK001", "TRK007", "MOD005")
+"""Findings about variables and logins, which are no errors here and stop the job when it starts."""
 TASK_BYTES = 4 * GIB
 """Of rows that a task of `--prepare` tokenises, where nothing else is said."""
 
@@ -109,7 +115,7 @@ def slurm(out: Output, target: Path, overrides: Sequence[str], stage: str, wishe
     if after:
         out.note(f"job {after} comes before: this one starts when that has succeeded")
     places = {"stage": stage, "after": after, **found.places}
-    return _deliver(out, found.script, wishes, found.own, found.record, found.job.run / LOG, places)
+    return _deliver(out, found.job, found.script, wishes, found.own, found.record, found.job.run / LOG, places)
 
 
 def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
@@ -126,7 +132,7 @@ def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Wis
         number, after = None, results[-1]["job_id"] if results else None
         path = each.own if folder is None else folder / f"{each.name}.sbatch"
         if wishes.submit or folder:
-            _write(each.job.run / LOG, path, each.script)
+            _write(each.job.run / LOG, path, each.script, each.job)
         else:
             out.say(each.script.rstrip("\n") + "\n")
         places = {"stage": each.name, "after": after, **each.places}
@@ -220,7 +226,7 @@ def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes
         "tasks": tasks, "after": after, "nodes": job.nodes, "processes_per_node": job.per_node,
         "processes": job.processes,
     }  # fmt: skip
-    return _deliver(out, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
+    return _deliver(out, job, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
 
 
 def preparing_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
@@ -238,7 +244,7 @@ def preparing_array(out: Output, target: Path, overrides: Sequence[str], wishes:
     script = render_prepare(job, tasks, at_once)
     places = {"tasks": tasks, "after": None, "nodes": 1, "processes_per_node": 1, "processes": 1}
     own, record = run.stage_script("prepare"), run.stage_job("prepare")
-    return _deliver(out, script, wishes, own, record, job.run / ARRAY_LOG, places)
+    return _deliver(out, job, script, wishes, own, record, job.run / ARRAY_LOG, places)
 
 
 def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:
@@ -271,8 +277,9 @@ def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) ->
     found = gather(target, overrides)
     for line in found.adopted.lines():
         out.note(line)
+    report = checked(found)
     with findings_said(out):
-        require_no_errors(checked(found))
+        require_no_errors(report)
     assert found.resolved  # what keeps it from being resolved is a finding
     return BatchJob(
         config=found.resolved.config,
@@ -281,15 +288,36 @@ def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) ->
         directory=Path.cwd(),
         overrides=overrides,
         interface=wishes.interface,
+        missing=tuple(_missing_variables(found, report)),
     )
 
 
+def _missing_variables(found: Gathered, report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the job would need from the environment, which it takes over from this one."""
+    for finding in report["findings"]:
+        if finding["code"] in OF_THE_ENVIRONMENT:
+            yield f"{finding['code']}: {finding['message']}"
+    model = found.model
+    # For a GPU that is not here the check leaves this to the machine that has it: the job is that machine's.
+    elsewhere = found.hardware is not None and found.hardware.source != "detected"
+    if model and model.gated and not model.has_weights and elsewhere and env.hub_token() is None:
+        yield f"{model.name} is gated, and no HF_TOKEN is set here: the job could not download it"
+
+
 def _deliver(
-    out: Output, script: str, wishes: Wishes, own: Path, record: Path, log: Path, places: Mapping[str, Any]
+    out: Output,
+    job: BatchJob,
+    script: str,
+    wishes: Wishes,
+    own: Path,
+    record: Path,
+    log: Path,
+    places: Mapping[str, Any],
 ) -> int:
     """Print the script, write it to a file, or submit it.
 
     Args:
+        job: what the script runs.
         own: where a script that is submitted lies.
         record: the file that remembers its job.
         log: of the job, with SLURM's %j or %A in its name.
@@ -298,7 +326,7 @@ def _deliver(
     result: dict[str, Any] = {"script": script, "path": None, "job_id": None, **places}
     if wishes.submit or wishes.output:
         path = own if wishes.output is None else wishes.output
-        _write(log, path, script)
+        _write(log, path, script, job)
         result["path"] = str(path)
         # A script of an array says itself what it waits for, those of the stages are told when they are submitted.
         after = places.get("after") if "stage" in places else None
@@ -315,7 +343,13 @@ def _deliver(
     return EXIT_OK
 
 
-def _write(log: Path, path: Path, script: str) -> None:
+def _write(log: Path, path: Path, script: str, job: BatchJob) -> None:
+    """Write a batch script, and make the run directory.
+
+    Raises:
+        ConfigError: another file of that name is there, or it is one that the run reads.
+    """
+    output_file(path, input_files(job.config, job.config_file), earlier=text_with("# Written by SureFit", "#SBATCH"))
     RunDir(log.parent).create()  # SLURM writes the output there, and makes no folder
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, script)
@@ -338,5 +372,7 @@ def _with_machines(config: Config, overrides: Sequence[str], nodes: int | None, 
 def _say_what_to_know(out: Output, job: BatchJob) -> None:
     if job.config.hardware.gpu == "auto":
         out.note("hardware.gpu is auto: the check looked at this machine; name the GPU of the nodes, e.g. h100")
+    for line in job.missing:
+        out.note(line)
     if (job.run / "checkpoints").exists():
         out.note(f"{job.run} holds checkpoints: the job continues that run")

@@ -95,12 +95,22 @@ def write_edited(path: Path, text: str) -> None:
 def _edit(text: str, keys: list[str], value: Any, path: Path) -> str:
     tree, _ = parse_yaml(text, path)
     root = compose_yaml(text)
-    assert isinstance(root, yaml.MappingNode)
+    if root is None:  # nothing but comments
+        first, *inner = keys
+        gap = "\n" if text and not text.endswith("\n") else ""
+        return text if value is None else f"{text}{gap}{first}: {one_line_yaml(_nested(inner, value))}\n"
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError("this text has no keys: correct it by hand first", code="E2200")
     steps = _find(root, keys)
+    if value is None and len(steps) < len(keys):
+        return text
+    if value is not None and steps and len(steps) < len(keys) and not _may_hold_keys(steps[-1].value):
+        section = ".".join(keys[: len(steps)])
+        raise ConfigError(f"{section} holds a value where its keys should be: correct it by hand first", code="E2201")
     if value is None:
         while len(steps) > 1 and len(steps[-1].mapping.value) == 1:
             steps, keys = steps[:-1], keys[:-1]
-        new = _without(text, steps[-1]) if len(steps) == len(keys) else text
+        new = _without(text, steps[-1])
     elif len(steps) == len(keys):
         new = _replaced(text, steps[-1].value, value)
     else:
@@ -114,6 +124,10 @@ def _edit(text: str, keys: list[str], value: Any, path: Path) -> str:
     if reread != _expected(tree, keys, value):
         raise ConfigError(SHARED, code="E2002")
     return new
+
+
+def _may_hold_keys(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.MappingNode) or node.tag == "tag:yaml.org,2002:null"
 
 
 def _find(root: yaml.MappingNode, keys: list[str]) -> list[_Step]:

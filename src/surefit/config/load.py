@@ -167,12 +167,17 @@ def read_text(path: Path) -> str:
         raise ConfigError("not UTF-8 text", code="E2011", path=path, line=line, help="save the file as UTF-8") from None
 
 
-def parse_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
-    """YAML text → (plain Python values, dotted key → line)."""
+def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | None = None) -> tuple[Any, dict[str, int]]:
+    """YAML text → (plain Python values, dotted key → line).
+
+    Args:
+        repeated: takes dotted key → the lines of its last two places, for every key that is set more than once, of
+            which the last counts, as most YAML readers have it. Without it such a key is an error.
+    """
     try:
         node = compose_yaml(text)
         lines: dict[str, int] = {}
-        return (None if node is None else _Builder(path, lines).build(node, "")), lines
+        return (None if node is None else _Builder(path, lines, repeated).build(node, "")), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
@@ -205,9 +210,10 @@ def _yaml_help(text: str, line: int | None) -> str:
 class _Builder:
     """Turns YAML nodes into plain values, noting the line of every key."""
 
-    def __init__(self, path: Path, lines: dict[str, int]) -> None:
+    def __init__(self, path: Path, lines: dict[str, int], repeated: dict[str, tuple[int, int]] | None = None) -> None:
         self.path = path
         self.lines = lines
+        self.repeated = repeated
         self.count = 0
 
     def build(self, node: yaml.Node, dotted: str) -> Any:
@@ -231,13 +237,22 @@ class _Builder:
             key = key_node.value
             name = f"{dotted}.{key}" if dotted else key
             if key in seen:
-                raise self._error(key_node, name, f"set twice; the first time on line {self.lines[name]}")
+                if self.repeated is None:
+                    raise self._error(key_node, name, f"set twice; the first time on line {self.lines[name]}")
+                self._forget(name, key_node.start_mark.line + 1)
             seen.add(key)
             self.lines[name] = key_node.start_mark.line + 1
             if "[" in name:
                 # Of a list's entries, the first that has the key also answers for the list.
                 self.lines.setdefault(re.sub(r"\[\d+\]", "", name), self.lines[name])
             yield key, self.build(value_node, name)
+
+    def _forget(self, name: str, line: int) -> None:
+        """Drop the earlier value of a key that is set again on this line."""
+        assert self.repeated is not None
+        self.repeated[name] = (self.lines[name], line)
+        for inside in [key for key in self.lines if key.startswith((f"{name}.", f"{name}["))]:
+            del self.lines[inside]
 
     def _scalar(self, node: yaml.ScalarNode, dotted: str) -> Any:
         kind, text = node.tag.removeprefix(_CORE), node.value
@@ -402,8 +417,14 @@ def _type_text(option: Any, metadata: list[Any]) -> str:
     if isinstance(option, type) and issubclass(option, BaseModel):
         return f"a section with {', '.join(option.model_fields)}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    origin = typing.get_origin(option) or option
-    name = names.get(origin, "a list of texts" if origin is list else "a mapping of texts")
+    origin, inner = typing.get_origin(option) or option, typing.get_args(option)
+    if origin is dict:
+        values = " or ".join(dict.fromkeys(_type_text(each, []) for each in _options(inner[1])))
+        return f"a mapping of names to {values}" if len(inner) == 2 else "a mapping"
+    if origin is list:
+        each = _type_text(inner[0], []) if inner else "text"
+        return "a list of texts" if each == "text" else f"a list, each {each}"
+    name = names.get(origin, "text")
     bounds = _bounds_text(metadata) if origin in (int, float) else ""
     return f"{name} ({bounds})" if bounds else name
 
@@ -415,7 +436,7 @@ def _bounds_text(metadata: list[Any]) -> str:
 
 
 def _plain(bound: float) -> str:
-    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
+    return f"{int(bound):,}" if bound == int(bound) and abs(bound) < 1e15 else f"{bound:g}"
 
 
 def _shape(value: Any) -> str:

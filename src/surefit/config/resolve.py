@@ -75,6 +75,8 @@ class HardwareLike(Protocol):
     def memory_bytes(self) -> int | None: ...
     @property
     def bf16(self) -> bool: ...
+    @property
+    def source(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -313,17 +315,28 @@ def _decide_fused_lora(config: Config) -> tuple[bool, str]:
 
 
 def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
-    if hardware.kind == "cpu":
-        return False, "they need a GPU"
-    if not hardware.bf16:
-        return False, f"Triton compiles for Ampere and later GPUs, and {hardware.name} is older"
+    if why := kernels_obstacle(config, hardware):
+        return False, why
+    if hardware.source == "catalogue":
+        return (
+            False,
+            f"whether liger-kernel is installed beside the {hardware.name} is not known; without it more is needed",
+        )
     if missing := missing_for_kernels():
         return False, f"{missing} is not installed: the extra `kernels` brings it"
-    if config.speed.compile:
-        return False, "the compiler fuses the same parts by itself"
-    if found := obstacle(config, "fused kernels"):
-        return False, found.why
     return True, "norms, rope and gated MLPs in fewer passes over the activations"
+
+
+def kernels_obstacle(config: Config, hardware: HardwareLike) -> str | None:
+    """Return why fused kernels are not for this config or this GPU, whatever is installed; None where they are."""
+    if hardware.kind == "cpu":
+        return "they need a GPU"
+    if not hardware.bf16:
+        return f"Triton compiles for Ampere and later GPUs, and {hardware.name} is older"
+    if config.speed.compile:
+        return "the compiler fuses the same parts by itself"
+    found = obstacle(config, "fused kernels")
+    return found.why if found else None
 
 
 KERNEL_PACKAGES = {"liger-kernel": ">=0.8.5,<0.9", "triton": ">=3.6"}

@@ -8,14 +8,16 @@ decided in `resolve.py`. Names are the ones Hugging Face users know.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from surefit.config.modes import ModeName
 from surefit.config.optimizers import OptimizerName
 from surefit.config.section import Section
 from surefit.config.trackers import TelemetrySection
+from surefit.core.units import bytes_of
 
 
 def _as_a_file_system_takes_it(path: str) -> str:
@@ -35,6 +37,16 @@ def _on_one_line(value: object) -> object:
             what = "has a line break or another control character in it" if text.strip() else "is empty"
             raise ValueError(f"{text!r:.60} {what}: the batch script takes one line of plain text")
     return value
+
+
+def _number_as_text(value: object) -> object:
+    """YAML reads 4090 as a number."""
+    return str(value) if type(value) is int else value
+
+
+def _size_with_unit(text: str) -> str:
+    bytes_of(text)
+    return text
 
 
 Auto = Literal["auto"]
@@ -225,8 +237,11 @@ class SpeedSection(Section):
 class HardwareSection(Section):
     """The devices to train on."""
 
-    gpu: str = "auto"
+    gpu: Annotated[str, BeforeValidator(_number_as_text)] = "auto"
     """auto uses the GPU of this machine if there is one; cpu forces the CPU; a name such as h100 plans for that GPU."""
+    disk: Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_size_with_unit)] | None = None
+    """Free disk space of the machine that trains, such as 100GB, for checkpoints and the model's download; without it
+    this machine's counts, unless `gpu` names a GPU that is not here."""
     count: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """Devices (with gpu: cpu, processes) on each node; auto is one. `surefit train --gpus N` sets it."""
     nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -308,17 +323,19 @@ class CheckpointSection(Section):
 
 
 class GateSection(Section):
-    """The condition under which `evaluate` exits with 0."""
+    """The condition under which `evaluate` exits with 0: with 1 where it fails, with 5 where the rows cannot tell."""
 
     metric: str | None = None
     """The metric to look at; the recipe's primary metric if not set."""
     min: Annotated[float, Field(ge=0, le=1)] | None = None
     """The tuned model must score at least this."""
     not_worse_than: PathText | None = None
-    """base, a baseline of the recipe, or another run's directory: fail when the tuned model is worse by more than
-    chance (paired interval below zero). With several tasks, each one is tested, unless `metric` is set."""
+    """base, a baseline of the recipe, or another run's directory: pass when the tuned model is surely not worse by more
+    than `margin`, fail when it is surely worse. With several tasks, each one is tested, unless `metric` is set."""
+    margin: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """The largest loss that is accepted, 0.05 being 5 points; a smaller one takes more rows to rule out."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
-    """The confidence level of the interval of `not_worse_than`."""
+    """The confidence level of the intervals that `min` and `not_worse_than` look at."""
 
 
 class EvaluateSection(Section):
@@ -346,7 +363,7 @@ class EvaluateSection(Section):
     """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model; its key: SUREFIT_API_KEY."""
     in_training: bool = False
     """Also answer the held-out prompts at every checkpoint, and log the scores. Slow: it generates text."""
-    also: dict[str, str] = Field(default_factory=dict)
+    also: dict[str, PathText] = Field(default_factory=dict)
     """More sets to score, by name: for example what the base model could already do."""
     gate: GateSection | None = None
     """Turn the scores into an exit code."""
@@ -412,3 +429,25 @@ class Config(Section):
         """`model` with the switches of the chat template that it is asked with."""
         switches = self.model.chat_template_kwargs | self.evaluate.chat_template_kwargs
         return self.model.model_copy(update={"chat_template_kwargs": switches})
+
+
+def path_texts(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, text) of everything in a config that may name a path: found by its type, `PathText`."""
+    for name, field in type(section).model_fields.items():
+        value, dotted = getattr(section, name), f"{prefix}{name}"
+        if isinstance(value, BaseModel):
+            yield from path_texts(value, f"{dotted}.")
+        elif _is_path(field.annotation, field.metadata):
+            texts = value.items() if isinstance(value, dict) else [("", value)]
+            for key, inner in texts:
+                if isinstance(inner, str):
+                    yield f"{dotted}.{key}" if key else dotted, inner
+                elif key:
+                    yield dotted, key
+
+
+def _is_path(annotation: Any, metadata: Sequence[object] = ()) -> bool:
+    """Whether `PathText` is anywhere in a type; pydantic keeps the outermost `Annotated` apart, as metadata."""
+    if PathText.__metadata__[0] in (*metadata, *getattr(annotation, "__metadata__", ())):  # type: ignore[attr-defined]
+        return True
+    return any(_is_path(part) for part in get_args(annotation))

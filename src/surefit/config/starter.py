@@ -89,12 +89,19 @@ STARTERS: dict[str, dict[str, Any]] = {
 }
 """Per recipe, the values of a config that runs as written; a recipe that is not here gets `GENERAL`."""
 
+OWN_ROWS = "train.jsonl"
+"""What a starter without bundled rows names: a file of the user's own."""
 GENERAL: dict[str, Any] = {
     "model.name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
-    "data.train": "train.jsonl",
+    "data.train": OWN_ROWS,
     "data.eval": 0.02,
     "output_dir": "runs/my-run",
 }
+
+
+def runs_as_it_is(recipe: str) -> bool:
+    """Whether the recipe's starter has bundled rows; the others name rows of the user's own."""
+    return recipe in STARTERS
 
 
 def starter(recipe: str) -> str:
@@ -106,6 +113,7 @@ def starter(recipe: str) -> str:
     lines = [
         "# A SureFit config. Lines such as '#  r: 16' show the defaults: remove the '#' to change one (and the one of",
         "# its section). `surefit check` says what is wrong with the config, `surefit run` runs it.",
+        *([] if runs_as_it_is(recipe) else [f"# First name your own rows: data.train, here {OWN_ROWS}."]),
         "",
     ]
     return "\n".join(lines + _section(Config, "", values)) + "\n"

@@ -21,6 +21,8 @@ EXIT_ENVIRONMENT = 3
 """The machine is not usable as it is: a package, a permission, disk space, a device."""
 EXIT_BUG = 4
 """An error that SureFit did not foresee: please report it."""
+EXIT_UNDECIDED = 5
+"""A score gate that neither passed nor failed: there are too few rows, or no comparable scores, to tell."""
 EXIT_INTERRUPTED = 75
 """Stopped on request with the work saved; `surefit train --resume` continues (75 is sysexits' EX_TEMPFAIL)."""
 

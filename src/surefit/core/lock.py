@@ -74,6 +74,24 @@ def locked(
             os.close(descriptor)
 
 
+@contextlib.contextmanager
+def folder_locked(folder: Path) -> Iterator[None]:
+    """Wait for the lock of a folder itself, which leaves no file there, and hold it against other threads, too.
+
+    On a file system without locks the work goes on without.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

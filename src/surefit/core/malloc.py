@@ -25,7 +25,7 @@ TRIM = MIB
 """Free bytes at the end of the heap from which on they are given back."""
 SMALL = 1536 * MIB
 """A process planned to stay below that has no use for it, and a third of its time would be the price."""
-_SMALL_THRESHOLD, _SMALL_TRIM = 8 * MIB, 64 * MIB
+SMALL_THRESHOLD, SMALL_TRIM = 8 * MIB, 64 * MIB
 _OWN_THRESHOLD, _OWN_TRIM = 32 * MIB, 64 * MIB
 """Where glibc's own, which cannot be switched on again, end up (DEFAULT_MMAP_THRESHOLD_MAX and twice that)."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -40,7 +40,7 @@ def give_back() -> None:
 def keep_what_is_freed() -> None:
     """Inside `freed_given_back`: blocks of a few MiB come from the heap again. For a process that stays `SMALL`."""
     if (library := _glibc()) is not None:
-        _set(library, _SMALL_THRESHOLD, _SMALL_TRIM)
+        _set(library, SMALL_THRESHOLD, SMALL_TRIM)
 
 
 @contextmanager

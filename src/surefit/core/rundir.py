@@ -33,13 +33,14 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from surefit.core.errors import DataError, MachineError
 from surefit.core.lock import locked
@@ -50,7 +51,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 LOG_BYTES = 2 * 1024**3
 """Of one JSONL log; a million steps take half of it."""
 IDLE_SECONDS = 3600.0
-_LEFTOVER = re.compile(r"\.(.+)\.\d+\.(tmp|old)")
+_LEFTOVER = re.compile(r"\.(.+)\.\d+(?:-[0-9a-f]+)?\.(tmp|old)")
 _CODE = re.compile(r"os error (\d+)")
 _unwritten: dict[Path, bytes] = {}
 """The lines of each JSONL log that a full disk did not take, in order."""
@@ -124,7 +125,7 @@ class RunDir:
             probe.unlink()
 
     def note(self, stage: str, event: str, **details: Any) -> None:
-        """Append one line to events.jsonl: `event` is started, finished, failed, resumed or interrupted."""
+        """Append one line to events.jsonl: `event` is started, finished, failed, resumed, interrupted or invalid."""
         append_jsonl(self.events, {"time": time.time(), "stage": stage, "event": event, **details})
 
     @contextlib.contextmanager
@@ -211,12 +212,17 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         file.write(data)
 
 
+def temporary_sibling(path: Path, kind: Literal["tmp", "old"] = "tmp") -> Path:
+    """Return a hidden name beside `path` that no other thread, process or machine takes; `sweep` knows such names."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}")
+
+
 @contextlib.contextmanager
 def file_atomic(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of `path` once it is written; on an exception `path` is as it was."""
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = temporary_sibling(path)
         try:
             with open(temporary, "wb") as file:
                 yield file
@@ -234,9 +240,8 @@ def directory_atomic(path: Path) -> Iterator[Path]:
 
     On an exception the temporary directory is removed and `path` is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_sibling(path)
     with machine_errors(path):
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
             yield temporary
@@ -251,7 +256,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
     """Rename a directory whose files are on the disk to `path`, a sibling, replacing the old one."""
     fsync_directory(temporary)
     if path.exists():
-        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        old = temporary_sibling(path, "old")
         os.replace(path, old)
         try:
             os.replace(temporary, path)

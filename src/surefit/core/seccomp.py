@@ -33,6 +33,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "pivot_root": (155, 41),
     "chroot": (161, 51),
     "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
     "move_mount": (429, 429),
     "fsopen": (430, 430),
     "fsconfig": (431, 431),

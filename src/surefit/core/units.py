@@ -9,6 +9,25 @@ GIB = 1024**3
 MIB = 1024**2
 KIB = 1024
 
+_SIZE = re.compile(r"(\d+(?:[.,_]\d+)*)\s*([kmgt])(i?)(b?)", re.IGNORECASE)
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of a size with its unit: GB are a thousand MB, as on a disk's box; GiB and G are 1,024 MiB.
+
+    >>> bytes_of("100GB"), bytes_of("1.5 TiB") / GIB, bytes_of("80G") / GIB
+    (100000000000, 1536.0, 80.0)
+
+    Raises:
+        ValueError: no number, or no unit.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r:.40} is no size: write a number and its unit, such as 100GB")
+    number, prefix, binary, unit = found.groups()
+    base = 1000.0 if unit and not binary else 1024.0
+    return round(float(number.replace("_", "").replace(",", "")) * base ** (1.0 + "kmgt".index(prefix.lower())))
+
 
 def bytes_text(count: float) -> str:
     """Bytes with a binary unit.

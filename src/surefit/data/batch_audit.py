@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 from surefit.data.cache import MASKED
 from surefit.facts.audit import Observation
 from surefit.facts.batch import BatchFacts
+from surefit.facts.named_templates import by_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -209,23 +210,37 @@ def prompt_ends(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     Empty where the template does not write a plain conversation, or none with a tool although it speaks of tools: then
     nothing can be said about where a mask has to begin.
     """
-    if not tokenizer.chat_template:
-        return []
+    found: list[str] = []
+    for template in by_name(tokenizer.chat_template).values():
+        ends = _prompt_ends(tokenizer, template)
+        if not ends:
+            return []
+        found += ends
+    return list(dict.fromkeys(found))
+
+
+def _prompt_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[str]:
     question: list[dict[str, Any]] = [{"role": "user", "content": MARK}]
     calls = [{"id": CALL_ID, "type": "function", "function": {"name": "look", "arguments": {}}}]
     call = {"role": "assistant", "content": "", "tool_calls": calls}
     result = {"role": "tool", "name": "look", "tool_call_id": CALL_ID, "content": MARK}
-    after_user, after_tool = _prompt_end(tokenizer, question), _prompt_end(tokenizer, [*question, call, result])
-    if not after_user or (not after_tool and "tool" in str(tokenizer.chat_template)):
+    after_user, after_tool = (
+        _prompt_end(tokenizer, turns, template) for turns in (question, [*question, call, result])
+    )
+    if not after_user or (not after_tool and "tool" in template):
         return []
     return [end for end in dict.fromkeys((after_user, after_tool)) if end]
 
 
-def _prompt_end(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, Any]]) -> str | None:
+def _prompt_end(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, Any]], template: str) -> str | None:
     """What the template adds to ask for an answer; where it adds nothing, what it writes after the last turn's text."""
     try:
         plain, asking = (
-            str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asked))
+            str(
+                tokenizer.apply_chat_template(
+                    turns, chat_template=template, tokenize=False, add_generation_prompt=asked
+                )
+            )
             for asked in (False, True)
         )
     except (TemplateError, TypeError, ValueError, KeyError):

@@ -39,6 +39,8 @@ PROMPTS = ("messages", "conversations", "prompt")
 """Columns that hold a prompt, but for Alpaca's."""
 HELD_OUT = "heldout.jsonl"
 """The held-out rows of prepared data (data/shards.py)."""
+PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
+"""Where rows that are only to be answered have what they ask."""
 WAY_OUT = "set data.bad_rows: skip to leave them out (counted)"
 SHOWN = 5
 """Problems that one error lists; the rest are counted."""
@@ -319,7 +321,11 @@ def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:
     if recipe.parts:
         part = part_of([name for name, value in row.items() if value is not None], recipe.parts, complete=False)
         return replace(_prompt_example(row, part), part=part.name)
-    return recipe.to_example(row if recipe.columns else _prompt_row(row))
+    if recipe.columns:
+        return recipe.to_example(row)
+    if row.get("input_ids") is not None and not any(row.get(name) is not None for name in PROMPT_COLUMNS):
+        return tokens_row(row)
+    return recipe.to_example(_prompt_row(row))
 
 
 def _prompt_row(row: Row) -> dict[str, Any]:
@@ -331,8 +337,10 @@ def _prompt_row(row: Row) -> dict[str, Any]:
         messages = message_list(*from_sharegpt(row))
     elif row.get("prompt") is not None:
         messages = _turns(row["prompt"], "prompt", "user")
+    elif row.get("text") is not None:
+        return _text_row(row)
     else:
-        help_text = "a row has messages, conversations, prompt or instruction"
+        help_text = "a row has messages, conversations, prompt or instruction, or text to continue"
         raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
     return {"messages": [*system_turn(row, messages), *messages], "tools": row_tools(row)}
 
@@ -516,6 +524,14 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
         DataError: one side would be empty.
     """
     positions = [prompt_position(example, seed) for example in examples]
+    if len(set(positions)) == 1:
+        raise DataError(
+            f"all {len(examples)} examples have the same prompt, and equal prompts stay together: no share of them can "
+            "be held out",
+            code="E4351",
+            field="data.eval",
+            help="put some of the rows into a file of their own, and name it in data.eval",
+        )
     train = examples.subset([i for i, position in enumerate(positions) if position >= share])
     held_out = examples.subset([i for i, position in enumerate(positions) if position < share])
     if not held_out:
@@ -531,9 +547,15 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
             f"holding out {share:g} of {len(examples)} examples leaves none to train on",
             code="E4028",
             field="data.eval",
-            help="equal prompts stay together: lower data.eval, or name a file with rows to be scored on",
+            help=f"equal prompts stay together: set data.eval to {_below(max(positions)):g} or less, or to a file with "
+            "rows to be scored on",
         )
     return replace(train, skipped=examples.skipped), held_out
+
+
+def _below(position: float) -> float:
+    """Return a share that leaves the prompt at this position, the last of all, to train on."""
+    return math.floor(position * 1000) / 1000
 
 
 def prompt_position(example: Example, seed: int) -> float:

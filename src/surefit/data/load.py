@@ -76,6 +76,14 @@ class Rows(Sequence[dict[str, Any]]):
         chosen = [self._placed[n] for n in evenly(len(self), limit)]
         return Rows(self.source, chosen, self.files, self.sha256, min(limit, self.total), self.estimated)
 
+    def chosen(self, numbers: Iterable[int]) -> Rows:
+        """The rows of these numbers, that still know where they were read."""
+        return Rows(self.source, [self._placed[n] for n in numbers], self.files, self.sha256)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """One row."""
+        return self._placed[number].row
+
     def place(self, index: int) -> tuple[str, int | None]:
         """(file, 1-based line), or ("file row N", None) where rows have no lines of their own."""
         return self._placed[index].path, self._placed[index].line

@@ -45,7 +45,7 @@ class LightTemplate:
         named = {"bos_token": facts.bos_token, "eos_token": facts.eos_token, "pad_token": facts.pad_token}
         self.special = {name: text for name, text in named.items() if text is not None}
         self.template = with_defaults(facts.chat_template, switches)
-        self.tools_template = with_defaults(facts.tools_template, switches) if facts.tools_template else self.template
+        self.tools_template = with_defaults(facts.tool_template, switches) if facts.tool_template else self.template
         self.added = facts.added
 
     def segments(self, example: Example) -> Segments:

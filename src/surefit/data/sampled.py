@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from surefit.config.schema import Config, DataSection
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
-from surefit.data.formats import Examples, bad_rows_error, placed
+from surefit.data.formats import Examples, bad_rows_error, placed, prompt_position, split_eval
 from surefit.data.given import require_known
 from surefit.data.messages import trained_on
 from surefit.data.turns import cut, renderings
 from surefit.facts import chat_template
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.gguf import read_gguf
+from surefit.facts.named_templates import template_for
 from surefit.facts.template import TemplateRefused, render
-from surefit.facts.thinking import Reads, as_read, has_field, how_read, thoughts_of
+from surefit.facts.thinking import as_read, has_field, how_read, thoughts_of
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example, Message
 
@@ -45,6 +46,7 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
     sizes = [len(text.encode()) for text in texts]
     counted = ExampleFacts(
         examples=len(examples),
+        prompts=len({prompt_position(example, 0) for example in examples}),
         conversations=sum(example.text is None for example in examples),
         with_tools=sum(bool(example.tools) for example in examples),
         max_length=max_length,
@@ -74,20 +76,20 @@ def learnt(example: Example) -> list[Message]:
     return [turn for turn in example.messages if trained_on(turn)]
 
 
-def token_examples(examples: Sequence[Example], template: str) -> float:
+def token_examples(examples: Sequence[Example], templates: str | Mapping[str, str]) -> float:
     """Token examples that an example makes on average: more than 1 where the chat template rewrites earlier turns.
 
     Args:
-        template: with the switches of the run.
+        templates: one, or several by name, with the switches of the run.
     """
-    reads = how_read(template)
     several = [example for example in examples if len(learnt(example)) > 1]
     asked = [several[n] for n in evenly(len(several), DIVIDED)]
-    made = [_made(example, template, reads) for example in asked]
+    made = [_made(example, template_for(templates, example.tools) or "") for example in asked]
     return 1 + len(several) / max(1, len(examples)) * (sum(made) / max(1, len(made)) - 1) if made else 1.0
 
 
-def _made(example: Example, template: str, reads: Reads) -> int:
+def _made(example: Example, template: str) -> int:
+    reads = how_read(template)
     turns = [as_read(turn, reads) for turn in example.messages]
     special = chat_template.SPECIAL
     try:
@@ -98,6 +100,17 @@ def _made(example: Example, template: str, reads: Reads) -> int:
         return len(cut(example, texts))
     except (TemplateRefused, DataError):  # tokenising says so
         return 1
+
+
+def not_divisible(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
+    """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are."""
+    share = config.data.eval
+    known = len(examples) + len(examples.skipped) == total
+    if known and isinstance(share, float) and len({prompt_position(example, 0) for example in examples}) > 1:
+        try:
+            split_eval(examples, share, config.train.seed)
+        except DataError as error:
+            yield error
 
 
 def documents_missing(section: DataSection, examples: Examples) -> Iterator[DataError]:
@@ -127,6 +140,29 @@ def tokens_missing(
         error = bad_rows_error(problems, len(examples), source, "")
         error.about(key)
         yield error
+
+
+def template_missing(
+    key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
+) -> Iterator[DataError]:
+    """Yield what is wrong where rows other than those of `data.train` (MOD006) are conversations, and the tokenizer, as
+    far as it is known, has no chat template to render them with.
+
+    Args:
+        key: of the config, under which it names the `source` of these examples.
+    """
+    if tokenizer is None or tokenizer.chat_template is not None or tokenizer.tool_template is not None:
+        return
+    count = sum(example.text is None for example in examples)
+    if count:
+        yield DataError(
+            f"{count:,} of {len(examples):,} rows that were looked at are conversations, and the model has no chat "
+            "template",
+            code="E4352",
+            path=source,
+            field=key,
+            help="set model.chat_template: plain (roles in words), take the instruct variant, or name plain text",
+        )
 
 
 def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:

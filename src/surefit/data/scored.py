@@ -62,8 +62,8 @@ def scored_set(
         return ScoredSet(name, prompts, bound, mean, answer, len(examples), unanswered)
     by_size = sorted(range(len(asked)), key=lambda n: -sizes[n])[:LONGEST]
     spread = evenly(len(asked), OTHERS)
-    found = {n: min(_tokens(library, _rendered(asked[n], tokenizer)), limits[n]) for n in {*by_size, *spread}}
-    answers = [_tokens(library, text) for n in spread if (text := examples[n].completion)]
+    found = {n: min(tokens_of(library, rendered(asked[n], tokenizer)), limits[n]) for n in {*by_size, *spread}}
+    answers = [tokens_of(library, text) for n in spread if (text := examples[n].completion)]
     return ScoredSet(
         name,
         prompts,
@@ -75,20 +75,26 @@ def scored_set(
     )
 
 
-def _rendered(prompt: Example, tokenizer: TokenizerFacts) -> str:
-    """As the chat template writes it; where that is not known or refuses, its text alone."""
-    if not tokenizer.chat_template:
-        return text_of(prompt, tokenizer)
+def rendered(example: Example, tokenizer: TokenizerFacts, template: str | None = None, *, asks: bool = True) -> str:
+    """Return the text that the chat template makes of an example's turns; without a template, or where it raises, the
+    turns' own text.
+
+    Args:
+        template: in place of the tokenizer's.
+        asks: add the prompt for an answer.
+    """
+    template = template or tokenizer.template_for(example.tools)
+    if not template or not example.messages:
+        return text_of(example, tokenizer)
     special = {f"{role}_token": getattr(tokenizer, f"{role}_token") or "" for role in ("bos", "eos", "pad")}
     try:
-        return render(
-            tokenizer.chat_template, prompt.messages, tools=prompt.tools, add_generation_prompt=True, special=special
-        )
+        return render(template, example.messages, tools=example.tools, add_generation_prompt=asks, special=special)
     except TemplateRefused:
-        return text_of(prompt, tokenizer)
+        return text_of(example, tokenizer)
 
 
-def _tokens(library: Tokenizer, text: str) -> int:
+def tokens_of(library: Tokenizer, text: str) -> int:
+    """Return how many tokens a text has; a very long one is taken to go on as it begins."""
     beginning = clean(text[:BEGINNING])
     tokens = len(library.encode(beginning, add_special_tokens=False).ids)
     return -(-tokens * len(text) // max(1, len(beginning)))

@@ -20,7 +20,18 @@ from surefit.data.readers import ENDINGS, NAMED_ONLY
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?(@\S+)?")
 """owner/name, with an optional :configuration and an optional @split."""
-SPLIT_WORD = re.compile(r"(train|test|valid|validation|val|dev|eval)(?![a-z])", re.IGNORECASE)
+SPLITS = {
+    "train": r"trn|train(ing)?",
+    "test": r"tst|test(ing)?",
+    "validation": r"val(id|idation)?|dev(el|elopment)?|eval(uation)?|held[_-]?out|hold[_-]?out",
+}
+"""Split → the words for it in names of files and directories."""
+_SPLIT_WORDS = {
+    name: re.compile(rf"({words})(s|[_-]?(set|data|split|file|rows|examples))?", re.IGNORECASE)
+    for name, words in SPLITS.items()
+}
+_WORD = re.compile(r"held[_-]?out|hold[_-]?out|[A-Z]?[a-z]+|[A-Z]+(?![a-z])", re.IGNORECASE | re.ASCII)
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 KINDS = ", ".join(ENDINGS)
 
 
@@ -144,7 +155,7 @@ def _matching(pattern: str, found: Sequence[str]) -> list[str]:
         raise DataError(
             problem, code="E4120", path=shown(pattern), help=f"data files are {KINDS}; ** enters directories"
         )
-    _refuse_mixed_splits(pattern, [PurePath(name).name for name in files])
+    _refuse_mixed_splits(pattern, _below_common(files))
     return files
 
 
@@ -162,6 +173,15 @@ def data_files(directory: Path, split: str = "train") -> list[Path]:
     if "state.json" in names and "dataset_info.json" in names:
         return _saved_files(directory)
     files = [directory / name for name in names if _is_data(name)]
+    texts = [name for name in names if endings(name)[0] in NAMED_ONLY]
+    if not files and texts:
+        raise DataError(
+            f"no data file in this directory but text: {', '.join(texts[:5])}",
+            code="E4350",
+            path=directory,
+            help="text files are read by a pattern, for a directory often has notes among them: "
+            f"write {directory}/*{''.join(PurePath(texts[0]).suffixes[-1:])}",
+        )
     if not files:
         found = f"; it has {', '.join(names[:5])}" if names else ""
         help_text = f"data files are {KINDS}; for those in subdirectories write {directory}/**/*.jsonl"
@@ -214,17 +234,57 @@ def _is_data(name: str) -> bool:
     return ending in ENDINGS and ending not in NAMED_ONLY and file.name.split(".")[0].lower() != "readme"
 
 
+def _below_common(files: Sequence[str]) -> list[str]:
+    """Return the paths of files below the directory that holds them all: what is above it is of no split."""
+    paths = [PurePath(name).parts for name in files]
+    common = next(
+        (n for n, parts in enumerate(zip(*(path[:-1] for path in paths), strict=False)) if len(set(parts)) > 1),
+        min(len(path) - 1 for path in paths),
+    )
+    return ["/".join(path[common:]) for path in paths]
+
+
+def split_of(name: str) -> tuple[str | None, str]:
+    """Return the split that a file's name speaks of, None for none, and the name without the word for it.
+
+    Words are told by what is no letter, and by capitals; of several, the last counts.
+
+    >>> split_of("alpaca_test.jsonl"), split_of("contest-2.jsonl")
+    (('test', 'alpaca_.jsonl'), (None, 'contest-2.jsonl'))
+    """
+    found: tuple[str | None, str] = None, name
+    spaced = _CAMEL.sub("\0", name)
+    for word in _WORD.finditer(spaced):
+        for split, words in _SPLIT_WORDS.items():
+            if words.fullmatch(word[0]):
+                found = split, (spaced[: word.start()] + spaced[word.end() :]).replace("\0", "")
+    return found
+
+
 def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
-    """train.jsonl beside test.jsonl: reading both would train on the test rows."""
-    words: dict[str, str] = {}
+    """train.jsonl beside test.jsonl, or rows.jsonl beside rows_test.jsonl: both would be trained on."""
+    splits: dict[str, str] = {}
+    plain: dict[str, str] = {}
+    without: dict[str, str] = {}
     for name in names:
-        if match := SPLIT_WORD.match(name):
-            words.setdefault(match[1].lower(), name)
-    if len(words) > 1:
+        split, rest = split_of(name)
+        if split is None:
+            plain[_letters(rest)] = name
+            continue
+        splits.setdefault(split, name)
+        if split != "train":
+            without[_letters(rest)] = name
+    twin = next((key for key in without if key in plain), None)
+    if len(splits) > 1 or twin is not None:
+        listed = splits.values() if len(splits) > 1 or twin is None else (plain[twin], without[twin])
         raise DataError(
             f"{'these files are of' if isinstance(place, str) else 'this directory holds'} different splits: "
-            f"{', '.join(words.values())}",
+            f"{', '.join(listed)}",
             code="E4125",
             path=place,
             help="name the file to train on in data.train and the one to score on in data.eval",
         )
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())

@@ -21,6 +21,7 @@ from surefit.data.given import require_known
 from surefit.data.special_tokens import SpecialTokens, special_tokens
 from surefit.data.turns import Segment, cut, refusal, renderings
 from surefit.facts.chat_template import TEMPLATE_DATE
+from surefit.facts.named_templates import template_for
 from surefit.facts.thinking import Reads, as_read, how_read
 from surefit.facts.turn_end import ends_of_turn, first_in
 from surefit.task import Example, Message
@@ -44,6 +45,19 @@ def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> lis
         )
     prompt = Example(example.prompt, example.tools)
     return encode_turns(tokenizer, [prompt])[0][-1][0]
+
+
+def tokenize_beginning(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of plain text, or the tokens that a row brings, for the model to continue: as they are trained on,
+    without the end-of-text token.
+
+    Raises:
+        DataError: the row brings tokens that the tokenizer does not have.
+    """
+    if example.tokens:
+        return _given(example.tokens, len(tokenizer))[0]
+    ids = _ids(tokenizer, [example.text or ""], add_special_tokens=True)[0]
+    return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
 
 
 def tokenize_label_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -83,15 +97,15 @@ def _all_segments(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBas
     """The segments of every example; the template is called for all of them at once, which is twice as fast."""
     needed = [renderings(example) for example in examples]
     texts = iter(_render([(e, *one) for e, ones in zip(examples, needed, strict=True) for one in ones], tokenizer))
-    ends = ends_by_next(tokenizer)
+    ends = [ends_by_next(tokenizer, with_tools) for with_tools in (False, True)]
     pairs = zip(examples, needed, strict=True)
-    return [cut(example, {one: next(texts) for one in ones}, ends) for example, ones in pairs]
+    return [cut(e, {one: next(texts) for one in ones}, ends[bool(e.tools)]) for e, ones in pairs]
 
 
-def ends_by_next(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """`facts.turn_end.ends_of_turn` of a tokenizer."""
-    template = tokenizer.chat_template
-    if not isinstance(template, str):
+def ends_by_next(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dict[str, str]:
+    """Return `facts.turn_end.ends_of_turn` of the template that a conversation with these tools is rendered with."""
+    template = template_for(tokenizer.chat_template, tools)
+    if not template:
         return {}
     return ends_of_turn(template, tokenizer.special_tokens_map, tokenizer.get_added_vocab)
 
@@ -110,6 +124,8 @@ def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
 
 def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The first turns of each example as the chat template writes them, in the order asked for."""
+    if not wanted:  # plain text and tokens need no template
+        return []
     if not tokenizer.chat_template:
         raise ModelError(
             "the tokenizer has no chat template, so conversations cannot be rendered for this model",
@@ -118,8 +134,11 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
             help="choose the instruct version of the model, set model.chat_template: plain, or train on plain text "
             "(data.format: text)",
         )
-    reads = how_read(tokenizer.chat_template) if isinstance(tokenizer.chat_template, str) else Reads()
-    shown = {id(example): _visible(example.messages, reads) for example in {id(e): e for e, _, _ in wanted}.values()}
+    reads = [_reads(tokenizer, with_tools) for with_tools in (False, True)]
+    shown = {
+        id(example): _visible(example.messages, reads[bool(example.tools)])
+        for example in {id(e): e for e, _, _ in wanted}.values()
+    }
     texts = [""] * len(wanted)
     together: dict[tuple[int, bool], list[int]] = {}
     for number, (example, _, generation_prompt) in enumerate(wanted):
@@ -142,6 +161,11 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
             assert isinstance(text, str)
             texts[number] = text
     return texts
+
+
+def _reads(tokenizer: PreTrainedTokenizerBase, tools: Any) -> Reads:
+    template = template_for(tokenizer.chat_template, tools)
+    return how_read(template) if template else Reads()
 
 
 def _visible(messages: Sequence[Message], reads: Reads) -> list[Message]:

@@ -77,7 +77,7 @@ def unread_columns(
                 convert(_Recorded(row, read))
     if not read:
         return {}
-    written = f"{tokenizer.chat_template} {tokenizer.tools_template}" if tokenizer else ""
+    written = f"{tokenizer.chat_template} {tokenizer.tool_template}" if tokenizer else ""
     known = frozenset(re.findall(r"\w+", written))
     counts: Counter[str] = Counter()
     for row in sample:

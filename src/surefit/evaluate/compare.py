@@ -9,19 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 from surefit.core.errors import ConfigError, DataError, did_you_mean
 from surefit.core.sampling import evenly
 from surefit.evaluate.answers import BASELINE, Answers, read_answers, read_run, same_rows, scored_variants
+from surefit.evaluate.estimates import estimates
 from surefit.evaluate.paired import Rows, differences, row_values
-from surefit.evaluate.stats import Paired, spread_of_difference
-from surefit.evaluate.summary import estimates
+from surefit.evaluate.stats import Paired, detectable, spread_of_difference
 from surefit.task import TaskRecipe, behind, mean_scores, own_of, rows_of
 
-POWER = 0.8
-"""How often a difference of the detectable size would be found."""
 SHOWN = 5
 
 
@@ -196,24 +193,6 @@ def mcnemar(wins: int, losses: int) -> float:
     n, few = wins + losses, min(wins, losses)
     ways = sum(math.comb(n, k) for k in range(few + 1))
     return min(1.0, 2 * ways / (1 << n))
-
-
-def detectable(spread: float, n: int, confidence: float = 0.95) -> float:
-    """The smallest true difference that n rows show in four of five test sets: (z₀.₉₇₅ + z₀.₈) · spread / √n.
-
-    Args:
-        spread: the standard deviation of a row's difference. Where no row differed nothing is known of it; fewer than
-            six rows, all won, would not be significant either (McNemar), so the answer is never below 6 / n for it.
-
-    200 rows of which 40 differ by one (30 won, 10 lost; the standard deviation is 0.436):
-
-    >>> round(detectable(0.436, 200), 3)
-    0.086
-    """
-    if spread == 0:
-        return min(1.0, 6 / n)
-    normal = NormalDist()
-    return (normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(POWER)) * spread / math.sqrt(n)
 
 
 def own_values(before: Rows, after: Rows, metric: str, recipe: TaskRecipe) -> list[tuple[float, float] | None]:

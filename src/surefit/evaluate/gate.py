@@ -1,27 +1,51 @@
 """The gate: whether the tuned model may pass, for pipelines that look at an exit code.
 
-`min` is about the mean. `not_worse_than` asks about the difference on the same rows, to the base, to a baseline of the
-recipe or to what another run ships: only a difference that is surely below zero fails. A run of several tasks passes
-when none of them is worse, unless the gate names one metric.
+It has three outcomes. `min` is about the score: a mean below it fails. `not_worse_than` is a test of non-inferiority on
+the same rows, against the base, a baseline of the recipe or what another run ships: the interval of the difference must
+not reach below -margin. What the rows cannot show, because there are too few of them or no comparable scores, is
+neither: the gate cannot tell. A run of several tasks passes when every task does, unless the gate names one metric.
+
+    mean >= min, low end of its interval >= min - margin       passed       low end of tuned - reference >= -margin
+    mean < min                                                  failed       else, whole interval below zero
+    else                                                        cannot tell  else
+
+The default margin of 5 points is what a usual held-out set can show: to rule out a loss of `margin` between models that
+are equally good, four times in five, takes ((z0.975 + z0.8) · s / margin)² rows, s being the standard deviation of a
+row's difference. With one row in five won or lost, s = √0.2, and that is 628 rows; with one in ten 314. A margin of
+2 points takes 3,925 and 1,963 rows, one of 10 points 157 and 79.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError, did_you_mean
 from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import BASELINE, Answers, base_of, read_run, read_variant, same_rows, shipped
+from surefit.evaluate.estimates import estimates
 from surefit.evaluate.paired import Rows, differences
-from surefit.task import TaskRecipe
+from surefit.evaluate.stats import Paired, detectable, spread_of_difference
+from surefit.task import TaskRecipe, rows_of
+
+Outcome = Literal["passed", "failed", "cannot tell"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What one condition of the gate came to, and the sentence that says so."""
+
+    outcome: Outcome
+    text: str
 
 
 def judge(gate: GateSection, recipe: TaskRecipe, scored: Mapping[str, Rows], run: RunDir | None) -> dict[str, Any]:
-    """Whether the tuned model may pass, and why: {"passed", "reason"}.
+    """Whether the tuned model may pass, and why: {"outcome", "passed", "margin", "reason"}.
 
-    What cannot be judged, because a score is missing or belongs to other rows, does not pass.
+    Where a score is missing or belongs to other rows, the gate cannot tell.
 
     Args:
         scored: variant → the scores of its rows on the held-out set.
@@ -33,36 +57,96 @@ def judge(gate: GateSection, recipe: TaskRecipe, scored: Mapping[str, Rows], run
     require_reference(gate, recipe)
     tuned = shipped(scored)
     if tuned is None:
-        return {"passed": False, "reason": "the tuned model has not been scored"}
-    means = recipe.aggregate(scored[tuned])
-    metric = gate_metric(gate, recipe.primary_metric, means)
-    reasons, failures = [f"{metric} of {tuned} is {means[metric]:.3f}"], list[str]()
+        return _document(gate, "", [Condition("cannot tell", "the tuned model has not been scored")])
+    found = estimates(scored[tuned], recipe, gate.confidence)
+    metric = gate_metric(gate, recipe.primary_metric, found)
+    conditions = []
     if gate.min is not None:
-        (reasons if means[metric] >= gate.min else failures).append(f"at least {gate.min:g} is required")
+        conditions.append(_at_least(gate.min, gate.margin, found[metric]))
     if gate.not_worse_than is not None:
         try:
-            worse, text = _against(gate, recipe, metric, scored, tuned, run)
+            conditions += _against(gate, recipe, metric, scored, tuned, run)
         except DataError as error:
-            worse, text = True, f"cannot be compared with {gate.not_worse_than}: {error.message}"
-        (failures if worse else reasons).append(text)
-    return {"passed": not failures, "reason": "; ".join([reasons[0], *failures] if failures else reasons)}
+            text = f"cannot be compared with {gate.not_worse_than}: {error.message}"
+            conditions.append(Condition("cannot tell", text))
+    return _document(gate, f"{metric} of {tuned} is {found[metric]['mean']:.3f}", conditions)
+
+
+def _document(gate: GateSection, score: str, conditions: Sequence[Condition]) -> dict[str, Any]:
+    """The worst of the conditions, and why; of a gate that passed, all that it asked."""
+    order: tuple[Outcome, ...] = ("failed", "cannot tell", "passed")
+    outcome = min((each.outcome for each in conditions), key=order.index, default="passed")
+    told = [score, *(each.text for each in conditions if each.outcome == outcome)]
+    return {
+        "outcome": outcome,
+        "passed": outcome == "passed",
+        "margin": gate.margin,
+        "reason": "; ".join(text for text in told if text),
+    }
+
+
+def _at_least(least: float, margin: float, found: Mapping[str, Any]) -> Condition:
+    """Whether a score is high enough, and whether there are enough rows to say so."""
+    asked = f"at least {least:g} is required"
+    if found["mean"] < least:
+        return Condition("failed", asked)
+    low, high = found["ci95"]
+    if low >= least - margin:
+        return Condition("passed", asked)
+    span = (
+        f"[{low:.3f}, {high:.3f}] on {found['n']:,} rows reaches below {least:g} by more than the margin of {margin:g}"
+    )
+    return Condition("cannot tell", f"{asked}, and {span}: score more rows, or set evaluate.gate.margin")
 
 
 def _against(
     gate: GateSection, recipe: TaskRecipe, metric: str, scored: Mapping[str, Rows], tuned: str, run: RunDir | None
-) -> tuple[bool, str]:
-    """Whether the tuned model is surely worse than the reference, and by how much."""
+) -> Iterator[Condition]:
+    """Whether the tuned model is not worse than the reference, for the metric or for each task."""
     assert gate.not_worse_than is not None
     name, before = _reference(gate.not_worse_than, recipe, scored, tuned, run)
     if before is None:
-        return True, f"{name} has not been scored"
-    found = differences(name, tuned, before, scored[tuned], recipe, gate.confidence)
+        yield Condition("cannot tell", f"{name} has not been scored")
+        return
+    after = scored[tuned]
+    found = differences(name, tuned, before, after, recipe, gate.confidence)
     sure = f" ({100 * gate.confidence:g} %)" if gate.confidence != 0.95 else ""
-    parts = [] if gate.metric else [f"{part.name}.{part.primary_metric}" for part in recipe.parts.values()]
-    asked = {f"{part} ": found[part] for part in parts if part in found} or {"": found[metric]}
-    worse = any(one.high < 0 for one in asked.values())
-    told = [f"{label}{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for label, one in asked.items()]
-    return worse, f"{', '.join(told)}{sure} against {name}"
+    parts = {} if gate.metric else {f"{part.name}.{part.primary_metric}": part for part in recipe.parts.values()}
+    asked = {key: part for key, part in parts.items() if key in found}
+    for key, part in asked.items():
+        own = (rows_of(part.name, before), rows_of(part.name, after))
+        yield _not_worse(gate, found[key], f"{key} ", f"{sure} against {name}", own, part, part.primary_metric)
+    if not asked:
+        whole = (before, after)
+        yield _not_worse(gate, found[metric], "", f"{sure} against {name}", whole, recipe, metric)
+
+
+def _not_worse(
+    gate: GateSection, found: Paired, label: str, against: str, rows: tuple[Rows, Rows], recipe: TaskRecipe, metric: str
+) -> Condition:
+    """The outcome of one test of non-inferiority."""
+    text = f"{label}{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{against}"
+    if found.low >= -gate.margin:
+        return Condition("passed", text)
+    if found.high < 0:
+        return Condition("failed", text)
+    return Condition("cannot tell", f"{text}: {_power(gate, recipe, metric, rows, found)}")
+
+
+def _power(gate: GateSection, recipe: TaskRecipe, metric: str, rows: tuple[Rows, Rows], found: Paired) -> str:
+    """What these rows could have shown, and how many would show a loss of the margin.
+
+    With several tasks and one mean over them there is no standard deviation of a row's difference.
+    """
+    n = found.wins + found.losses + found.ties
+    loss = f"a loss of more than {100 * gate.margin:g} points (evaluate.gate.margin) cannot be ruled out"
+    if recipe.parts:
+        return f"{loss} with {n:,} rows"
+    seen = detectable(spread_of_difference(*rows, metric, recipe.aggregate), n, gate.confidence)
+    able = f"would find a true difference of {100 * min(seen, 1):.1f} points four times in five"
+    needed = math.ceil(n * (seen / gate.margin) ** 2) if gate.margin else None
+    more = f"; about {max(needed, n + 1):,} such rows would tell" if needed else ""
+    return f"{loss}: {n:,} rows {able}{more}"
 
 
 def _reference(

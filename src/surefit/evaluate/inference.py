@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefit.core.errors import DataError, errors_at
 from surefit.core.progress import OnProgress, silent
-from surefit.data.tokenize import tokenize_label_prompt, tokenize_prompt
+from surefit.data.tokenize import tokenize_beginning, tokenize_label_prompt, tokenize_prompt
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.rows import Answer, Picked
@@ -60,7 +60,10 @@ class LocalModel:
         found = []
         for example, where in zip(rows.examples, rows.where, strict=True):
             with errors_at(where):
-                found.append(tokenize(self.cut(example), self.tokenizer))
+                if example.text is not None:
+                    found.append(tokenize_beginning(example, self.tokenizer))
+                else:
+                    found.append(tokenize(self.cut(example), self.tokenizer))
         return found
 
     def shown(self, prompt: list[int]) -> str:

@@ -15,10 +15,10 @@ from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, step_of
+from surefit.evaluate.estimates import estimates
 from surefit.evaluate.gate import gate_metric
 from surefit.evaluate.generation_settings import GenerationSettings, ways
 from surefit.evaluate.rows import Picked
-from surefit.evaluate.summary import estimates
 from surefit.evaluate.variants import SERVED, identity, known_variants, place
 from surefit.task import Scores, TaskRecipe
 

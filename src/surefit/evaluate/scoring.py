@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,11 +10,12 @@ from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean, errors_at
 from surefit.core.progress import OnProgress, silent
+from surefit.core.reading import parse_json
 from surefit.core.units import plural, shortened
 from surefit.data.formats import Examples, to_examples, to_prompts
 from surefit.data.load import Rows, load_rows
 from surefit.evaluate.answers import BASELINE
-from surefit.evaluate.summary import estimates
+from surefit.evaluate.estimates import estimates
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Prediction, Scores, TaskRecipe
 
@@ -313,7 +313,7 @@ def _bare_values(path: Path) -> list[tuple[Any, str]] | None:
 
 def _bare_array(text: str, path: Path) -> list[tuple[Any, str]] | None:
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:
         return None
     if not isinstance(values, list) or not values or isinstance(values[0], dict):
@@ -323,7 +323,7 @@ def _bare_array(text: str, path: Path) -> list[tuple[Any, str]] | None:
 
 def _bare(line: str, where: str) -> Any:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError as error:
         raise DataError(
             f"not valid JSON: {error}", code="E7030", path=where, help="a line is one JSON text or object"

@@ -14,9 +14,12 @@ Which interval, and why (docs/compare.md has the coverage of each, measured; ben
   Student's t for as many rows as differ: it is these that carry the information.
 - **Corpus scores**, which are no mean of rows: the bootstrap through the recipe's `aggregate`; for differences the
   rows' jackknife pseudo-values (Tukey 1958; Miller 1974) stand for the rows.
-- **Values that are all equal**: resampling would give an interval of width zero, as if 20 right answers out of 20
-  proved that the model is never wrong. A value never seen in n rows may still have a share of up to z²/(n + z²)
-  (Wilson's upper limit for 0 of n), and the interval is where the mean would be if that share lay at either bound.
+- **Values that are all equal**, or all but one where the score is a corpus's: resampling would give an interval of
+  width zero or little more, as if 20 right answers out of 20 proved that the model is never wrong.
+  A value never seen in n rows may still have a share of up to u = z²/(n + z²) (Wilson's upper limit for 0 of n), and
+  the interval reaches to where the mean m of scores in [0, 1] would be if that share lay at either bound:
+  [m − u·m, m + u·(1 − m)]. 4 rows with Smatch 0.8: u = 3.84/7.84 = 0.49, so [0.408, 0.898]. The same for corpus
+  scores, and for paired differences with Bonett & Price's ± z√2/(n + 2), that of rows which all tie.
 
 Everything is deterministic for a given seed. The interval speaks about *these* rows as a sample of such rows; it does
 not know about another training seed.
@@ -39,7 +42,12 @@ from surefit.task import Scores, mean_scores
 RESAMPLES = 10_000
 AGGREGATE_RESAMPLES = 1_000
 """For scores that are not the mean of the rows' scores: each resample calls the recipe's `aggregate`."""
+POWER = 0.8
+"""How often a difference of the detectable size would be found."""
 Floats = NDArray[np.float64]
+FEW = 2
+"""Rows that differ from all others, below which resampling knows too little about them: of corpus scores and of paired
+differences. (For means, whose quantiles are corrected for skewness, one such row is enough: measured.)"""
 _FEW_VALUES = 16
 _NEARLY_EQUAL = 0.01  # of the largest difference: rows that hardly differ carry no information
 _GROUPS = 1_000
@@ -95,6 +103,7 @@ def bootstrap_mean(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -
         low, high = _all_equal(mean, len(sample), _z(confidence), 0.0, 1.0)
     else:
         low, high = _quantiles(_resampled_means(sample, seed), len(sample), confidence, _skewness(sample))
+        low, high = _few_differ(sample, mean, low, high, confidence, few=1)
     return Interval(mean, low, high, len(sample))
 
 
@@ -143,6 +152,9 @@ def _of_differences(
         low, high = _all_equal(mean, len(differences), _z(confidence), -1.0, 1.0)
     else:
         low, high = _quantiles(_resampled_means(more, seed), n, confidence, rows=differ + 2)
+        if differ < FEW:  # too few to know how far others would differ
+            half = _z(confidence) * math.sqrt(2) / n
+            low, high = min(low, mean - half), max(high, mean + half)
     # The two rows draw the interval to zero, but the mean is always in it; no difference of scores is larger than 1,
     # unless they are ratios.
     widest = max(1.0, float(np.abs(differences).max()))
@@ -208,6 +220,24 @@ def spread_of_difference(
     return float((new_values - old_values).std() * math.sqrt(len(before) / len(old_values)))
 
 
+def detectable(spread: float, n: int, confidence: float = 0.95) -> float:
+    """The smallest true difference that n rows show in four of five test sets: (z₀.₉₇₅ + z₀.₈) · spread / √n.
+
+    Args:
+        spread: the standard deviation of a row's difference. Where no row differed nothing is known of it; fewer than
+            six rows, all won, would not be significant either (McNemar), so the answer is never below 6 / n for it.
+
+    200 rows of which 40 differ by one (30 won, 10 lost; the standard deviation is 0.436):
+
+    >>> round(detectable(0.436, 200), 3)
+    0.086
+    """
+    if spread == 0:
+        return min(1.0, 6 / n)
+    normal = NormalDist()
+    return (normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(POWER)) * spread / math.sqrt(n)
+
+
 def _pseudo_values(rows: Sequence[Scores], aggregate: Callable[[Sequence[Scores]], Scores]) -> dict[str, Floats]:
     """Metric → what each row (or group of rows, where there are very many) adds to the corpus score: n times the score
     less n - 1 times the score without it. Their mean is the score, and they vary as independent values do."""
@@ -226,9 +256,25 @@ def _pseudo_values(rows: Sequence[Scores], aggregate: Callable[[Sequence[Scores]
 def aggregate_intervals(
     rows: Sequence[Scores], aggregate: Callable[[Sequence[Scores]], Scores], confidence: float = 0.95, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """Metric → (low, high) of a corpus score."""
-    resampled = resampled_aggregates(rows, aggregate, seed)
-    return {name: _quantiles(values, len(rows), confidence) for name, values in resampled.items()}
+    """Metric → (low, high) of a corpus score.
+
+    Four graphs of which none matches prove little:
+
+    >>> rows, smatch = [{"matched": 0.0, "gold": 8.0}] * 4, lambda rows: {"smatch": sum(r["matched"] for r in rows)}
+    >>> low, high = aggregate_intervals(rows, smatch)["smatch"]
+    >>> print(f"[{low:.3f}, {high:.3f}]")
+    [0.000, 0.490]
+    """
+    resampled, whole = resampled_aggregates(rows, aggregate, seed), aggregate(rows)
+    alone = [aggregate([row]) for row in rows]
+    found = {}
+    for name, values in resampled.items():
+        low, high = _quantiles(values, len(rows), confidence)
+        own = np.array([scores[name] for scores in alone if name in scores])
+        found[name] = (
+            _few_differ(own, whole[name], low, high, confidence, n=len(rows)) if name in whole else (low, high)
+        )
+    return found
 
 
 def percentiles(resampled: Floats, confidence: float = 0.95) -> tuple[float, float]:
@@ -310,6 +356,26 @@ def _wilson(share: float, n: int, z: float) -> tuple[float, float]:
 def _all_equal(value: float, n: int, z: float, lowest: float, highest: float) -> tuple[float, float]:
     unseen = z * z / (n + z * z)
     return value - unseen * max(0.0, value - lowest), value + unseen * max(0.0, highest - value)
+
+
+def _few_differ(
+    sample: Floats, mean: float, low: float, high: float, confidence: float, *, few: int = FEW, n: int | None = None
+) -> tuple[float, float]:
+    """An interval, widened where fewer than `few` rows differ from the commonest value: resampling them says nothing of
+    values that were not seen.
+
+    Args:
+        sample: the rows' own values.
+        mean: their mean, or the corpus score.
+        low, high: what resampling says.
+        n: rows, where some have no value of their own.
+    """
+    values, counts = np.unique(sample, return_counts=True)
+    commonest = values[counts.argmax()] if len(values) else 0.0
+    if (np.abs(sample - commonest) > _NEARLY_EQUAL).sum() >= few:
+        return low, high
+    lowest, highest = _all_equal(mean, n or len(sample), _z(confidence), 0.0, 1.0)
+    return min(low, lowest), max(high, highest)
 
 
 def _z(confidence: float) -> float:

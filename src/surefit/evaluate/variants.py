@@ -90,7 +90,8 @@ def _require_checkpoint(run: RunDir, variant: str) -> None:
             else "`surefit train` writes checkpoints; checkpoint.save_total_limit says how many are kept",
         )
     if fault := manager.damage(run.checkpoints / variant, hashes=True):
-        raise ConfigError(f"the checkpoint {variant} cannot be scored: {fault}", code="E7046", path=run.checkpoints / variant,
+        raise ConfigError(f"the checkpoint {variant} cannot be scored: {fault}",
+        code="E7046", path=run.checkpoints / variant,
                           help="take another one")  # fmt: skip
 
 

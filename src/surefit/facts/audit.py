@@ -38,6 +38,8 @@ class AuditFacts:
         audited: rows that were looked at.
         observations: name → what was seen; a name that is missing was not looked for.
         max_length: the limit that the token lengths were judged by; None where there is no config.
+        conventions: config key of the other sources of a run (`data.mix.SOURCE`, `data.eval`, `evaluate.also.NAME`) →
+            how their rows are written (data/detectors/conventions.py).
     """
 
     source: str
@@ -45,6 +47,7 @@ class AuditFacts:
     audited: int
     observations: Mapping[str, Observation] = field(default_factory=dict)
     max_length: int | None = None
+    conventions: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
 
     def seen(self, name: str) -> Observation | None:
         """An observation that at least one row shows, or None."""

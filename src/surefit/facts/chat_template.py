@@ -8,6 +8,7 @@ from pathlib import Path
 
 from surefit.core.errors import ModelError
 from surefit.core.units import KIB
+from surefit.facts.named_templates import DEFAULT, template_files
 from surefit.facts.template import TemplateRefused, render
 
 FIELD = "model.chat_template"
@@ -55,6 +56,10 @@ LLAMA3 = """\
 {%- if add_generation_prompt %}{{ head + "assistant" + end }}{% endif -%}
 """
 NAMED = {PLAIN_NAME: PLAIN, "chatml": CHATML, "llama3": LLAMA3}
+_HELP = (
+    "name a Jinja file or a directory with chat_template.jinja, "
+    f"or write one of {', '.join(NAMED)} for a base model without a template"
+)
 TOKENS = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -93,6 +98,28 @@ def require_tokens(wanted: str | None, vocabulary: Container[str] | None, eos_to
         raise ModelError(problem, code="E2030", field=FIELD, help="name a Jinja file that ends them in another way")
 
 
+def chosen_templates(wanted: str) -> dict[str, str]:
+    """Return the templates that `model.chat_template` names, by their names: all that are kept in a directory, such as
+    the adapter's of a run; else the one text as the default.
+
+    Raises:
+        ModelError: nothing of this name, not a text, or not a Jinja template.
+    """
+    if wanted in NAMED or not (files := _files_in(wanted)):
+        return {DEFAULT: template_text(wanted)}
+    # Only the default one has to write a conversation without tools.
+    return {name: template_text(str(path)) if name == DEFAULT else _text_in(str(path)) for name, path in files.items()}
+
+
+def _files_in(wanted: str) -> dict[str, Path]:
+    """Return the template files of a directory that has a default one; nothing of whatever else it is."""
+    try:
+        files = template_files(Path(wanted).expanduser())
+    except (OSError, RuntimeError):
+        return {}
+    return files if DEFAULT in files else {}
+
+
 def template_text(wanted: str) -> str:
     """The template that `model.chat_template` names.
 
@@ -101,27 +128,31 @@ def template_text(wanted: str) -> str:
     """
     if wanted in NAMED:
         return NAMED[wanted]
-    help_text = f"name a Jinja file, or write one of {', '.join(NAMED)} for a base model without a template"
+    text = _text_in(wanted)
+    try:
+        render(text, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], special=SPECIAL)
+    except TemplateRefused as error:
+        problem = f"it cannot write a question and an answer: {error}"
+        raise ModelError(problem, code="E2036", path=wanted, field=FIELD, help=_HELP) from None
+    return text
+
+
+def _text_in(wanted: str) -> str:
     try:
         path = Path(wanted).expanduser()
     except RuntimeError:  # ~somebody, who has no home here
-        raise ModelError("no such file", code="E2031", path=wanted, field=FIELD, help=help_text) from None
+        raise ModelError("no such file", code="E2031", path=wanted, field=FIELD, help=_HELP) from None
     try:
         if path.exists() and not path.is_file():
-            raise ModelError("not a regular file", code="E2032", path=path, field=FIELD, help=help_text)
+            raise ModelError("not a regular file", code="E2032", path=path, field=FIELD, help=_HELP)
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except OSError as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise ModelError(why, code="E2033", path=path, field=FIELD, help=help_text) from None
+        raise ModelError(why, code="E2033", path=path, field=FIELD, help=_HELP) from None
     except UnicodeDecodeError:
-        raise ModelError("not UTF-8 text", code="E2034", path=path, field=FIELD, help=help_text) from None
+        raise ModelError("not UTF-8 text", code="E2034", path=path, field=FIELD, help=_HELP) from None
     if len(data) > MAX_BYTES:
-        raise ModelError(f"larger than {MAX_BYTES // KIB} KiB", code="E2035", path=path, field=FIELD, help=help_text)
-    try:
-        render(text, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], special=SPECIAL)
-    except TemplateRefused as error:
-        problem = f"it cannot write a question and an answer: {error}"
-        raise ModelError(problem, code="E2036", path=path, field=FIELD, help=help_text) from None
+        raise ModelError(f"larger than {MAX_BYTES // KIB} KiB", code="E2035", path=path, field=FIELD, help=_HELP)
     return text

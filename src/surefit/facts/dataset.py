@@ -14,6 +14,8 @@ from surefit.core.units import shortened
 SAMPLE = 500
 TARGETS = ("answers", "answer", "completion", "output", "response", "target", "label", "summary", "graph", "solution")
 """Columns that hold what the model is to answer, in the order they are looked for."""
+ANSWERING = ("assistant", "gpt", "chatgpt", "model", "function_call")
+"""The roles and speakers of an assistant's turns, in all layouts."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,9 @@ def answer_of(row: Mapping[str, Any], target: str) -> Any:
     if target not in ("messages", "conversations") or not isinstance(value, list):
         return value
     for turn in reversed(value):
-        if isinstance(turn, Mapping) and turn.get("role", turn.get("from")) in ("assistant", "gpt", "model"):
-            return turn.get("content") or turn.get("tool_calls") or turn.get("value") or ""
+        if isinstance(turn, Mapping) and turn.get("role", turn.get("from")) in ANSWERING:
+            said = (turn.get(name) for name in ("content", "tool_calls", "function_call", "value"))
+            return next((each for each in said if each), "")
     return None
 
 

@@ -20,10 +20,13 @@ from pathlib import Path
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes
+from surefit.core import env
 from surefit.core.units import count_text
 from surefit.facts.activations import FLOAT32
 from surefit.facts.budget import EIGHT_BIT_BLOCK, MIN_8BIT, Term, Trained, trained
+from surefit.facts.hardware import HardwareFacts, nearest_existing
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
+from surefit.facts.named_templates import template_files
 from surefit.facts.tensors import Shape, factors, parameters
 
 CHECKPOINT_FILES = 1515
@@ -80,6 +83,29 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     if resolved.total_steps is not None:
         terms.append(Term("log", LOG_BYTES * resolved.total_steps, f"{resolved.total_steps:,} lines of metrics.jsonl"))
     return terms
+
+
+def download_term(model: ModelFacts, hardware: HardwareFacts, directory: Path) -> Term | None:
+    """What the base model's files take beside the run, where they are not yet: of a model that is downloaded or, for a
+    GPU of another machine, brought there. None where they are here already, or go to another disk of this machine.
+
+    Args:
+        model: facts about the base model.
+        hardware: the device.
+        directory: where the run writes.
+    """
+    size = model.weight_bytes
+    if not size or (model.source == "local" and model.path is None):
+        return None
+    if hardware.is_another_machine:
+        return Term("base model", size, "its files on the machine that trains: the Hugging Face cache, or a folder")
+    if model.source not in ("catalogue", "hub") or not _on_one_disk(directory, env.hub_cache()):
+        return None
+    return Term("base model", size, "the download into the Hugging Face cache, which is on the same disk")
+
+
+def _on_one_disk(first: Path, second: Path) -> bool:
+    return nearest_existing(first).stat().st_dev == nearest_existing(second).stat().st_dev
 
 
 def _as_saved(name: str) -> str:
@@ -148,7 +174,9 @@ def copies_at_once(resolved: Resolved) -> int:
 
 
 def _tokenizer_term(model: ModelFacts, copies: int) -> Term:
-    sizes = [_size(model.path / name) for name in TOKENIZER_FILES] if model.path is not None else [0]
+    files = {model.path / name for name in TOKENIZER_FILES} if model.path is not None else set()
+    files |= set(template_files(model.path).values()) if model.path is not None else set()
+    sizes = [_size(path) for path in files]
     if any(sizes):
         return Term("tokenizer", copies * sum(sizes), "the base model's, beside each result")
     about = copies * TOKENIZER_ENTRY * model.vocab_size

@@ -319,14 +319,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-DEFAULT, TOOL_USE = "default", "tool_use"
-"""Names of a tokenizer's templates: the one that is used, and the one for conversations with tools."""
-
-
-def template_of(tokenizer_config: Mapping[str, Any], name: str = DEFAULT) -> str | None:
-    """`chat_template` in a tokenizer_config.json: a text, or the one of this name in a list of named texts."""
+def templates_of(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of `chat_template` in a tokenizer_config.json by name; a text alone is `default`."""
     entry = tokenizer_config.get("chat_template")
     if isinstance(entry, list):
-        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
-        return text if isinstance(text := named.get(name), str) else None
-    return entry if isinstance(entry, str) and name == DEFAULT else None
+        entry = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
+    named = entry if isinstance(entry, Mapping) else {"default": entry}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+
+
+def template_of(tokenizer_config: Mapping[str, Any]) -> str | None:
+    """Return the default template of a tokenizer_config.json."""
+    return templates_of(tokenizer_config).get("default")

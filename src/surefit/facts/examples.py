@@ -11,6 +11,7 @@ class ExampleFacts:
 
     Attributes:
         examples: in the sample.
+        prompts: different prompts among them; of plain text, different texts.
         conversations: those of them that are messages; the others are plain text.
         with_tools: those that hand tools to the chat template.
         measured: those whose length was compared with `max_length`; 0 where the tokenizer is not on this machine.
@@ -35,3 +36,4 @@ class ExampleFacts:
     most_bytes: int = 0
     in_fields: int = 0
     in_tags: int = 0
+    prompts: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from surefit.config.schema import AdapterSection
@@ -73,6 +73,17 @@ def stacks(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:
             outputs += shape[0] if int(alone[2]) == 0 else 0
             found[stack] = (max(experts, int(alone[2]) + 1), outputs, shape[1])
     return found
+
+
+def lone_numbers(tensors: Mapping[str, Sequence[int]]) -> int:
+    """Return how many numbers of a checkpoint are experts' matrices that lie one by one, and become stacks when read:
+    copies, beside which the pages of the file stay.
+
+    >>> lone_numbers({"experts.0.up_proj.weight": (6, 4), "experts.down_proj": (2, 4, 6), "lm_head.weight": (9, 4)})
+    24
+    """
+    alone = ((_ALONE.match(name), shape) for name, shape in tensors.items() if len(shape) == 2)
+    return sum(math.prod(shape) for found, shape in alone if found and found[3] in _STACKED_AS)
 
 
 def routers(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:

@@ -162,7 +162,8 @@ class _Reader:
 
     def short(self, what: str) -> ModelError:
         return ModelError(
-            f"the file ends within its header: {bytes_text(self.size)}, and {what} at byte {self.at:,} takes more", code="E2050",
+            f"the file ends within its header: {bytes_text(self.size)}, and {what} at byte {self.at:,} takes more",
+            code="E2050",
             path=self.path, help=DAMAGED,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Literal
 
 from surefit.core import env
 from surefit.core.errors import ConfigError, did_you_mean
-from surefit.core.units import MIB
+from surefit.core.units import MIB, bytes_of
 from surefit.facts.gpus import BF16_CAPABILITY as BF16_CAPABILITY
 from surefit.facts.gpus import GPUS as GPUS
 from surefit.facts.gpus import find_gpu as find_gpu
@@ -36,7 +36,9 @@ class HardwareFacts:
         bf16: bfloat16 is multiplied natively.
         cpu_count: processors this process may use.
         ram_bytes: the machine's memory, or the smaller limit of the container.
-        disk_free_bytes: free space where `directory` is or will be.
+        disk_free_bytes: free space where `directory` is or will be, or what the config says; None where the GPU is not
+            of this machine and nobody said.
+        disk_source: "detected" on this machine, "config" where `hardware.disk` says it, else "unknown".
         figure: where `memory_bytes` comes from.
         gpu_count: GPUs that were detected and that `CUDA_VISIBLE_DEVICES` does not hide; 1 for a GPU of the catalogue.
         unused_gpu: a GPU that is here but that the installed, CPU-only PyTorch cannot use.
@@ -48,26 +50,39 @@ class HardwareFacts:
     bf16: bool
     cpu_count: int
     ram_bytes: int | None
-    disk_free_bytes: int
+    disk_free_bytes: int | None
     source: Literal["detected", "catalogue"]
     figure: str = ""
     compute_capability: tuple[int, int] | None = None
     gpu_count: int = 0
     unused_gpu: str | None = None
+    disk_source: Literal["detected", "config", "unknown"] = "detected"
+
+    @property
+    def is_another_machine(self) -> bool:
+        """Whether the GPU is one of the catalogue, which this machine does not have."""
+        return self.source == "catalogue"
 
 
-def hardware_facts(gpu: str = "auto", directory: Path | None = None) -> HardwareFacts:
-    """The device that the config's `hardware.gpu` means.
+def hardware_facts(gpu: str = "auto", directory: Path | None = None, disk: str | None = None) -> HardwareFacts:
+    """The device that the config's `hardware.gpu` means, and the disk beside it.
 
     Args:
         gpu: "auto" (the GPU of this machine if PyTorch can use it, else the CPU), "cpu", or a catalogue name; where
             that GPU is here, the facts are those of this machine.
         directory: where the run will write; the working directory by default.
+        disk: the free space of the machine that trains, `hardware.disk`; without it this machine's.
 
     Raises:
         ConfigError: a name the catalogue does not have.
     """
-    disk = disk_free_bytes(directory or Path.cwd())
+    found = _device(gpu, disk_free_bytes(directory or Path.cwd()))
+    if disk is not None:
+        return replace(found, disk_free_bytes=bytes_of(disk), disk_source="config")
+    return replace(found, disk_free_bytes=None, disk_source="unknown") if found.is_another_machine else found
+
+
+def _device(gpu: str, disk: int) -> HardwareFacts:
     if gpu == "cpu":
         return _cpu(disk)
     found = usable_gpus(detect_gpus())

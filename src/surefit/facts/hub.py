@@ -16,7 +16,8 @@ from typing import Any
 
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
-from surefit.facts.door import read_json_object, require_sound_config, template_of
+from surefit.facts.door import read_json_object, require_sound_config, templates_of
+from surefit.facts.named_templates import DEFAULT, TEMPLATE_DIR, TEMPLATE_FILE, TOOL_USE
 from surefit.facts.safetensors import INDEX, SINGLE, Tensor
 
 
@@ -26,7 +27,7 @@ class HubModel:
 
     config: dict[str, Any]
     tensors: dict[str, Tensor] | None
-    chat_template: str | None
+    templates: dict[str, str]
     pickle_only: bool
     gated: bool
 
@@ -113,7 +114,7 @@ def _fetched(name: str, revision: str | None, known: Sequence[str], heard: Event
         return HubModel(
             config,
             tensors,
-            _template(files, download),
+            _templates(files, download),
             pickle_only=tensors is None and any(fnmatch(file, "pytorch_model*.bin") for file in files),
             gated=bool(info.gated),
         )
@@ -132,14 +133,13 @@ def _headers(api: Any, name: str, revision: str | None) -> dict[str, Tensor]:
     }
 
 
-def _template(files: set[str], download: Any) -> str | None:
-
-    if "chat_template.jinja" in files:
-        text: str = download("chat_template.jinja").read_text(encoding="utf-8")
-        return text
-    if "tokenizer_config.json" in files:
-        return template_of(read_json_object(download("tokenizer_config.json")))
-    return None
+def _templates(files: set[str], download: Any) -> dict[str, str]:
+    """Return the model's chat templates by name, as `facts.named_templates.templates_in` reads a folder."""
+    places = {DEFAULT: TEMPLATE_FILE, TOOL_USE: f"{TEMPLATE_DIR}/{TOOL_USE}.jinja"}
+    found = {name: download(file).read_text(encoding="utf-8") for name, file in places.items() if file in files}
+    if found or "tokenizer_config.json" not in files:
+        return found
+    return templates_of(read_json_object(download("tokenizer_config.json")))
 
 
 @contextmanager

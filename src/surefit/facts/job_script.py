@@ -13,8 +13,9 @@ from pathlib import Path
 
 from surefit.core.errors import ConfigError
 from surefit.facts.directives import Slip, slips_in, variables_in
+from surefit.facts.installs import Install, installs_in
 from surefit.facts.setup import Place, Setup
-from surefit.facts.shell import Command, Shell, split_commands
+from surefit.facts.shell import MISCOUNTS_GPUS, Command, Shell, split_commands
 
 MAX_BYTES = 200_000
 """More is no batch script, and its rest is not read."""
@@ -37,6 +38,16 @@ RANKS = (
     "SLURM_LOCALID",
     "SLURM_NODEID",
 )
+COMMANDS = {
+    "llamafactory-cli": ("train",), "llamafactory": ("train",), "lmf": ("train",),
+    "axolotl": ("train",), "swift": ("sft", "pt", "rlhf"), "megatron": ("sft", "pt"), "tune": ("run",),
+    "trl": ("sft", "dpo", "kto", "grpo", "rloo", "reward"), "xtuner": ("train",), "colossalai": ("run",),
+}  # fmt: skip
+"""Training tools → the subcommands with which they start processes themselves."""
+ON_EVERY_GPU = ("llamafactory-cli", "llamafactory", "lmf", "axolotl", "trl")
+"""Those that start a process on each GPU that they see, where they are told nothing."""
+TRAINING = re.compile(r"train|tun|sft|dpo|grpo|lora|rank", re.IGNORECASE)
+"""The name of a script that trains."""
 _TALKS = {"echo", "printf", "which", "type", "pip", "pip3", "conda", "mamba", "module", "sbatch"}
 _STARTERS = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "clush", "deepspeed", "ray"}
 
@@ -46,7 +57,7 @@ class Launch:
     """One command that starts the processes of a run. Numbers are None where they are only known when it runs.
 
     Attributes:
-        tool: torchrun, accelerate, deepspeed or python.
+        tool: torchrun, accelerate, deepspeed, a training tool of its own (`COMMANDS`), or python.
         line: 1-based.
         srun: srun starts it, once per task; otherwise it starts once, on the first node.
         tasks_per_node: how often it starts on each node.
@@ -55,7 +66,8 @@ class Launch:
         machines: over how many machines it says it runs.
         flags: its own options, without dashes and with underscores → value; "" for a switch.
         lines: flag → line.
-        script: the Python file or module it runs.
+        script: the Python file or module it runs, or the config that a training tool is given.
+        arguments: what the script itself is given, as `flags`.
     """
 
     tool: str
@@ -68,6 +80,7 @@ class Launch:
     flags: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
     script: str | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def multiplied(self) -> bool:
@@ -105,6 +118,10 @@ class JobScript:
         stray: (word, line) of a `python` behind a launcher, which would take it for the script.
         bf16_line: where a launch asks for bf16, in its own options or the script's.
         reaches_nodes: something in it can start a process on another node: srun, mpirun, ssh…
+        installs: the packages that it installs.
+        miscounts: (the command's part, what is wrong with it, line) of counts of GPUs that give something else.
+        lacking: (argument, script, line) of arguments that the launched script's parser does not have.
+        spreads: the script that is launched uses several GPUs in one process.
     """
 
     path: str = ""
@@ -126,13 +143,17 @@ class JobScript:
     stray: tuple[tuple[str, int], ...] = ()
     bf16_line: int | None = None
     reaches_nodes: bool = False
+    installs: tuple[Install, ...] = ()
+    miscounts: tuple[tuple[str, str, int], ...] = ()
+    lacking: tuple[tuple[str, str, int], ...] = ()
+    spreads: bool = False
 
     @property
     def launch(self) -> Launch | None:
         """The command that trains: the first with a launcher, or else with srun, or else whose script says so."""
         by_launcher = [each for each in self.launches if each.tool != "python"]
         by_srun = [each for each in self.launches if each.srun]
-        by_name = [each for each in self.launches if re.search(r"train|tun|sft|dpo|grpo", each.script or "")]
+        by_name = [each for each in self.launches if TRAINING.search(each.script or "")]
         return next(iter(by_launcher + by_srun + by_name), None)
 
     def line(self, *options: str) -> int | None:
@@ -164,7 +185,7 @@ def read_job_script(path: Path | str) -> JobScript:
     for command in commands:
         shell.assign(command)
     expanded = [shell.expand(command) for command in commands]
-    found = (_launch(each, nodes, tasks, gpus) for each in expanded)
+    found = (_launch(each, nodes, tasks, gpus, shell) for each in expanded)
     return JobScript(
         path=str(path),
         options=options,
@@ -185,6 +206,8 @@ def read_job_script(path: Path | str) -> JobScript:
         stray=tuple(word for each in expanded if (word := _stray(each))),
         bf16_line=next((line for each in expanded if (line := _bf16_line(each))), None),
         reaches_nodes=any(_STARTERS & set(each.words) for each in expanded),
+        installs=tuple(installs_in(commands, shell)),
+        miscounts=tuple(_miscounts(text)),
     )
 
 
@@ -200,8 +223,13 @@ def setup_of_job(script: JobScript) -> Setup:
         flags |= {"machines": "nnodes", "processes_per_machine": "nproc_per_node"}
     elif launch.tool == "deepspeed":
         flags |= {"machines": "num_nodes", "processes_per_machine": "num_gpus"}
+    own = launch.tool in COMMANDS
     places = {
-        attribute: Place(f"--{flag}", script.path, launch.lines.get(flag, launch.line or None))
+        attribute: Place(
+            launch.tool if own and flag not in launch.flags else f"--{flag}",
+            script.path,
+            launch.lines.get(flag, launch.line or None),
+        )
         for attribute, flag in flags.items()
     }
     gpus = next((name for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task") if name in script.options), "gpus")
@@ -258,6 +286,13 @@ def _bf16_line(command: Command) -> int | None:
     if re.search(r"--mixed[_-]precision[ =]bf16\b", text):
         return command.line_of("mixed_precision")
     return command.line_of("bf16") if re.search(r"--bf16(?![_\w])(?![ =](false|False|0)\b)", text) else None
+
+
+def _miscounts(text: str) -> Iterator[tuple[str, str, int]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, why in MISCOUNTS_GPUS if not line.lstrip().startswith("#") else ():
+            if found := pattern.search(line):
+                yield found[0].rstrip(")`"), why, number
 
 
 def _stray(command: Command) -> tuple[str, int] | None:
@@ -382,7 +417,7 @@ def _slurm_variables(
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def _launch(command: Command, nodes: int | None, tasks: int | None, gpus: int | None) -> Launch | None:
+def _launch(command: Command, nodes: int | None, tasks: int | None, gpus: int | None, shell: Shell) -> Launch | None:
     """The launch in a command whose variables were put in, if there is one."""
     words = command.words
     if not words or words[0] in _TALKS:
@@ -393,18 +428,27 @@ def _launch(command: Command, nodes: int | None, tasks: int | None, gpus: int | 
     own, script = _own_words(words[start:], tool)
     flags = dict(_flags(own, {}))
     names = [word.rpartition("/")[2] for word in words[:start]]
+    arguments = dict(_flags(_behind(words[start:], script), {})) if script and script not in own else {}
     launch = Launch(
         tool,
         command.line,
         srun="srun" in names,
         flags=flags,
-        lines={flag: command.line_of(flag) for flag in flags},
+        lines={flag: command.line_of(flag) for flag in (*flags, *arguments)},
         script=script,
+        arguments=arguments,
     )
     if launch.srun:
         asked = dict(_flags(words[names.index("srun") + 1 : start], SHORT))
         launch = replace(launch, tasks_per_node=_srun_tasks(asked, _number(asked.get("nodes")) or nodes, tasks))
-    return _counted(launch, nodes, gpus)
+    return _counted(launch, nodes, gpus, shell)
+
+
+def _behind(words: tuple[str, ...], script: str | None) -> tuple[str, ...]:
+    """The words behind the script, up to a redirection."""
+    rest = words[words.index(script) + 1 :] if script in words else ()
+    end = next((i for i, word in enumerate(rest) if re.match(r"\d?>|<|&|\|", word)), len(rest))
+    return rest[:end]
 
 
 def _launcher(words: tuple[str, ...]) -> tuple[str | None, int]:
@@ -418,6 +462,8 @@ def _launcher(words: tuple[str, ...]) -> tuple[str | None, int]:
             return "accelerate", i + 2
         if name == "deepspeed" and any(each.endswith(".py") for each in words[i + 1 :]):
             return "deepspeed", i + 1
+        if following in COMMANDS.get(name, ()):
+            return name, i + 2
         if re.fullmatch(r"python[\d.]*", name):
             return _python(words, i + 1)
     return None, 0
@@ -440,6 +486,8 @@ def _own_words(words: tuple[str, ...], tool: str) -> tuple[tuple[str, ...], str 
             return words[:i], words[i + 1]
         if word.endswith(".py"):
             return (() if tool == "python" else words[:i]), word
+    if tool in COMMANDS:
+        return words, next((word for word in words if word.endswith((".yaml", ".yml", ".json"))), None)
     return words, None
 
 
@@ -453,7 +501,7 @@ def _srun_tasks(asked: Mapping[str, str], nodes: int | None, tasks: int | None) 
     return tasks
 
 
-def _counted(launch: Launch, nodes: int | None, gpus: int | None) -> Launch:
+def _counted(launch: Launch, nodes: int | None, gpus: int | None, shell: Shell) -> Launch:
     """The numbers behind a launcher's options, with its documented defaults."""
     flags = launch.flags
     if launch.tool == "python":
@@ -466,7 +514,29 @@ def _counted(launch: Launch, nodes: int | None, gpus: int | None) -> Launch:
         return replace(
             launch, processes_per_machine=_number(flags.get("num_gpus")), machines=_number(flags.get("num_nodes"))
         )
+    if launch.tool in COMMANDS:
+        return _counted_by_tool(launch, gpus, shell)
     machines = _number(flags.get("num_machines", None if "config_file" in flags else "1"))
     processes = _number(flags.get("num_processes"))
     per_machine = processes // machines if processes and machines else None
     return replace(launch, processes=processes, machines=machines, processes_per_machine=per_machine)
+
+
+def _counted_by_tool(launch: Launch, gpus: int | None, shell: Shell) -> Launch:
+    """The processes that a training tool starts itself: by its options, by the variables that it reads, or by the GPUs.
+
+    LLaMA-Factory, launcher.py: torchrun with NPROC_PER_NODE processes, or one for each device where there are several,
+    on NNODES machines. ms-swift and XTuner start torchrun where NPROC_PER_NODE is set.
+    """
+    flags = launch.flags
+    if "USE_RAY" in shell.assigned or flags.get("launcher") == "python":
+        return launch
+    told = flags.get("nproc_per_node") or flags.get("num_processes")
+    if told is None and "NPROC_PER_NODE" in shell.assigned:
+        told = shell.assigned["NPROC_PER_NODE"][0] or ""
+    if told is not None:
+        per_machine = gpus if told in ("gpu", "auto") else _number(told)
+    else:
+        per_machine = gpus if launch.tool in ON_EVERY_GPU else 1
+    nodes = shell.assigned.get("NNODES", ("1", 0))[0] if "nnodes" not in flags else flags["nnodes"]
+    return replace(launch, processes_per_machine=per_machine, machines=_number(nodes))

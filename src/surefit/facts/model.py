@@ -18,16 +18,16 @@ from typing import Any, Literal
 from surefit import nano
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
-from surefit.core.reading import read_bytes
 from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
-from surefit.facts.door import MAX_TEMPLATE_BYTES, TOOL_USE, read_json_object, require_sound_config, template_of
-from surefit.facts.experts import NO_STACKS, routers, stacks
+from surefit.facts.door import read_json_object, require_sound_config, template_of
+from surefit.facts.experts import NO_STACKS, lone_numbers, routers, stacks
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
 from surefit.facts.low_bits import dequantized_headers, low_bits, plain, why_not
+from surefit.facts.named_templates import DEFAULT, TOOL_USE, templates_in
 from surefit.facts.safetensors import Tensor, read_weights
 
 NANO = "surefit/nano"
@@ -64,6 +64,7 @@ class ModelFacts:
             (facts/all_linear.py).
         expert_parameters: how many of the parameters are routed experts'; None where it is not known.
         expert_stacks: name → (experts, outputs, inputs) of the stacks that transformers makes of them.
+        lone_expert_parameters: how many numbers of experts lie in matrices of their own in the files.
         routers: name → (1, experts, inputs) of the matrices that choose among them.
         router_loss: config.json asks for the loss of the routers (`output_router_logits`).
         dtype: the type the weights are stored in, as torch names it; None where nothing says so.
@@ -72,6 +73,7 @@ class ModelFacts:
         pickle_only: there are weights, but only in formats that can run code when they are loaded.
         source: where the facts come from.
         chat_template: the template's text; None where there is none or (see `has_chat_template`) it was not read.
+        tool_template: the one for conversations with tools, where the model has one beside `chat_template`.
         other_template: one that others may take in its place: tokenizer_config.json's beside a chat_template.jinja, or
             the model's own where the config names another.
         has_chat_template: None where it is not known.
@@ -108,11 +110,13 @@ class ModelFacts:
     has_weights: bool
     source: Source
     chat_template: str | None = field(default=None, repr=False)
+    tool_template: str | None = field(default=None, repr=False)
     other_template: str | None = field(default=None, repr=False)
     has_chat_template: bool | None = None
     expected_parameters: int | None = None
     expert_parameters: int | None = None
     expert_stacks: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
+    lone_expert_parameters: int = 0
     routers: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
     router_loss: bool = False
     pickle_only: bool = False
@@ -228,6 +232,7 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
     stored = low_bits(config) if tensors and problem is None else None
     if stored and tensors:
         config, tensors = plain(config), dequantized_headers(stored, tensors)
+    templates = templates_in(directory)
     facts = build_facts(
         name,
         config,
@@ -235,12 +240,18 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
         where=directory / "config.json",
         source=source,
         path=directory,
-        chat_template=chat_template_in(directory),
+        chat_template=templates.get(DEFAULT),
         pickle_only=tensors is None and any(next(directory.glob(pattern), None) for pattern in PICKLES),
     )
     other = _template_beside(directory) if facts.chat_template else None
     stored_as = stored.method if stored else None
-    return replace(facts, dequantized_from=stored_as, unreadable=problem, other_template=other)
+    return replace(
+        facts,
+        dequantized_from=stored_as,
+        unreadable=problem,
+        other_template=other,
+        tool_template=templates.get(TOOL_USE),
+    )
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -305,6 +316,7 @@ def build_facts(
         expected_parameters=formula.parameters if formula else None,
         expert_parameters=0 if formula else stored.experts if stored else None,
         expert_stacks=stacks(shapes),
+        lone_expert_parameters=lone_numbers(shapes),
         routers=routers(shapes),
         router_loss=text_section(config).get("output_router_logits") is True,
         linear_modules=linears.linear_modules if linears else {},
@@ -405,33 +417,6 @@ def _weight_bytes(tensors: Mapping[str, Tensor] | None, parameters: int | None, 
     return parameters * DTYPE_BYTES[dtype] if parameters is not None and dtype in DTYPE_BYTES else None
 
 
-def chat_template_in(directory: Path) -> str | None:
-    """The template a tokenizer of this folder would use: the file of its own, else tokenizer_config.json's entry."""
-    file = directory / "chat_template.jinja"
-    return _template_file(file) if file.is_file() else _template_beside(directory)
-
-
-def tools_template_in(directory: Path) -> str | None:
-    """The template that a tokenizer of this folder uses for conversations with tools, where it has several by name."""
-    file = directory / "additional_chat_templates" / f"{TOOL_USE}.jinja"
-    if file.is_file():
-        return _template_file(file)
-    config = directory / "tokenizer_config.json"
-    if (directory / "chat_template.jinja").is_file() or not config.is_file():
-        return None
-    return template_of(read_json_object(config), TOOL_USE)
-
-
-def _template_file(file: Path) -> str:
-    """A template's text; bytes that are no UTF-8 are replaced."""
-    try:
-        return read_bytes(file, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
-    except OSError as error:
-        raise ModelError(
-            f"cannot be read: {error.strerror}", code="E2086", path=file, help="download the file again"
-        ) from None
-
-
 def _template_beside(directory: Path) -> str | None:
     """tokenizer_config.json's entry."""
     config = directory / "tokenizer_config.json"
@@ -481,6 +466,20 @@ def known_model(name: str) -> dict[str, Any] | None:
     return entry | {"gated": False, "config": config}
 
 
+def open_copy(name: str) -> str | None:
+    """Return the copy of a gated model that unsloth publishes without the gate, under the same license; None where none
+    is known.
+
+    >>> open_copy("meta-llama/Llama-3.2-1B-Instruct"), open_copy("meta-llama/Meta-Llama-3.1-8B")
+    ('unsloth/Llama-3.2-1B-Instruct', 'unsloth/Llama-3.1-8B')
+    >>> open_copy("meta-llama/Llama-2-7b-hf"), open_copy("Qwen/Qwen3-0.6B")
+    (None, None)
+    """
+    entry = known_model(name)
+    own = entry["name"].partition("/")[2] if entry and entry["gated"] else ""
+    return f"unsloth/{own}" if own.startswith("Llama-3.") else None
+
+
 def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:
     facts = build_facts(
         name,
@@ -504,9 +503,11 @@ def _hub_facts(name: str, revision: str | None, patience: float | None) -> Model
         found.tensors,
         where=f"{name}/config.json",
         source="hub",
-        chat_template=found.chat_template,
-        has_chat_template=found.chat_template is not None,
+        chat_template=found.templates.get(DEFAULT),
+        has_chat_template=DEFAULT in found.templates,
         pickle_only=found.pickle_only,
         gated=found.gated,
     )
-    return replace(facts, unreadable=why_not(found.config, found.tensors or {}))
+    return replace(
+        facts, unreadable=why_not(found.config, found.tensors or {}), tool_template=found.templates.get(TOOL_USE)
+    )

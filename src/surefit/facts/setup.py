@@ -39,6 +39,8 @@ class Setup:
         unknown: keys the tool does not know, each with its place; meant: such a key → the one it probably stands for.
         ignored: keys that have no effect → why; each has its place.
         passed_over: keys that the tool does not know and says nothing about; each has its place.
+        out_of_range: keys whose number makes no sense → what it should be; each has its place.
+        repeated: keys that are set more than once → the lines of the last two; each has its place.
         missing: keys that name a file which is not there → that file; each has its place.
         deprecated: keys that the tool still takes → what to write instead; each has its place.
         gone_imports: what a script imports and its library no longer has → what to write instead; each has its place.
@@ -68,12 +70,14 @@ class Setup:
         loss_on: completion, assistant (all assistant turns) or all (the prompt too).
         conversations: the rows are messages.
         collator: the data collator's class.
+        pad_is_eos: the padding token is made the end-of-sequence token.
         truncation_side: left or right, where rows over max_length are cut.
         chat_template: what the tool uses instead of the tokenizer's own chat template: a name, a file or its text.
         eos_token: the token that the tool is told to end answers with.
         dataloader_workers: processes that load data, per rank.
 
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
+        steps_at_most: total_steps is an upper bound, for some of the rows may be left out.
         optimizer: as config/optimizers.py calls it; other optimizers are not told apart.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
         micro_batch_times_gpus: the examples per device are multiplied by the number of devices.
@@ -108,6 +112,8 @@ class Setup:
     ignored: Mapping[str, str] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()
     deprecated: Mapping[str, str] = field(default_factory=dict)
+    out_of_range: Mapping[str, str] = field(default_factory=dict)
+    repeated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     gone_imports: Mapping[str, str] = field(default_factory=dict)
 
@@ -147,6 +153,7 @@ class Setup:
     loss_on: str | None = None
     conversations: bool | None = None
     collator: str | None = None
+    pad_is_eos: bool | None = None
     truncation_side: str | None = None
     chat_template: str | None = None
     eos_token: str | None = None
@@ -155,6 +162,7 @@ class Setup:
     epochs: float | None = None
     max_steps: int | None = None
     total_steps: int | None = None
+    steps_at_most: bool | None = None
     optimizer: str | None = None
     learning_rate: float | None = None
     warmup_steps: int | None = None

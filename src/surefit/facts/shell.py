@@ -17,10 +17,21 @@ _ASSIGNED = re.compile(
     r"(\"[^\"]*\"|'[^']*'|\$\(\(.*?\)\)|\$\(.*\)|`[^`]*`|[^\s;&|]*)"
 )
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^{}$]*))?\}|([A-Za-z_]\w*))")
+_REPLACED = re.compile(r"\$\{([A-Za-z_]\w*)//([^/{}$*?\[]+)/([^{}$]*)\}")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
-_SUBSTITUTION = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
+_INSIDE = r"[^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*"
+_SUBSTITUTION = re.compile(rf"\$\({_INSIDE}\)|`[^`]*`")
 _QUOTED_VALUE = re.compile(r"""(?<==)(["'])([^"'\s]*)\1""")
-_COUNTS_GPUS = re.compile(r"nvidia-smi\b[^|]*(-L|--list-gpus)[^|]*\|\s*wc\s+-l")
+_LISTS_GPUS = r"nvidia-smi\b[^|]*(?:-L\b|--list-gpus|--format=csv,noheader)[^|]*(?:\|\s*grep[^|]*)?\|\s*wc"
+_COUNTS_GPUS = re.compile(rf"{_LISTS_GPUS}\s+-l|torch\.cuda\.device_count\(\)")
+MISCOUNTS_GPUS = (
+    (re.compile(rf"{_LISTS_GPUS}\s*[)`]"), "wc without -l prints lines, words and characters"),
+    (
+        re.compile(r"nvidia-smi\b[^|]*--format=csv(?!,noheader)[^|]*\|\s*wc\s+-l"),
+        "the line with the headings counts, too",
+    ),
+)
+"""Commands that are meant to count GPUs and do not → what they give."""
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -138,6 +149,10 @@ class Shell:
         text = _QUOTED_VALUE.sub(r"\2", _SUBSTITUTION.sub("$()", text))
         return replace(command, text=text, words=tuple(re.sub(r"[\"'(){}]", " ", text.replace("$()", "$")).split()))
 
+    def substitute(self, text: str) -> str:
+        """A text with the constants put in, its quotes kept."""
+        return self._substitute(text)
+
     def _read(self, raw: str) -> str | None:
         if _COUNTS_GPUS.search(raw[:LONGEST]):
             return str(self.gpus) if self.gpus else None
@@ -146,11 +161,21 @@ class Shell:
     def _substitute(self, text: str) -> str:
         for _ in range(4):
             before = text
+            text = _REPLACED.sub(self._replaced, text)
             text = _VARIABLE.sub(self._value, text)[:LONGEST]
+            if self.gpus:
+                text = _SUBSTITUTION.sub(self._counted, text)
             text = _ARITHMETIC.sub(self._arithmetic, text)
             if text == before:
                 break
         return text
+
+    def _counted(self, found: re.Match[str]) -> str:
+        return str(self.gpus) if _COUNTS_GPUS.search(found[0]) else found[0]
+
+    def _replaced(self, found: re.Match[str]) -> str:
+        value = self._get(found[1])
+        return found[0] if value is None else value.replace(found[2], found[3])
 
     def _value(self, found: re.Match[str]) -> str:
         name = found[1] or found[3]

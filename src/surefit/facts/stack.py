@@ -54,6 +54,7 @@ class StackFacts:
         cpu_flags: those of `CPU_FLAGS` that the processor has.
         pinned: of a requirements file, package → what it asks for (>=2.1,<3); nothing need be installed.
         wheels: of a requirements file, the packages that it takes from an address or another index of its own.
+        in_place: of a shell script, the packages that it builds without pip's isolation, beside an installed torch.
         model_types: what config.json may have as `model_type`; empty where transformers is not installed.
     """
 
@@ -67,6 +68,7 @@ class StackFacts:
     cpu_flags: Collection[str] = frozenset()
     pinned: Mapping[str, str] = field(default_factory=dict)
     wheels: Collection[str] = frozenset()
+    in_place: Collection[str] = frozenset()
     model_types: Collection[str] = frozenset()
 
     def allows(self, package: str, versions: str) -> bool:

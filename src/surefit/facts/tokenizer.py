@@ -14,7 +14,8 @@ from surefit.core.errors import ModelError
 from surefit.core.reading import read_bytes
 from surefit.facts.door import read_json_object, require_sound_special, require_sound_steps
 from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
-from surefit.facts.model import ModelFacts, chat_template_in, tools_template_in
+from surefit.facts.model import ModelFacts
+from surefit.facts.named_templates import DEFAULT, TOOL_USE, template_for, templates_in
 from surefit.facts.template import TemplateExceeds, TemplateRefused, render
 from surefit.facts.thinking import as_read, how_read
 from surefit.facts.turn_end import ends_of_turn, first_in
@@ -39,7 +40,7 @@ class TokenizerFacts:
             ids, None also where they are not known.
         stop_ids: where generation stops by generation_config.json, else by config.json; empty where neither says.
         chat_template: its text.
-        tools_template: the text of the one that is used for rows with tools, where that is another.
+        tool_template: the text of the template for conversations with tools, where there is one of its own.
         marks_generation: the template says with {% generation %} which text the model writes.
         mentions_tools: the template uses the variable `tools`.
         turn_end: the text that the template writes after an assistant's answer; None where it has no template or the
@@ -62,7 +63,7 @@ class TokenizerFacts:
     bos_id: int | None = None
     stop_ids: tuple[int, ...] = ()
     chat_template: str | None = field(default=None, repr=False)
-    tools_template: str | None = field(default=None, repr=False)
+    tool_template: str | None = field(default=None, repr=False)
     marks_generation: bool = False
     mentions_tools: bool = False
     turn_end: str | None = None
@@ -70,10 +71,15 @@ class TokenizerFacts:
     end_of_turn: str | None = None
     end_of_turn_id: int | None = None
 
+    def template_for(self, tools: Any) -> str | None:
+        """Return the template that a conversation with these tools is rendered with."""
+        named = {DEFAULT: self.chat_template, TOOL_USE: self.tool_template}
+        return template_for({name: text for name, text in named.items() if text}, tools)
+
     def without_template(self) -> TokenizerFacts:
         """The same, for a run that does not use the tokenizer's own chat template."""
         return replace(
-            self, chat_template=None, tools_template=None, marks_generation=False, mentions_tools=False, turn_end=None,
+            self, chat_template=None, tool_template=None, marks_generation=False, mentions_tools=False, turn_end=None,
             ends_with_next=False, end_of_turn=None, end_of_turn_id=None,
         )  # fmt: skip
 
@@ -85,12 +91,15 @@ def facts_of_tokenizer(model: ModelFacts) -> TokenizerFacts | None:
         ModelError: one of its files is damaged.
     """
     if model.path is not None:
-        return tokenizer_facts(model.path, model.chat_template)
+        return tokenizer_facts(model.path, model.chat_template, model.tool_template)
     return gguf_tokenizer_facts(read_gguf(model.gguf), model.chat_template) if model.gguf is not None else None
 
 
-def tokenizer_facts(path: Path, template: str | None = None) -> TokenizerFacts:
-    """The facts about the tokenizer in a model's folder; `template`: used in place of its own.
+def tokenizer_facts(path: Path, template: str | None = None, tool_template: str | None = None) -> TokenizerFacts:
+    """The facts about the tokenizer in a model's folder.
+
+    Args:
+        template, tool_template: used in place of its own, the second for conversations with tools.
 
     Raises:
         ModelError: one of its files is damaged.
@@ -100,11 +109,10 @@ def tokenizer_facts(path: Path, template: str | None = None) -> TokenizerFacts:
     named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
     vocabulary, added, special = _vocabulary(path / "tokenizer.json")
     file = path / "tokenizer.json" if vocabulary else None
-    own = chat_template_in(path)
-    tools_template = tools_template_in(path) if template in (None, own) else None
-    facts = _facts(path, file, vocabulary, added, named, _stop_ids(path), template or own)
-    mentions_tools = facts.mentions_tools or bool(tools_template and _TOOLS.search(tools_template))
-    return replace(facts, special=frozenset(special), tools_template=tools_template, mentions_tools=mentions_tools)
+    own = {} if template else templates_in(path)
+    template, tool_template = template or own.get(DEFAULT), tool_template or own.get(TOOL_USE)
+    facts = _facts(path, file, vocabulary, added, named, _stop_ids(path), template, tool_template)
+    return replace(facts, special=frozenset(special))
 
 
 def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> TokenizerFacts:
@@ -140,6 +148,7 @@ def _facts(
     named: Mapping[str, str | None],
     stops: tuple[int, ...],
     template: str | None,
+    tool_template: str | None = None,
 ) -> TokenizerFacts:
     special = {f"{role}_token": text for role, text in named.items() if text}
     turn_end = _turn_end(place, template, special)
@@ -157,8 +166,9 @@ def _facts(
         **{f"{role}_id": number for role, number in ids.items()},  # type: ignore[arg-type]
         stop_ids=stops,
         chat_template=template,
+        tool_template=tool_template,
         marks_generation=bool(template and _GENERATION.search(template)),
-        mentions_tools=bool(template and _TOOLS.search(template)),
+        mentions_tools=bool(_TOOLS.search(tool_template or template or "")),
         turn_end=turn_end,
         ends_with_next=bool(template and ends_of_turn(template, special, lambda: added)),
         end_of_turn=end_of_turn,

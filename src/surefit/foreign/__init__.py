@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from typing import Any
 from surefit.config.load import parse_yaml, read_text
 from surefit.core.errors import ConfigError
 from surefit.foreign.draft import Draft, Tool
-from surefit.foreign.recognise import other_schema, recognise
-from surefit.foreign.requirements import allowed_beside, is_requirements, read_requirements
+from surefit.foreign.recognise import flat_keys, other_schema, recognise
+from surefit.foreign.requirements import is_conda_list, is_requirements, read_requirements
 from surefit.foreign.result import Foreign, Lost
 
 __all__ = ["Foreign", "Lost", "detect", "read", "tool_of"]
@@ -36,6 +35,7 @@ KNOWN = (
     "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, Python training scripts, and requirements"
 )
 UNKNOWN = "not a file of a tool that SureFit knows"
+SHELL = (".sh", ".bash", ".sbatch", ".slurm")
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
 _TEMPLATE = re.compile(r":\s*(\$\{?\w+\}?|\{\{.*?\}\}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s*,?\s*$", re.MULTILINE)
 """A value that is no JSON and stands for one."""
@@ -70,12 +70,16 @@ def detect(path: Path) -> str:
     if is_requirements(path):
         return "requirements"
     text = read_text(path)
-    if _SCRIPT.search(text):
+    if _SCRIPT.search(text) or path.suffix in SHELL:
         return "slurm"
-    tree = _parse(text, path)[0]
+    if path.suffix == ".txt" and is_conda_list(text):
+        return "requirements"
+    tree = _parse(text, path, {})[0]
     if isinstance(tree, dict) and isinstance(tree.get("dependencies"), list) and tree.keys() & {"channels", "name"}:
         return "requirements"
     other = other_schema(tree) if isinstance(tree, dict) else None
+    if isinstance(tree, dict) and other is None and (flat := flat_keys(tree)):
+        raise _without_sections(flat, path)
     found = recognise(tree, _takes) if isinstance(tree, dict) and other is None else None
     if not isinstance(tree, dict | list):
         raise ConfigError("holds no keys", code="E3001", path=path, help=KNOWN)
@@ -87,6 +91,18 @@ def detect(path: Path) -> str:
             help=KNOWN,
         )
     return found
+
+
+def _without_sections(flat: dict[str, str], path: Path) -> ConfigError:
+    """What to write in place of keys that stand at the top of a file and belong into SureFit's sections."""
+    places = "; ".join(f"{key}: {dotted}" for key, dotted in flat.items() if key != dotted)
+    return ConfigError(
+        f"{UNKNOWN}: a SureFit config without its sections",
+        code="E3550",
+        path=path,
+        help=f"write each key in its section, such as `train: {{learning_rate: 2e-4}}` ({places}); "
+        "`surefit init` writes a whole config",
+    )
 
 
 def read(path: Path, tool: str | None = None) -> Foreign:
@@ -107,7 +123,7 @@ def read(path: Path, tool: str | None = None) -> Foreign:
     if tool == "python":
         from surefit.foreign.python import read_python
 
-        return read_python(path, partial(allowed_beside, path))
+        return read_python(path)
     if tool == "requirements":
         return read_requirements(path)
     if tool not in MODULES:
@@ -117,17 +133,19 @@ def read(path: Path, tool: str | None = None) -> Foreign:
             path=path,
             help=f"known are {', '.join([*MODULES, 'slurm'])}",
         )
-    tree, lines = _parse(read_text(path), path)
+    repeated: dict[str, tuple[int, int]] = {}
+    tree, lines = _parse(read_text(path), path, repeated)
     if not isinstance(tree, dict):
         raise ConfigError(
             "holds no keys", code="E3004", path=path, help=f"a config of {tool} is a mapping of keys to values"
         )
-    return Draft(_table(tool), path, tree, lines).finished()
+    return Draft(_table(tool), path, tree, lines, repeated).finished()
 
 
-def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
+def _parse(text: str, path: Path, repeated: dict[str, tuple[int, int]]) -> tuple[Any, dict[str, int]]:
+    """The values of a YAML or JSON text, and the line of each; keys that are set twice go into `repeated`."""
     if path.suffix != ".json" and not text.lstrip().startswith("{"):
-        return parse_yaml(text, path)
+        return parse_yaml(text, path, repeated)
     try:
         json.loads(text)
     except ValueError as error:
@@ -137,7 +155,7 @@ def _parse(text: str, path: Path) -> tuple[Any, dict[str, int]]:
     except RecursionError:
         raise ConfigError("nested too deeply to be a config", code="E3005", path=path) from None
     # JSON is YAML but for tabs between its tokens; inside its texts there are none.
-    return parse_yaml(text.replace("\t", " "), path)
+    return parse_yaml(text.replace("\t", " "), path, repeated)
 
 
 def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:

@@ -155,5 +155,6 @@ TOOL = Tool(
     known=ACCELERATE | FSDP_KEYS | DEEPSPEED_KEYS | SHARING_KEYS,
     gone=GONE,
     finish=_finish,
+    passes_over=lambda key: key.startswith(("deepspeed_config.", "fsdp_config.")),
     conflicts=conflicts.accelerate,
 )

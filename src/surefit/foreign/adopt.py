@@ -206,7 +206,8 @@ def _per_machine(found: Foreign, processes: int, machines: int) -> int:
     if processes % machines:
         place = found.setup.places["processes"]
         raise ConfigError(
-            f"{processes} processes cannot be shared by {machines} machines evenly", code="E3011", path=found.path, line=place.line,
+            f"{processes} processes cannot be shared by {machines} machines evenly",
+            code="E3011", path=found.path, line=place.line,
             field=place.name, help=f"num_processes counts all machines: write a multiple of {machines}",
         )  # fmt: skip
     return processes // machines
@@ -286,7 +287,8 @@ def _changed(loaded: Loaded, taken: list[Taken]) -> Loaded:
         dotted = ".".join(str(part) for part in loc[:2])
         item = next((item for item in taken if item.dotted == dotted), taken[0])
         raise ConfigError(
-            f"SureFit cannot take {_shown(item.said.value)} of {item.said.place}: {error.errors()[0]['msg']}", code="E3015",
+            f"SureFit cannot take {_shown(item.said.value)} of {item.said.place}: {error.errors()[0]['msg']}",
+            code="E3015",
             path=loaded.path, field=item.dotted, help="change it there, or take it out",
         ) from None  # fmt: skip
     return replace(loaded, config=config, adopted={**loaded.adopted, **{i.dotted: i.said.place for i in taken}})

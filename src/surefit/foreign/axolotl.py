@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from typing import Any
 
 from surefit.config.trackers import TRACKERS, Tracker
@@ -65,7 +66,7 @@ KEYS: dict[str, To] = {
     "chat_template_jinja": To(c.text, None, "chat_template"),
     "bnb_config_kwargs.bnb_4bit_compute_dtype": To(hf.dtype, None, "quant_compute_dtype"),
     "bnb_config_kwargs.bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
-    "tokens": To(c.if_any, None, "new_tokens"),
+    "tokens": To(c.texts, "model.add_tokens", "new_tokens", list),
     "sequence_len": To(c.whole, "data.max_length", "max_length"),
     "sample_packing": To(c.switch, "data.packing", "packing"),
     "val_set_size": To(c.held_out, "data.eval"),
@@ -168,9 +169,53 @@ def _finish(draft: Draft) -> None:
     hf.sharding(draft)
     read_datasets(draft)
     hf.held_out(draft, "val_set_size", "test_datasets")
+    _tokens(draft)
+    _frequency(draft)
     _kernels_and_trackers(draft)
     if draft.flat.get("rl") or draft.flat.get("reward_model") or draft.flat.get("process_reward_model"):
         draft.whole_run = False
+
+
+def _tokens(draft: Draft) -> None:
+    """`tokens`: texts that are appended to the vocabulary, as `model.add_tokens` does."""
+    if "new_tokens" in draft.setup:
+        draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
+
+
+def _frequency(draft: Draft) -> None:
+    """Evaluations and checkpoints by the epoch: SureFit counts steps, which the rows decide."""
+    for key, dotted in (("evals_per_epoch", "train.eval_every"), ("saves_per_epoch", "checkpoint.every")):
+        times, steps = draft.flat.get(key), _steps_per_epoch(draft)
+        if not times or isinstance(times, bool) or not isinstance(times, int) or key in draft.ignored:
+            continue
+        if steps:
+            draft.carry(dotted, max(1, steps // times), key)
+            draft.reach(key)
+        else:
+            draft.lose(key, f"{dotted} counts steps: write the steps of an epoch divided by {times}")
+    if draft.says("early_stopping_patience") and "train.eval_every" not in draft.config:
+        draft.lose_part(
+            "early_stopping_patience",
+            "",
+            draft.flat["early_stopping_patience"],
+            "train.eval_every says between how many steps SureFit measures; without it, at every checkpoint",
+        )
+
+
+def _steps_per_epoch(draft: Draft) -> int | None:
+    """The optimizer steps of an epoch, where all rows are here and none are packed together."""
+    source, batch = draft.config.get("data.train"), draft.config.get("train.global_batch_size")
+    if not draft.rows_known or draft.setup.get("packing") or not batch or not os.path.isfile(str(source)):
+        return None
+    from surefit.core.errors import SureFitError
+    from surefit.data.load import load_rows
+
+    try:
+        rows = len(load_rows(source))
+    except SureFitError:
+        return None
+    share = draft.config.get("data.eval")
+    return max(1, round(rows * (1 - share) if isinstance(share, float) else rows) // batch)
 
 
 def _world(draft: Draft) -> None:

@@ -1,11 +1,11 @@
-"""Values that Axolotl refuses together: the checks of 0.19.0's utils/schemas/, written down."""
+"""Values that Axolotl does not take together: the checks of 0.19.0's utils/schemas/, each put to its own validator."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import Any
 
-from surefit.foreign.conflicts import Rule, apply, needs, off, one, whole
+from surefit.foreign.conflicts import Ignored, Rule, apply, apply_ignored, needs, off, one, whole
 from surefit.foreign.draft import Draft
 
 
@@ -31,6 +31,11 @@ def _fsdp(flat: dict[str, Any], name: str) -> Any:
     return flat.get(f"fsdp_config.{name}", flat.get(f"fsdp_config.fsdp_{name}"))
 
 
+def _evaluates_nothing(flat: dict[str, Any]) -> bool:
+    """Whether no rows are held out: val_set_size is 0 where it is not set."""
+    return off(flat.get("val_set_size")) and off(flat.get("test_datasets"))
+
+
 def _no_adapter(kind: str, plugins: bool) -> bool:
     """Whether this is no adapter of Axolotl's; with plugins, only where it is one of its own misspelt."""
     known = ("lora", "qlora", "llama-adapter")
@@ -47,7 +52,6 @@ AXOLOTL: tuple[Rule, ...] = (
     one("max_memory", "gpu_memory_limit"),
     one("deepspeed", "fsdp"),
     one("lr_groups", "loraplus_lr_ratio"),
-    one("load_in_8bit", "load_in_4bit"),
     one("sample_packing", "rl"),
     one("batch_flattening", "sample_packing"),
     one("streaming", "val_set_size"),
@@ -69,6 +73,11 @@ AXOLOTL: tuple[Rule, ...] = (
     needs("push_dataset_to_hub", "hf_use_auth_token"),
     needs("do_bench_eval", "evals_per_epoch", "eval_steps"),
     needs("relora", "jagged_restart_steps"),
+    (
+        lambda flat: not off(flat.get("early_stopping_patience")) and _evaluates_nothing(flat),
+        "early_stopping_patience",
+        "rows to evaluate on beside it: val_set_size above 0 or test_datasets, with eval_steps and save_steps",
+    ),
     needs("early_stopping_patience", "save_steps"),
     needs("early_stopping_patience", "eval_steps"),
     (
@@ -111,6 +120,11 @@ AXOLOTL: tuple[Rule, ...] = (
         ),
         "eval_steps eval_strategy",
         "rows to evaluate on (val_set_size is 0)",
+    ),
+    (
+        lambda flat: "learning_rate" not in flat and "datasets" in flat and "num_epochs" in flat,
+        "base_model",
+        "learning_rate beside base_model: it has no default",
     ),
     (
         lambda flat: flat.get("rl") == "kto" and flat.get("remove_unused_columns") is not False,
@@ -176,6 +190,24 @@ AXOLOTL: tuple[Rule, ...] = (
 )
 
 
+EVALUATIONS = "eval_strategy evals_per_epoch eval_steps load_best_model_at_end eval_sample_packing do_causal_lm_eval"
+IGNORED: tuple[Ignored, ...] = (
+    (_evaluates_nothing, EVALUATIONS, "no rows are held out (val_set_size is 0, and there are no test_datasets)"),
+    (
+        lambda flat: flat.get("adapter") == "lora" and flat.get("load_in_4bit") is True,
+        "load_in_4bit",
+        "adapter is lora, which loads the weights as they are: write adapter: qlora",
+    ),
+    (
+        lambda flat: "special_tokens.eot_tokens" in flat,
+        "special_tokens.eot_tokens",
+        "eot_tokens is a key of its own, beside special_tokens",
+    ),
+)
+"""Axolotl 0.19.0: core/builders/base.py, _configure_save_and_eval_strategy; loaders/model.py; schemas/model.py."""
+
+
 def axolotl(draft: Draft) -> None:
-    """What Axolotl's own validators refuse."""
+    """Judge what Axolotl's own validators do not take together, and what it does not use."""
     apply(draft, AXOLOTL)
+    apply_ignored(draft, IGNORED)

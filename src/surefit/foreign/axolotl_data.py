@@ -67,7 +67,7 @@ def read_datasets(draft: Draft) -> None:
     first = sets[0]
     source = source_of(first)
     if source is None:
-        draft.refuse("datasets", "a path in every data set")
+        draft.refuse_with("datasets", "expected a path in every data set", "name the rows: `- path: rows.jsonl`")
         return
     draft.reach("datasets")
     draft.carry("data.train", source, "datasets[0].path")

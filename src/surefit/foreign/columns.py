@@ -12,6 +12,8 @@ from surefit.foreign.result import Foreign
 
 MESSAGES = ("message_field_role", "message_field_content", "message_field_training", "message_field_training_detail")
 """Fields of one turn, and not of a row."""
+OPTIONAL = ("field_system", "field_input", "field_output", "field_tools", "field_thinking")
+"""Columns that Axolotl uses where a row has them, and does without elsewhere (prompt_strategies/user_defined.py)."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,17 @@ def _of_axolotl(entry: Mapping[str, Any], source: str, at: str) -> Iterator[Name
     nested = {f"type.{name}": column for name, column in kind.items()} if isinstance(kind, dict) else {}
     for name, column in {**entry, **nested}.items():
         leaf = name.rpartition(".")[2]
-        if leaf.startswith("field") and leaf not in MESSAGES and isinstance(column, str) and column:
+        if leaf.startswith("field") and leaf not in (*MESSAGES, *OPTIONAL) and isinstance(column, str) and column:
             yield Named(source, f"{at}.{name}", column)
 
 
 def _of_llamafactory(found: Foreign) -> Iterator[Named]:
-    from surefit.foreign.llamafactory import dataset_info, set_names, source_in
+    from surefit.foreign.llamafactory import data_folder, dataset_info, set_names, source_in
 
     folder = found.values.get("dataset_dir") or "data"
     if not isinstance(folder, str):
         return
+    folder = data_folder(folder, found.path)
     info = dataset_info(folder)
     for name in set_names(found.values.get("dataset")):
         entry = info.get(name)

@@ -1,6 +1,8 @@
-"""Values that a tool refuses together, by its own checks: what each of them says, at the key that has to change.
+"""Values that a tool does not take together, by its own checks, and values that it takes and does not use.
 
-They are facts of the releases that the files in schemas/ name, written down from the tools' validators.
+They are facts of the releases that the files in schemas/ name. Each was put to the tool's own parser: what that stops
+at is an error at the key that has to change; what it only ignores, or replaces with another value, is a key without
+effect.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from surefit.foreign.draft import Draft
 
 Rule = tuple[Callable[[dict[str, Any]], Any], str, str]
 """(what holds where it is wrong, the keys of which the last in the file is named, what the tool expects)."""
+Ignored = tuple[Callable[[dict[str, Any]], Any], str, str]
+"""(what holds where keys have no effect, those keys, why)."""
 FIRST = "! "
 """Before keys of which the first in this order is named."""
 
@@ -28,7 +32,16 @@ def apply(draft: Draft, rules: tuple[Rule, ...]) -> None:
         first = keys.startswith(FIRST)
         named = [key for key in keys.lstrip(FIRST).split() if key in flat and (first or flat[key] is not None)]
         if named and wrong(flat):
-            draft.refuse(named[0] if first else max(named, key=lambda key: draft.line(key) or 0), expected)
+            key = named[0] if first else max(named, key=lambda key: draft.line(key) or 0)
+            draft.refuse_with(key, f"expected {expected}", "change this key, or the one that it does not go with")
+
+
+def apply_ignored(draft: Draft, rules: tuple[Ignored, ...]) -> None:
+    """Note the keys that the tool takes and does not use; one that is switched off does nothing anyway."""
+    for holds, keys, why in rules:
+        if holds(draft.flat):
+            on = [key for key in keys.split() if key not in draft.refused and not off(draft.flat.get(key))]
+            draft.without_effect(on, why)
 
 
 def both(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
@@ -73,17 +86,11 @@ TRAINER: tuple[Rule, ...] = (
         "save_steps eval_steps",
         "save_steps that eval_steps divides, for load_best_model_at_end",
     ),
-    (
-        lambda flat: flat.get("eval_strategy") == "steps" and flat.get("eval_steps") == 0,
-        "eval_steps",
-        "eval_steps above 0",
-    ),
     (lambda flat: not off(flat.get("fsdp")) and not off(flat.get("deepspeed")), "fsdp deepspeed", "only one of them"),
 )
 TRL: tuple[Rule, ...] = (
     *TRAINER,
     one("load_in_8bit", "load_in_4bit"),
-    one("dataset_name", "datasets"),
     (
         lambda flat: flat.get("max_length", ...) is None and flat.get("packing") is True,
         "packing",
@@ -92,12 +99,98 @@ TRL: tuple[Rule, ...] = (
 )
 
 
+TRL_IGNORED: tuple[Ignored, ...] = (
+    (both("dataset_name", "datasets"), "dataset_name", "the rows named under datasets are trained on"),
+)
+
+
 def _is_kind(flat: dict[str, Any], *kinds: str) -> bool:
     return (flat.get("finetuning_type") or "lora") in kinds
 
 
+def _trains(flat: dict[str, Any]) -> bool:
+    return flat.get("do_train") is True
+
+
+def _is_stage(flat: dict[str, Any], *stages: str) -> bool:
+    return (flat.get("stage") or "sft") in stages
+
+
+def _evaluates_nothing(flat: dict[str, Any]) -> bool:
+    """Whether rows are to be evaluated, and none are given: `do_eval` is on wherever `eval_strategy` is."""
+    asked = any(not off(flat.get(key)) for key in ASK_FOR_ROWS.split())
+    return asked and _trains(flat) and off(flat.get("eval_dataset")) and _numeric(flat.get("val_size")) < LEAST_SHARE
+
+
+ASK_FOR_ROWS = "eval_strategy evaluation_strategy do_eval do_predict predict_with_generate"
+LEAST_SHARE = 1e-6
+"""LLaMA-Factory takes a smaller val_size for none."""
+
+
 LLAMAFACTORY: tuple[Rule, ...] = (
     *TRAINER,
+    (
+        _evaluates_nothing,
+        f"! {ASK_FOR_ROWS}",
+        "rows to evaluate on beside it: val_size above 0, or eval_dataset",
+    ),
+    (
+        lambda flat: (
+            flat.get("do_predict") is True and _is_stage(flat, "sft") and off(flat.get("predict_with_generate"))
+        ),
+        "do_predict",
+        "predict_with_generate: true beside do_predict",
+    ),
+    *(
+        (
+            lambda flat, key=key: not off(flat.get(key)) and not _is_stage(flat, "sft"),
+            key,
+            f"stage: sft beside {key}",
+        )
+        for key in ("neat_packing", "train_on_prompt", "mask_history")
+    ),
+    (
+        lambda flat: flat.get("load_best_model_at_end") is True and _is_stage(flat, "rm", "ppo"),
+        "load_best_model_at_end",
+        "it left out: the stages rm and ppo do not support it",
+    ),
+    (
+        lambda flat: _trains(flat) and flat.get("infer_backend") not in (None, "huggingface"),
+        "infer_backend",
+        "huggingface in training: the other backends only answer",
+    ),
+    (
+        lambda flat: (
+            flat.get("pissa_init") is True
+            and (
+                _is_stage(flat, "ppo", "kto")
+                or (_is_stage(flat, "dpo") and flat.get("pref_loss") not in ("orpo", "simpo"))
+            )
+        ),
+        "pissa_init stage",
+        "no pissa_init beside stage: ppo, kto or dpo",
+    ),
+    (
+        lambda flat: flat.get("pissa_init") is True and flat.get("quantization_bit"),
+        "pissa_init quantization_bit",
+        "no pissa_init beside quantization_bit: scripts/pissa_init.py writes such a model first",
+    ),
+    (
+        lambda flat: flat.get("use_llama_pro") is True and _is_kind(flat, "full"),
+        "use_llama_pro finetuning_type",
+        "finetuning_type: freeze or lora beside use_llama_pro",
+    ),
+    (
+        lambda flat: flat.get("quantization_bit") and flat.get("create_new_adapter") is True,
+        "create_new_adapter quantization_bit",
+        "no create_new_adapter beside quantization_bit",
+    ),
+    (
+        lambda flat: flat.get("quantization_bit") and "," in str(flat.get("adapter_name_or_path") or ""),
+        "adapter_name_or_path quantization_bit",
+        "one adapter beside quantization_bit: merge them first",
+    ),
+    one("fp8", "quantization_bit"),
     (
         lambda flat: not off(flat.get("val_size")) and not off(flat.get("eval_dataset")),
         "val_size eval_dataset",
@@ -109,7 +202,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         "finetuning_type lora or oft beside quantization_bit",
     ),
     (
-        lambda flat: not off(flat.get("adapter_name_or_path")) and not _is_kind(flat, "lora", "oft"),
+        lambda flat: not off(flat.get("adapter_name_or_path")) and not _is_kind(flat, "lora"),
         "adapter_name_or_path finetuning_type",
         "finetuning_type: lora beside adapter_name_or_path",
     ),
@@ -201,15 +294,30 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         "no quantization_bit in an export: an adapter is not merged into quantised weights",
     ),
 )
-DEEPSPEED: tuple[Rule, ...] = (
+ZERO3: tuple[Rule, ...] = (
+    (
+        lambda flat: flat.get("quantization_bit") == 8,
+        "quantization_bit",
+        "4 under ZeRO-3 or FSDP: LLaMA-Factory shards no 8-bit weights",
+    ),
+    *(
+        (lambda flat, key=key: flat.get(key) is True, key, f"no {key} under DeepSpeed's ZeRO-3")
+        for key in ("predict_with_generate", "pissa_init", "pure_bf16", "use_unsloth", "use_kt")
+    ),
+)
+"""What LLaMA-Factory does not do where the weights are sharded; FSDP shares the first with ZeRO-3."""
+BELOW_3 = (0, 1, 2)
+DEEPSPEED_IGNORED: tuple[Ignored, ...] = (
     (
         lambda flat: (
             flat.get("zero_optimization.offload_param.device") in ("cpu", "nvme")
-            and flat.get("zero_optimization.stage") in (0, 1, 2)
+            and flat.get("zero_optimization.stage", 0) in BELOW_3
         ),
-        "zero_optimization.offload_param.device zero_optimization.stage",
-        "stage 3 beside offload_param",
+        "zero_optimization.offload_param.device",
+        "parameters are offloaded in stage 3 only",
     ),
+)
+DEEPSPEED: tuple[Rule, ...] = (
     *(
         (
             lambda flat, what=what: (
@@ -247,18 +355,11 @@ ACCELERATE: tuple[Rule, ...] = (
     (
         lambda flat: (
             whole(flat.get("machine_rank"), 0)
-            and whole(flat.get("num_machines"))
+            and whole(flat.get("num_machines"), 2)
             and flat["machine_rank"] >= flat["num_machines"]
         ),
         "machine_rank",
         "a machine_rank below num_machines",
-    ),
-    (
-        lambda flat: (
-            _upper(flat, "distributed_type") == "NO" and whole(flat.get("num_processes")) and flat["num_processes"] > 1
-        ),
-        "num_processes distributed_type",
-        "another distributed_type than NO for several processes",
     ),
     (
         lambda flat: (
@@ -271,36 +372,50 @@ ACCELERATE: tuple[Rule, ...] = (
     ),
     (
         lambda flat: (
-            _upper(flat, "fsdp_config.fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP"
-            and off(flat.get("fsdp_config.fsdp_min_num_params"))
-        ),
-        "fsdp_config.fsdp_auto_wrap_policy",
-        "fsdp_min_num_params beside SIZE_BASED_WRAP",
-    ),
-    (
-        lambda flat: (
             flat.get("fsdp_config.fsdp_cpu_ram_efficient_loading") is True
             and flat.get("fsdp_config.fsdp_sync_module_states") is False
-            and str(flat.get("fsdp_config.fsdp_version", "1")) != "2"
         ),
         "fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_cpu_ram_efficient_loading",
         "fsdp_sync_module_states: true beside fsdp_cpu_ram_efficient_loading",
     ),
+)
+ACCELERATE_IGNORED: tuple[Ignored, ...] = (
     (
-        lambda flat: (
-            flat.get("deepspeed_config.offload_param_device") in ("cpu", "nvme")
-            and flat.get("deepspeed_config.zero_stage") in (0, 1, 2)
-        ),
-        "deepspeed_config.offload_param_device deepspeed_config.zero_stage",
-        "zero_stage 3 beside offload_param_device",
+        lambda flat: whole(flat.get("machine_rank")) and flat.get("num_machines") == 1,
+        "machine_rank",
+        "num_machines is 1",
     ),
     (
         lambda flat: (
-            flat.get("deepspeed_config.zero3_init_flag") is True
-            and flat.get("deepspeed_config.zero_stage") in (0, 1, 2)
+            _upper(flat, "distributed_type") == "NO"
+            and whole(flat.get("num_processes"), 2)
+            and flat.get("use_cpu") is not True
         ),
-        "deepspeed_config.zero3_init_flag deepspeed_config.zero_stage",
-        "zero_stage 3 beside zero3_init_flag: true",
+        "num_processes",
+        "distributed_type is NO, and one process is started",
+    ),
+    (
+        lambda flat: (
+            _upper(flat, "fsdp_config.fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP"
+            and off(flat.get("fsdp_config.fsdp_min_num_params"))
+        ),
+        "fsdp_config.fsdp_auto_wrap_policy",
+        "SIZE_BASED_WRAP wraps nothing without fsdp_min_num_params",
+    ),
+    (
+        lambda flat: (
+            flat.get("deepspeed_config.offload_param_device") in ("cpu", "nvme")
+            and flat.get("deepspeed_config.zero_stage") in BELOW_3
+        ),
+        "deepspeed_config.offload_param_device",
+        "parameters are offloaded in stage 3 only",
+    ),
+    (
+        lambda flat: (
+            flat.get("deepspeed_config.zero3_init_flag") is True and flat.get("deepspeed_config.zero_stage") in BELOW_3
+        ),
+        "deepspeed_config.zero3_init_flag",
+        "weights are sharded as they are made in stage 3 only",
     ),
 )
 PEFT: tuple[Rule, ...] = (
@@ -353,26 +468,33 @@ def _upper(flat: dict[str, Any], key: str) -> str:
 
 
 def trl(draft: Draft) -> None:
-    """What TrainingArguments and TRL's command line refuse."""
+    """Judge what TrainingArguments and TRL's command line do not take together."""
     apply(draft, TRL)
+    apply_ignored(draft, TRL_IGNORED)
 
 
 def llamafactory(draft: Draft) -> None:
-    """What LLaMA-Factory's parser refuses."""
+    """Judge what LLaMA-Factory's parser does not take together."""
     apply(draft, LLAMAFACTORY)
+    if draft.setup.get("parallel") == "zero3":
+        apply(draft, ZERO3)
+    elif draft.setup.get("parallel") == "fsdp":
+        apply(draft, ZERO3[:1])
 
 
 def deepspeed(draft: Draft) -> None:
-    """What DeepSpeed's config refuses."""
+    """Judge what DeepSpeed's config does not take together."""
     apply(draft, DEEPSPEED)
+    apply_ignored(draft, DEEPSPEED_IGNORED)
 
 
 def accelerate(draft: Draft) -> None:
-    """What `accelerate launch` refuses."""
+    """Judge what `accelerate launch` does not take together."""
     apply(draft, ACCELERATE)
+    apply_ignored(draft, ACCELERATE_IGNORED)
 
 
 def peft(draft: Draft) -> None:
-    """What LoraConfig refuses."""
+    """Judge what LoraConfig does not take together."""
     if str(draft.flat.get("peft_type")).upper() == "LORA":
         apply(draft, PEFT)

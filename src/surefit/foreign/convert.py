@@ -151,7 +151,7 @@ def held_out(value: Any) -> Any:
     """The share of the rows to hold out."""
     found = number(value)
     if found == 0:
-        raise NoPlace("SureFit always holds rows out, to measure the loss and the score on")
+        return UNSAID
     if found >= 1:
         raise NoPlace("a number of rows; SureFit's data.eval is a share of them, or a file")
     return found

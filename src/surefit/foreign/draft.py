@@ -68,6 +68,7 @@ class Tool:
         off_is_unset: a key that is gone says nothing where its value is false or 0.
         conflicts: adds what values are wrong together.
         aliases: keys of other tools → what this one calls the same.
+        takes_repeated: whether the last place of a key that is set twice counts; otherwise the tool stops at it.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Tool:
     off_is_unset: bool = False
     conflicts: Callable[[Draft], None] = lambda draft: None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    takes_repeated: bool = True
 
     def knows(self, key: str) -> bool:
         """Whether the tool takes this key."""
@@ -127,6 +129,7 @@ class Draft:
     path: Path
     tree: dict[str, Any]
     lines: Mapping[str, int]
+    repeated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     flat: dict[str, Any] = field(default_factory=dict)
     setup: dict[str, Any] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
@@ -139,6 +142,7 @@ class Draft:
     parts: list[Lost] = field(default_factory=list)
     meant: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
+    out_of_range: dict[str, str] = field(default_factory=dict)
     mapped: set[str] = field(default_factory=set)
     judged: dict[str, Lost] = field(default_factory=dict)
     lost: dict[str, Lost] = field(default_factory=dict)
@@ -339,11 +343,13 @@ class Draft:
         """What was read, as a value."""
         self.read_all()
         loaded = self._loaded() if self.whole_run else None
+        self._read_repeated()
         gone_files = {key: file for key, file in missing(self.flat, self.path) if key not in self.refused}
         self.places |= {key: self.place(key) for key in gone_files}
         setup = Setup(
             tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
-            ignored=self.ignored, deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
+            ignored=self.ignored, out_of_range=self.out_of_range, repeated=self.repeated,
+            deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
             **self.setup,
         )  # fmt: skip
         return Foreign(
@@ -362,6 +368,15 @@ class Draft:
             parts=tuple(self.parts),
             lines=self.lines,
         )
+
+    def _read_repeated(self) -> None:
+        """Keys that are set more than once: the last one counts, unless the tool stops at them."""
+        for key, (first, last) in self.repeated.items():
+            self.places[key] = Place(key, str(self.path), last)
+            if not self.tool.takes_repeated:
+                self.refuse_with(key, f"set twice, on lines {first} and {last}", "take one of them out")
+        if not self.tool.takes_repeated:
+            self.repeated = {}
 
     def _loaded(self) -> Loaded | None:
         """The SureFit config, without the values that it refuses; None where its model or data are missing."""
@@ -392,6 +407,9 @@ class Draft:
             if key not in {place.name for place in self.places.values()}:
                 self.mapped.discard(key)
             self.lose(key, f"SureFit expects {expected_text(dotted)}")
+            if type(self.flat[key]) in (int, float) and key not in self.refused:
+                self.out_of_range[key] = expected_text(dotted)
+                self.places[key] = self.place(key)
 
 
 def _flatten(tree: Mapping[str, Any], tool: Tool, prefix: str = "") -> list[tuple[str, Any]]:

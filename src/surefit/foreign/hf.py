@@ -252,6 +252,8 @@ def finish(draft: Draft) -> None:
         strategy = draft.setup.get(strategy_key, default)
         if strategy != "steps" and strategy_key not in draft.refused:
             draft.without_effect([steps_key], f"{strategy_key} is {strategy}, not steps")
+    if draft.setup.get("eval_strategy") == "steps" and draft.flat.get("eval_steps") == 0:
+        draft.without_effect(["eval_steps"], "it is 0, and logging_steps takes its place")
     if draft.flat.get("save_strategy") in ("no", "epoch", "best"):
         draft.config.pop("checkpoint.every", None)
     if draft.setup.get("eval_strategy", "no") != "steps":
@@ -349,10 +351,46 @@ def sharding(draft: Draft) -> None:
         if "offload" in str(draft.flat["fsdp"]):
             draft.say("fsdp_offload", True, "fsdp")
     if draft.flat.get("deepspeed"):
+        _judge_deepspeed(draft)
         stage = zero_stage(draft.flat["deepspeed"], draft.path.parent)
         if stage is not None:
             draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed")
             draft.judge("deepspeed")
+
+
+DEEPSPEED_PAIRS = (
+    ("train_micro_batch_size_per_gpu", ("per_device_train_batch_size", "micro_batch_size")),
+    ("gradient_accumulation_steps", ("gradient_accumulation_steps",)),
+    ("gradient_clipping", ("max_grad_norm",)),
+    ("optimizer.params.lr", ("learning_rate",)),
+    ("optimizer.params.weight_decay", ("weight_decay",)),
+    ("scheduler.params.warmup_max_lr", ("learning_rate",)),
+    ("fp16.enabled", ("fp16",)),
+    ("bf16.enabled", ("bf16",)),
+)
+"""(key of a DeepSpeed config, the argument that it must agree with): transformers 5.23, trainer_config_process."""
+
+
+def _judge_deepspeed(draft: Draft) -> None:
+    """Values of the DeepSpeed config that contradict the file: the Trainer stops at those that are not "auto"."""
+    config = deepspeed_config(draft.flat["deepspeed"], draft.path.parent)
+    for theirs, keys in DEEPSPEED_PAIRS:
+        value: Any = config
+        for name in theirs.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        key = next((key for key in keys if draft.says(key)), None)
+        if key is None or value in (None, "auto") or isinstance(value, str):
+            continue
+        try:
+            ours = c.switch(draft.flat[key]) if isinstance(value, bool) else c.number(draft.flat[key])
+        except c.Misfit:
+            continue
+        if ours != value:
+            draft.refuse_with(
+                key,
+                f"{draft.flat[key]} here, and {theirs} is {value} in the DeepSpeed config",
+                f'write "auto" as {theirs}, or the same value',
+            )
 
 
 def held_out(draft: Draft, *keys: str) -> None:
@@ -364,17 +402,22 @@ def held_out(draft: Draft, *keys: str) -> None:
 
 def zero_stage(value: Any, folder: Path) -> int | None:
     """The ZeRO stage of a DeepSpeed config given as a mapping, or as a file that lies here or beside `folder`'s."""
+    section = deepspeed_config(value, folder).get("zero_optimization")
+    stage = section.get("stage") if isinstance(section, dict) else None
+    return stage if isinstance(stage, int) and not isinstance(stage, bool) and 0 <= stage <= 3 else None
+
+
+def deepspeed_config(value: Any, folder: Path) -> dict[str, Any]:
+    """A DeepSpeed config given as a mapping, or as a file; empty where it cannot be read from here."""
     from surefit.config.load import parse_yaml, read_text
     from surefit.core.errors import ConfigError
 
     if isinstance(value, str):
         path = next((path for path in (Path(value), folder / value) if os.path.isfile(path)), None)
         if path is None:
-            return None
+            return {}
         try:
-            value, _ = parse_yaml(read_text(path).replace("\t", " "), path)
+            value, _ = parse_yaml(read_text(path).replace("\t", " "), path, {})
         except ConfigError:
-            return None
-    section = value.get("zero_optimization") if isinstance(value, dict) else None
-    stage = section.get("stage") if isinstance(section, dict) else None
-    return stage if isinstance(stage, int) and not isinstance(stage, bool) and 0 <= stage <= 3 else None
+            return {}
+    return value if isinstance(value, dict) else {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefit.config.load import parse_yaml, read_text
 from surefit.config.schema import STACKED
-from surefit.core.errors import ConfigError
+from surefit.core.errors import ConfigError, did_you_mean
 from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To, Tool
@@ -31,6 +31,16 @@ def _not(value: Any) -> bool:
     return not c.switch(value)
 
 
+INFO = "dataset_info.json"
+FORMATS = ("alpaca", "sharegpt", "openai")
+SOURCES = ("file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+ROLES = (
+    "prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios", "chosen",
+    "rejected", "kto_tag",
+)  # fmt: skip
+"""What `columns` of a data set may name (0.9.5, data/parser.py)."""
+NAMED = 8
+"""Data sets that a message lists."""
 KEYS = hf.KEYS | {
     "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
     "overwrite_output_dir": To(c.switch, None, "overwrite"),
@@ -54,13 +64,24 @@ KEYS = hf.KEYS | {
     "enable_liger_kernel": To(c.switch, None, "liger"),
     "use_unsloth": To(c.switch, None, "unsloth"),
     "resize_vocab": To(c.when_true(True), None, "new_tokens"),
-    "add_tokens": To(c.if_any, None, "new_tokens"),
+    "add_tokens": To(c.texts, "model.add_tokens", "new_tokens", list),
     "predict_with_generate": To(c.switch, None, "generates_in_loop"),
     "do_sample": To(c.switch, None, "do_sample"),
     "temperature": To(c.number, None, "temperature"),
     "template": To(c.text, None, "chat_template"),
     "enable_thinking": To(lambda value: {"enable_thinking": c.switch(value)}, "model.chat_template_kwargs"),
 }
+ALIASES = {
+    "max_seq_length": "cutoff_len", "max_seq_len": "cutoff_len", "sequence_len": "cutoff_len",
+    "base_model": "model_name_or_path", "lora_r": "lora_rank", "lora_target_modules": "lora_target",
+    "target_modules": "lora_target", "micro_batch_size": "per_device_train_batch_size",
+    "num_epochs": "num_train_epochs", "epochs": "num_train_epochs", "lr": "learning_rate",
+    "lr_scheduler": "lr_scheduler_type", "optimizer": "optim", "chat_template": "template",
+    "sample_packing": "packing", "val_set_size": "val_size", "load_in_4bit": "quantization_bit",
+    "load_in_8bit": "quantization_bit", "attn_implementation": "flash_attn", "datasets": "dataset",
+    "dataset_name": "dataset", "train_on_inputs": "train_on_prompt", "use_liger_kernel": "enable_liger_kernel",
+}  # fmt: skip
+"""Keys of Axolotl and TRL → what LLaMA-Factory calls the same."""
 DEFAULTS = {
     "data.max_length": ("cutoff_len", 2048),
     "train.epochs": ("num_train_epochs", 3.0),
@@ -86,9 +107,20 @@ def _finish(draft: Draft) -> None:
         # init_adapter: "Upcasting trainable params to float32", unless pure_bf16 or BAdam; the shards of ZeRO-3 and
         # FSDP are float32 as well.
         draft.say("float32_masters", True, "pure_bf16")
+    _tokens(draft)
     _packing(draft)
     _generation(draft)
     _export(draft)
+
+
+def _tokens(draft: Draft) -> None:
+    """`add_tokens` are those of `model.add_tokens`; `resize_vocab` makes their rows, which SureFit does by itself."""
+    if "new_tokens" in draft.setup:
+        draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
+    if draft.says("resize_vocab") and not draft.says("add_tokens"):
+        draft.lose("resize_vocab", "model.add_tokens names the tokens that SureFit appends, with trained rows")
+    elif draft.says("additional_target") and draft.says("add_tokens"):
+        draft.lose("additional_target", "SureFit trains the rows of model.add_tokens")
 
 
 def _packing(draft: Draft) -> None:
@@ -179,11 +211,11 @@ def _quantization(draft: Draft) -> None:
     bits = draft.flat.get("quantization_bit")
     if bits is None:
         return
-    method = str(draft.flat.get("quantization_method") or "bnb").lower()
+    method = draft.flat.get("quantization_method") or "bnb"
     kinds = {4: str(draft.flat.get("quantization_type") or "nf4"), 8: "int8"}
     if not isinstance(bits, int) or isinstance(bits, bool):
         draft.refuse("quantization_bit", "a whole number, 4 or 8")
-    elif bits in kinds and method in ("bnb", "bitsandbytes"):
+    elif bits in kinds and method == "bnb":
         draft.say("quantization", kinds[bits], "quantization_bit")
         draft.judge("quantization_bit")
         if kinds[bits] == "nf4":
@@ -198,6 +230,8 @@ def _data(draft: Draft) -> None:
     )
     names = draft.flat.get("dataset")
     if names is None:
+        if draft.flat.get("do_train") is True:
+            draft.refuse_with("do_train", "there is no dataset to train on", "name one as dataset")
         draft.whole_run = False
         return
     names = set_names(names)
@@ -206,7 +240,12 @@ def _data(draft: Draft) -> None:
         draft.whole_run = False
         return
     folder = draft.flat.get("dataset_dir") or "data"
+    if isinstance(folder, str):
+        folder = data_folder(folder, draft.path)
     info = dataset_info(folder) if isinstance(folder, str) else {}
+    if info:
+        _judge_sets(draft, "dataset", names, folder, info)
+        _judge_sets(draft, "eval_dataset", set_names(draft.flat.get("eval_dataset") or []), folder, info)
     source, layout = source_in(names[0], folder, info)
     if info:
         draft.reach("dataset_dir")
@@ -238,6 +277,53 @@ def _data(draft: Draft) -> None:
         draft.reach("eval_dataset")
 
 
+def data_folder(folder: str, path: Path) -> str:
+    """Where a `dataset_dir` lies: seen from here, as LLaMA-Factory does, or else from the config's own folder."""
+    beside = str(path.parent / folder)
+    here = os.path.isfile(Path(folder) / INFO)
+    return beside if not here and os.path.isfile(Path(beside) / INFO) else folder
+
+
+def _judge_sets(draft: Draft, key: str, names: list[str], folder: str, info: dict[str, Any]) -> None:
+    """Sets that the list of data sets does not have, and entries that LLaMA-Factory cannot use.
+
+    get_dataset_list (0.9.5, data/parser.py) stops at the first, the converters at the second.
+    """
+    for name in names:
+        entry = info.get(name)
+        if name not in info:
+            near = did_you_mean(name, list(info))
+            draft.refuse_with(
+                key,
+                f"{Path(folder) / INFO} has no data set {name!r}{near}",
+                f"add an entry for {name}, or name one of {', '.join(list(info)[:NAMED])}",
+            )
+        elif not isinstance(entry, dict):
+            draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO} is no mapping", "name its file in it")
+        elif problem := _wrong_entry(entry, folder):
+            draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO}: {problem[0]}", problem[1])
+
+
+def _wrong_entry(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
+    """(what is wrong with an entry of the list of data sets, what to do), as far as its rows are not needed."""
+    formatting = entry.get("formatting", "alpaca")
+    if formatting not in FORMATS:
+        near = did_you_mean(str(formatting), FORMATS)
+        return f"formatting is {formatting!r}{near}", f"write one of {', '.join(FORMATS)}"
+    if not any(key in entry for key in SOURCES):
+        return "it names no rows", "write file_name, or hf_hub_url"
+    hubs = any(key in entry for key in SOURCES if key != "file_name")
+    file = entry.get("file_name")
+    if isinstance(file, str) and not hubs and not os.path.exists(Path(folder) / file):
+        return f"there is no file {file}", f"put it into {folder}, or correct file_name"
+    columns = entry.get("columns")
+    known = ROLES if isinstance(columns, dict) else ()
+    for role in columns if isinstance(columns, dict) else ():
+        if role not in known:
+            return f"columns has no {role!r}{did_you_mean(role, known)}", f"its keys are {', '.join(known)}"
+    return None
+
+
 def set_names(value: Any) -> list[str]:
     """The names of data sets: a list, or a text with commas; empty where it is neither."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
@@ -257,7 +343,7 @@ def _mix(draft: Draft, sources: list[tuple[str, str | None]], strategy: str) -> 
 
 def dataset_info(folder: str) -> dict[str, Any]:
     """LLaMA-Factory's list of data sets in this folder; empty where there is none."""
-    path = Path(folder) / "dataset_info.json"
+    path = Path(folder) / INFO
     try:
         tree, _ = parse_yaml(read_text(path).replace("\t", " "), path) if os.path.isfile(path) else ({}, {})
     except ConfigError:
@@ -289,4 +375,6 @@ TOOL = Tool(
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
     conflicts=conflicts.llamafactory,
+    aliases=ALIASES,
+    takes_repeated=False,  # OmegaConf: "found duplicate key"
 )

@@ -3,89 +3,161 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from surefit.core.errors import ConfigError
+from surefit.facts.job_script import JobScript, Launch
+from surefit.facts.setup import Place
 from surefit.foreign.hf import trackers
+from surefit.foreign.joined import launches_of
 from surefit.foreign.python_calls import (
     ARGUMENTS,
     CONFIGS,
     OTHER_STAGES,
+    OTHER_TRAINERS,
     PRETRAINED,
     TRAINERS,
     Call,
     calls_in,
     read_call,
 )
+from surefit.foreign.python_conflicts import read_conflicts
 from surefit.foreign.python_models import read_models
 from surefit.foreign.python_rows import LENGTHS, read_rows
 from surefit.foreign.python_script import Notes, read_arguments, unusable
 from surefit.foreign.python_source import Imported, Scope, Source, parse, slip
+from surefit.foreign.releases import Judge
+from surefit.foreign.requirements import asked_beside
 from surefit.foreign.result import Foreign
 from surefit.foreign.values import kinds
 
-Allows = Callable[[str, str], bool]
-"""(package, specifier) → whether the requirements beside the script admit such a version."""
 GONE_IMPORTS = {
-    "transformers.AdamW": ("transformers", ">=5", "import AdamW from torch.optim"),
+    "transformers.AdamW": ("transformers", ">=4.50", "import AdamW from torch.optim"),
     "transformers.AutoModelWithLMHead": ("transformers", ">=5", "write AutoModelForCausalLM"),
-    "transformers.InputFeatures": ("transformers", ">=5", "write a dataclass of your own"),
+    "transformers.InputFeatures": ("transformers", ">=5.20", "write a dataclass of your own"),
     "transformers.LineByLineTextDataset": ("transformers", ">=5", "read the rows with the library datasets"),
     "transformers.TextDataset": ("transformers", ">=5", "read the rows with the library datasets"),
-    "transformers.data.processors": ("transformers", ">=5", "write a dataclass of your own"),
-    "transformers.deepspeed": ("transformers", ">=5", "import it from transformers.integrations"),
+    "transformers.data.processors": ("transformers", ">=5.20", "write a dataclass of your own"),
+    "transformers.deepspeed": ("transformers", ">=4.46", "import it from transformers.integrations"),
     "peft.prepare_model_for_int8_training": ("peft", ">=0.10", "write prepare_model_for_kbit_training"),
     "datasets.load_metric": ("datasets", ">=3", "use the library evaluate"),
-    "trl.DataCollatorForCompletionOnlyLM": ("trl", ">=0.20", "write SFTConfig(completion_only_loss=True)"),
     "trl.trainer.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
     "trl.trainer.utils.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
 }
 """What can no longer be imported → (package, the versions without it, what to write instead).
 
-Looked up in transformers 5.23, PEFT 0.21, datasets 5.2 and TRL 1.16; transformers.file_utils is still there."""
+Looked up in the packages of transformers 4.40 to 5.23, PEFT 0.7 to 0.21, TRL 0.8 to 1.16 and datasets 5.2;
+transformers.file_utils is still there. What TRL exports itself is in the table of releases."""
+INSTEAD_OF_IMPORTS = {
+    "DataCollatorForCompletionOnlyLM": "write SFTConfig(completion_only_loss=True)",
+    "setup_chat_format": "write clone_chat_template, or SFTConfig(chat_template_path=…)",
+    "AutoModelForCausalLMWithValueHead": "import it from trl.experimental.ppo",
+    "get_kbit_device_map": 'write device_map={"": PartialState().local_process_index}',
+    "set_seed": "import it from transformers",
+}
 SCORERS = ("rouge", "rouge_score", "sacrebleu", "smatch", "bert_score", "nltk.translate")
+STAGES = ("Config", "Trainer")
+COUNTS = ("num_processes", "nproc_per_node", "num_gpus", "config_file")
+"""Options of launchers that say how many processes there are."""
+LOADERS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parquet", "from_list", "from_generator")
 LOOP_HOOKS = ("on_evaluate", "on_epoch_end", "on_log", "on_save", "on_step_end", "on_substep_end")
 
 
-def read_python(path: Path, allows: Allows) -> Foreign:
+def read_python(path: Path) -> Foreign:
     """What a training script says of its run, as far as it is written out.
 
     Raises:
         ConfigError: it is no Python, or holds no call that trains, loads or merges a model.
     """
     source = parse(path)
+    launches = list(launches_of(path))
+    _read_passed(source, launches)
     calls = list(calls_in(source))
-    told = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *CONFIGS)
-    if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls):
+    told = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS)
+    if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls) and not _prepares(source):
         raise unusable(path)
     notes = Notes(path)
-    read_arguments(notes, calls, allows)
+    judge = judge_of(source)
+    read_arguments(notes, calls, judge)
     read_models(notes, source, calls)
-    read_rows(notes, source, calls)
+    read_rows(notes, source, calls, judge)
+    read_conflicts(notes, source, calls)
     _read_batch(notes, source, calls)
     _read_generation(notes, source)
     _read_trackers(notes, source)
     notes.problems += _slips(path, source)
-    for name, (instead, line) in _gone_imports(source, allows).items():
+    _read_launch(notes, launches)
+    for name, (instead, line) in _gone_imports(source, judge).items():
         notes.gone_imports[name] = instead
         notes.place(name, name.rpartition(".")[2], line)
     return Foreign(
         "python", path, notes.finished(), None, {}, tuple(notes.lost), None, tuple(notes.problems), lines=notes.lines,
-        columns=notes.columns,
+        columns=notes.columns, judged_by=judge.said() if notes.judges else "",
     )  # fmt: skip
 
 
-def _gone_imports(source: Source, allows: Allows) -> dict[str, tuple[str, int]]:
+def _prepares(source: Source) -> bool:
+    """Whether the script prepares a data set: it loads one, and makes its rows anew."""
+    calls = [(node, scope) for node, scope in source.each(ast.Call)]
+    loads = any(
+        (source.origin(node.func, scope) or "").startswith("datasets.")
+        and (source.origin(node.func, scope) or "").rpartition(".")[2] in LOADERS
+        for node, scope in calls
+    )
+    return loads and any(getattr(node.func, "attr", "") in ("map", "filter") for node, _ in calls)
+
+
+def _read_passed(source: Source, launches: list[tuple[JobScript, Launch]]) -> None:
+    """What launch lines beside the script pass to its parser."""
+    for name in {name for _, launch in launches for name in launch.arguments}:
+        values = [launch.arguments.get(name) for _, launch in launches]
+        # Of several launches one may leave the default; a variable is only known when it runs.
+        source.passed[name] = {None if value is None or "$" in value else value for value in values}
+
+
+def _read_launch(notes: Notes, launches: list[tuple[JobScript, Launch]]) -> None:
+    """The processes that a launch line beside the script starts."""
+    counted = [
+        (launch.processes or (launch.per_node or 0) * (launch.machines or 1), job, launch) for job, launch in launches
+    ]
+    count, job, launch = max(counted, key=lambda each: each[0], default=(0, None, None))
+    if job is not None and launch is not None and count > 1 and launch.tool != "python":
+        flag = next((name for name in COUNTS if name in launch.flags), None)
+        notes.setup["processes"] = count
+        line = launch.lines.get(flag or "", launch.line)
+        notes.places["processes"] = Place(f"--{flag}" if flag else launch.tool, job.path, line)
+
+
+def judge_of(source: Source) -> Judge:
+    """The releases that the script's own header or the requirements beside it ask for."""
+    asked, files = asked_beside(source.path)
+    unsloth = any(imported.dotted.partition(".")[0] == "unsloth" for imported in _imported(source))
+    return Judge(asked, files, unsloth)
+
+
+def _imported(source: Source) -> Iterator[Imported]:
+    """Everything that the script imports."""
+    scopes = [source.module, *source.inside.values()]
+    bindings = (each for scope in scopes for bindings in scope.names.values() for each in bindings)
+    yield from (binding.value for binding in bindings if isinstance(binding.value, Imported))
+
+
+def _gone_imports(source: Source, judge: Judge) -> dict[str, tuple[str, int]]:
     """What is imported and is no longer there: name → (what to write instead, line)."""
     found: dict[str, tuple[str, int]] = {}
-    scopes = [source.module, *source.inside.values()]
-    for binding in (each for scope in scopes for bindings in scope.names.values() for each in bindings):
-        if not isinstance(binding.value, Imported) or binding.value.guarded:
+    for imported in _imported(source):
+        if imported.guarded:
             continue
         for name, (package, versions, instead) in GONE_IMPORTS.items():
-            if f"{binding.value.dotted}.".startswith(f"{name}.") and allows(package, versions):
-                found.setdefault(binding.value.dotted, (instead, binding.value.line))
+            if f"{imported.dotted}.".startswith(f"{name}.") and judge.reaches(package, versions):
+                found.setdefault(imported.dotted, (instead, imported.line))
+        root, _, name = imported.dotted.partition(".")
+        if root == "trl" and judge.exports(name) == "gone":
+            stays = (
+                "import it from trl.experimental, or pin an older TRL" if name.endswith(STAGES) else "pin an older TRL"
+            )
+            found.setdefault(imported.dotted, (INSTEAD_OF_IMPORTS.get(name, stays), imported.line))
     return dict(sorted(found.items(), key=lambda entry: entry[1][1]))
 
 
@@ -101,7 +173,8 @@ def _slips(path: Path, source: Source) -> Iterator[ConfigError]:
         if meant is not None and name in used:
             written = source.text_of(node.value)
             yield ConfigError(
-                f"expected a number, got a tuple: the comma in {written} makes it one", code="E3018", path=path, line=node.lineno,
+                f"expected a number, got a tuple: the comma in {written} makes it one",
+                code="E3018", path=path, line=node.lineno,
                 field=name, help=f"write {name} = {meant}",
             )  # fmt: skip
 
@@ -123,8 +196,17 @@ def _times_devices(source: Source, node: ast.expr, scope: Scope, depth: int = 0)
     """Whether an expression is a product with `torch.cuda.device_count()`."""
     node, scope = source.expression(node, scope)
     if isinstance(node, ast.Attribute) and depth < 3:
-        written = [each.value for each, _ in source.each(ast.Assign) if _same(each.targets[0], node)]
-        return len(written) == 1 and _times_devices(source, written[0], scope, depth + 1)
+        sources = [source, *(each for each in source.modules.values() if each is not None and each is not source)]
+        written = [
+            (each.value, at, home)
+            for home in sources
+            for each, at in home.each(ast.Assign)
+            if _same(each.targets[0], node)
+        ]
+        if len(written) != 1:
+            return False
+        value, at, home = written[0]
+        return _times_devices(home, value, at if home is not source else scope, depth + 1)
     factors = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else []
     return any(_counts_devices(source, factor, scope) for factor in factors)
 
@@ -166,9 +248,7 @@ def _is_callback(source: Source, node: ast.ClassDef, scope: Scope) -> bool:
 
 def _scores(source: Source) -> bool:
     """Whether the script compares texts: it imports a scorer, or loads one from `evaluate`."""
-    scopes = [source.module, *source.inside.values()]
-    bindings = [each for scope in scopes for bindings in scope.names.values() for each in bindings]
-    imported = {binding.value.dotted for binding in bindings if isinstance(binding.value, Imported)}
+    imported = {each.dotted for each in _imported(source)}
     if any(f"{name}.".startswith(f"{scorer}.") for name in imported for scorer in SCORERS):
         return True
     loads = [node for node, scope in source.each(ast.Call) if source.origin(node.func, scope) == "evaluate.load"]

@@ -14,14 +14,20 @@ ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
 TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
 OTHER_STAGES = (
     "BCOConfig", "CPOConfig", "DPOConfig", "GKDConfig", "GRPOConfig", "KTOConfig", "OnlineDPOConfig", "ORPOConfig",
-    "PPOConfig", "PRMConfig", "RewardConfig", "RLOOConfig", "XPOConfig",
+    "PPOConfig", "PRMConfig", "RewardConfig", "RLOOConfig", "XPOConfig", "NashMDConfig", "IterativeSFTConfig",
 )  # fmt: skip
-"""TRL's other trainers: TrainingArguments, and keys of their own that are not looked at."""
+"""TRL's other trainers: TrainingArguments, and keys of their own."""
+OTHER_TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in OTHER_STAGES)
+UNSLOTH_LORA = "FastLanguageModel.get_peft_model"
+LORA = ("LoraConfig", UNSLOTH_LORA)
 CONFIGS = ("LoraConfig", "BitsAndBytesConfig")
 _TRAINER = ("model", "args", "data_collator", "train_dataset", "eval_dataset")
+FAST = ("FastLanguageModel", "FastModel", "FastVisionModel")
+"""Unsloth's loaders."""
+_FAST_FIRST = ("model_name", "max_seq_length", "dtype", "load_in_4bit")
 FIRST = dict.fromkeys((*ARGUMENTS, *OTHER_STAGES), ("output_dir",)) | dict.fromkeys(TRAINERS, _TRAINER) | {
     "BitsAndBytesConfig": ("load_in_8bit", "load_in_4bit"),
-    "FastLanguageModel.from_pretrained": ("model_name", "max_seq_length", "dtype", "load_in_4bit"),
+    **{f"{name}.from_pretrained": _FAST_FIRST for name in FAST},
     "PeftModel.from_pretrained": ("model", "model_id"), "get_peft_model": ("model", "peft_config"),
     "prepare_model_for_kbit_training": ("model",), "prepare_model_for_int8_training": ("model",),
 }  # fmt: skip
@@ -124,14 +130,16 @@ def _kind(origin: str | None) -> str | None:
     *_, owner, leaf = ("", *rest.split("."))
     if leaf == PRETRAINED:
         return f"{owner}.{leaf}" if _is_model(owner) else None
-    wanted = leaf in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *CONFIGS, *WRAPPERS)
+    if root == "unsloth" and leaf == "get_peft_model" and owner.startswith("Fast"):
+        return UNSLOTH_LORA
+    wanted = leaf in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS, *WRAPPERS)
     return leaf if wanted else None
 
 
 def _is_model(name: str) -> bool:
     model = name.startswith(("AutoModelFor", "AutoPeftModelFor", "PeftModel")) or name in (
         "AutoModel",
-        "FastLanguageModel",
+        *FAST,
     )
     return model or name.endswith(("ForCausalLM", "ForConditionalGeneration"))
 
@@ -184,7 +192,7 @@ class Models:
             return self.of(first, scope, line, depth)
         if isinstance(node.func, ast.Attribute):
             origin = self.source.origin(node.func, scope) or ""
-            if origin.endswith("FastLanguageModel.get_peft_model"):
+            if origin.startswith("unsloth.Fast") and origin.endswith(".get_peft_model"):
                 return self.of(first, scope, line, depth)
             if node.func.attr in METHODS:
                 return self.of(node.func.value, scope, line, depth)

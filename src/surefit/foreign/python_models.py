@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from surefit.foreign.hf import STORAGE
-from surefit.foreign.python_calls import ARGUMENTS, PRETRAINED, TRAINERS, Call, Models, read_call
+from surefit.foreign.python_calls import ARGUMENTS, FAST, PRETRAINED, TRAINERS, Call, Models, read_call
 from surefit.foreign.python_script import Notes
 from surefit.foreign.python_source import Scope, Source
 
@@ -96,7 +96,7 @@ def _quantization(source: Source, call: Call) -> Said | None:
         return {"quantization": ("nf4", argument, call.line)}
     if "quantization_config" in call.given:
         return _of_config(source, *call.given["quantization_config"])
-    own = "FastLanguageModel" in call.kind
+    own = call.kind.startswith(FAST)
     for argument, kind in (("load_in_4bit", "nf4" if own else "fp4"), ("load_in_8bit", "int8")):
         if call.known.get(argument) is True:
             return {"quantization": (kind, argument, call.lines[argument])}

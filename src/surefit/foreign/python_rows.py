@@ -12,8 +12,10 @@ from typing import Any
 from surefit.core.units import GIB
 from surefit.foreign.known import keys
 from surefit.foreign.python_calls import ARGUMENTS, TRAINERS, Call, read_call
+from surefit.foreign.python_conflicts import pads_with_eos
 from surefit.foreign.python_script import Notes
 from surefit.foreign.python_source import Scope, Source
+from surefit.foreign.releases import Judge
 
 IGNORED = -100
 TEXTS = keys("""
@@ -22,9 +24,19 @@ TEXTS = keys("""
 """)
 """Columns that hold a text: their length is counted in characters."""
 LENGTHS = frozenset({"max_length", "max_seq_length", "model_max_length", "max_new_tokens", "max_position_embeddings"})
+TURNS = (
+    ("<|im_start|>user", "<|im_start|>assistant"), ("<|start_header_id|>user", "<|start_header_id|>assistant"),
+    ("<start_of_turn>user", "<start_of_turn>model"), ("[INST]", "[/INST]"), ("### Instruction", "### Response"),
+    ("<|user|>", "<|assistant|>"), ("<|User|>", "<|Assistant|>"), ("<|start|>user", "<|start|>assistant"),
+)  # fmt: skip
+"""How a turn of the user and one of the assistant begin."""
+OWN_COLLATOR = "<0.16"
+"""The releases of TRL whose SFTTrainer makes transformers' DataCollatorForLanguageModeling where it is given none."""
 OWN_MASKS = ("train_on_responses_only", "CompletionOnly", "assistant_masks", "assistant_only_loss", "return_assistant")
 KEPT_ROWS = ("map", "shuffle", "remove_columns", "rename_column", "rename_columns", "select_columns", "with_format")
 """Methods of a data set that leave the number of its rows."""
+FEWER_ROWS = ("filter", "select", "train_test_split", "take", "shard")
+"""Methods that leave some of the rows, each at most once."""
 COUNTED_BYTES = GIB
 
 
@@ -40,12 +52,16 @@ class Mapped:
     line: int
 
 
-def read_rows(notes: Notes, source: Source, calls: list[Call]) -> None:
+def read_rows(notes: Notes, source: Source, calls: list[Call], judge: Judge) -> None:
     """Labels, truncation, filters, columns and the length of the run."""
     functions = list(_mapped(source))
-    _read_collator(notes, source, calls)
+    _read_collator(notes, source, calls, judge)
+    line = pads_with_eos(source)
+    if line is not None:
+        notes.say("pad_is_eos", True, "pad_token", line)
     _read_labels(notes, source, functions)
     _read_filters(notes, source, functions)
+    _read_lengths(notes, source)
     for function in functions:
         _read_columns(notes, source, function)
     _read_steps(notes, source, calls)
@@ -69,10 +85,14 @@ def _defined(source: Source, node: ast.expr, scope: Scope) -> ast.FunctionDef | 
     return named[0] if len(named) == 1 else None
 
 
-def _read_collator(notes: Notes, source: Source, calls: list[Call]) -> None:
-    """The data collator that all trainers of the script are given."""
+def _read_collator(notes: Notes, source: Source, calls: list[Call], judge: Judge) -> None:
+    """The data collator that the trainer of the script is given, or makes itself."""
     trainers = [call for call in calls if call.kind in TRAINERS]
-    if len(trainers) != 1 or "data_collator" not in trainers[0].given:
+    if len(trainers) != 1 or trainers[0].open:
+        return
+    if "data_collator" not in trainers[0].given:
+        if trainers[0].kind == "SFTTrainer" and judge.reaches("trl", OWN_COLLATOR):
+            notes.say("collator", "transformers.DataCollatorForLanguageModeling", "SFTTrainer", trainers[0].line)
         return
     inside, at = source.expression(*trainers[0].given["data_collator"])
     origin = source.origin(inside.func, at) if isinstance(inside, ast.Call) else None
@@ -146,11 +166,13 @@ def _read_labels(notes: Notes, source: Source, functions: list[Mapped]) -> None:
             _read_truncation(notes, source, function)
             return
         copied = _copied(function.node)
-        if copied and not anywhere and _templates(function.node):
+        if copied and not anywhere and (_templates(function.node) or _writes_turns(function.node)):
             _all_learnt(notes, "labels", copied)
+            _read_truncation(notes, source, function)
             return
     copies = str(notes.setup.get("collator")).endswith("DataCollatorForLanguageModeling")
-    if copies and not anywhere and any(_templates(function.node) for function in functions):
+    written = any(_templates(each.node) or _writes_turns(each.node) for each in functions)
+    if copies and not anywhere and written:
         _all_learnt(notes, "data_collator", notes.places["collator"].line)
 
 
@@ -164,6 +186,13 @@ def _templates(node: ast.AST) -> list[ast.Call]:
     """Calls that write a conversation with its answer."""
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
     return [each for each in calls if getattr(each.func, "attr", "") == "apply_chat_template" and not _asks(each)]
+
+
+def _writes_turns(node: ast.AST) -> bool:
+    """Whether a text of both sides of a conversation is written out by hand, with the marks of its turns."""
+    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    text = "\n".join(texts)
+    return any(user in text and answer in text for user, answer in TURNS)
 
 
 def _asks(node: ast.Call) -> bool:
@@ -229,18 +258,38 @@ def _counts_text(node: ast.expr, row: str) -> bool:
     return False
 
 
+def _read_lengths(notes: Notes, source: Source) -> None:
+    """The one limit at which the script's tokenizer cuts."""
+    found: dict[int, int] = {}
+    for node, scope in source.each(ast.Call):
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        if name.endswith(("tokenizer", "apply_chat_template")):
+            call = read_call(source, "tokenizer", node, scope)
+            limit = call.known.get("max_length")
+            if type(limit) is int and call.known.get("truncation") in (True, "longest_first", "only_first"):
+                found.setdefault(limit, call.lines["max_length"])
+    if len(found) == 1 and "max_length" not in notes.setup:
+        ((limit, line),) = found.items()
+        notes.say("max_length", limit, "max_length", line)
+
+
 def _read_columns(notes: Notes, source: Source, function: Mapped) -> None:
     """The columns that a function reads of rows that come straight from a file on this machine."""
     file = _local_file(source, function.over, function.at, function.line)
     if file is None:
         return
     guarded = {_looked_for(each) for each in ast.walk(function.node)}
-    if any(isinstance(each, ast.Try) for each in ast.walk(function.node)):
-        return
+    tried = {
+        inside
+        for each in ast.walk(function.node)
+        if isinstance(each, ast.Try)
+        for part in each.body
+        for inside in ast.walk(part)
+    }
     made = {_made(each) for each in ast.walk(function.node)}
     for node in ast.walk(function.node):
         column = _column(node, function.row)
-        if isinstance(node, ast.expr) and column is not None and column not in guarded | made:
+        if isinstance(node, ast.expr) and node not in tried and column is not None and column not in guarded | made:
             key = f"{function.row}[{column!r}]"
             notes.columns[key] = (file, column)
             notes.lines[key] = node.lineno
@@ -285,7 +334,10 @@ def _local_file(source: Source, node: ast.expr, scope: Scope, line: int) -> str 
     call = read_call(source, "load_dataset", inside, at)
     first = source.value(inside.args[0], at) if inside.args else None
     file, whole = call.known.get("data_files"), (split or call.known.get("split")) == "train"
-    return file if first == "json" and isinstance(file, str) and whole and "://" not in file else None
+    if first != "json" or not isinstance(file, str) or not whole or "://" in file:
+        return None
+    beside = source.path.parent / file
+    return str(beside) if not Path(file).is_file() and beside.is_file() else file
 
 
 def _read_steps(notes: Notes, source: Source, calls: list[Call]) -> None:
@@ -298,23 +350,39 @@ def _read_steps(notes: Notes, source: Source, calls: list[Call]) -> None:
     call = arguments[0]
     if call.open or call.computed & {*sizes, "max_steps", "packing"}:
         return
-    file = _file_of_rows(source, *trainers[0].given["train_dataset"], trainers[0].line)
+    file, every = _file_of_rows(source, *trainers[0].given["train_dataset"], trainers[0].line)
     micro, accumulation, epochs = (call.known.get(name, default) for name, default in sizes.items())
     whole = all(type(value) is int and value > 0 for value in (micro, accumulation))
     rows = _rows_in(Path(file)) if file and whole and isinstance(epochs, int | float) else None
     if rows:
         steps = math.ceil(math.ceil(math.ceil(rows / micro) / accumulation) * epochs)
         notes.say("total_steps", steps, "num_train_epochs", call.lines.get("num_train_epochs", call.line))
+        if not every:
+            notes.setup["steps_at_most"] = True
 
 
-def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth: int = 0) -> str | None:
-    """The file whose rows a data set has, all of them and each once."""
+def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth: int = 0) -> tuple[str | None, bool]:
+    """The file whose rows a data set has, each at most once; and whether it has all of them."""
     inside, at, line = source.before(node, scope, line)
+    split = inside.value if isinstance(inside, ast.Subscript) else None
+    parted, there, above = source.before(split, at, line) if split is not None else (inside, at, line)
+    if split is not None and isinstance(parted, ast.Call) and getattr(parted.func, "attr", "") == "train_test_split":
+        inside, at, line = parted, there, above
     if not isinstance(inside, ast.Call) or not isinstance(inside.func, ast.Attribute) or depth > 9:
-        return _local_file(source, node, scope, line + 1)
+        return _local_file(source, node, scope, line + 1), True
     batched = [keyword for keyword in inside.keywords if keyword.arg in ("batched", None)]
-    same = inside.func.attr in KEPT_ROWS and all(source.value(keyword.value, at) is False for keyword in batched)
-    return _file_of_rows(source, inside.func.value, at, line, depth + 1) if same else None
+    repeats = inside.func.attr == "select" and not (inside.args and _is_range(inside.args[0]))
+    same = inside.func.attr in (*KEPT_ROWS, *FEWER_ROWS) and not repeats
+    if not same:
+        return _local_file(source, node, scope, line + 1), True
+    if inside.func.attr != "filter" and any(source.value(each.value, at) is not False for each in batched):
+        return None, True  # a batch may become more rows
+    file, every = _file_of_rows(source, inside.func.value, at, line, depth + 1)
+    return file, every and inside.func.attr in KEPT_ROWS
+
+
+def _is_range(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
 
 
 def _rows_in(path: Path) -> int | None:

@@ -12,6 +12,7 @@ import sys
 import tokenize
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,8 @@ from surefit.core.units import MIB
 MAX_BYTES = 2 * MIB
 DEPTH = 40
 """Names and brackets that are followed for one value."""
+MOST_MODULES = 20
+"""Modules beside a script that are followed."""
 LARGEST = 10**30
 COMPUTED: Final = object()
 """Stands for what is only known when the script runs."""
@@ -64,11 +67,12 @@ class Binding:
 
 @dataclass
 class Scope:
-    """A module, a function or a class, and what it gives names."""
+    """A module, a function or a class, and what it gives names; `home` is the file it stands in."""
 
     node: ast.AST
     outer: Scope | None = None
     names: dict[str, list[Binding]] = field(default_factory=dict)
+    home: Source | None = None
 
     def bind(self, name: str, binding: Binding) -> None:
         """One more place."""
@@ -93,6 +97,9 @@ class Source:
         changed: names whose value is changed in place somewhere.
         set_attributes: attributes that something is assigned to.
         inside: a function or class → its own scope.
+        passed: option of the script's parser → the values that launch lines beside it pass; None for one that is only
+            known when it runs.
+        modules: the files beside the script that were parsed, by name; None for one that is not there.
     """
 
     path: Path
@@ -102,6 +109,8 @@ class Source:
     changed: set[str] = field(default_factory=set)
     set_attributes: set[str] = field(default_factory=set)
     inside: dict[ast.AST, Scope] = field(default_factory=dict)
+    passed: dict[str, set[str | None]] = field(default_factory=dict)
+    modules: dict[str, Source | None] = field(default_factory=dict)
 
     @cached_property
     def lines(self) -> list[str]:
@@ -132,14 +141,47 @@ class Source:
         return None if origins or origin is None else ".".join([origin, *attributes])
 
     def once(self, name: str, scope: Scope) -> tuple[ast.expr, Scope] | None:
-        """The expression that a name stands for, where there is exactly one."""
+        """The expression that a name stands for, where there is exactly one; also one of a module beside the script."""
+        home = scope.home or self
         found = scope.find(name)
-        if found is None or len(found[1]) != 1 or name in self.changed:
+        if found is None:
+            stars = [each.value for each in home.module.names.get("*", ()) if isinstance(each.value, Imported)]
+            there = [self.global_of(f"{star.dotted[:-1]}{name}") for star in stars] if len(stars) == 1 else []
+            return there[0] if there else None
+        if len(found[1]) != 1 or name in home.changed:
             return None
         binding = found[1][0]
         if isinstance(binding.value, ast.expr) and binding.element is None:
             return binding.value, found[0]
-        return None
+        return self.global_of(binding.value.dotted) if isinstance(binding.value, Imported) else None
+
+    def global_of(self, dotted: str) -> tuple[ast.expr, Scope] | None:
+        """The expression of a name in a module beside the script: "config.LR"."""
+        module, _, name = dotted.rpartition(".")
+        other = self.beside(module) if module and name else None
+        return other.once(name, other.module) if other is not None and other is not self else None
+
+    def beside(self, name: str) -> Source | None:
+        """A module that lies beside the script, or in the folder above it; None where it is not there."""
+        plain = name.lstrip(".")
+        if plain.partition(".")[0] in sys.stdlib_module_names or len(self.modules) > MOST_MODULES or not plain:
+            return None
+        if name not in self.modules:
+            self.modules[name] = None
+            file = plain.replace(".", "/")
+            for path in (folder / f"{file}{end}" for folder in self._folders(name) for end in (".py", "/__init__.py")):
+                if path.is_file():
+                    with suppress(ConfigError):
+                        other = parse(path)
+                        other.modules, other.passed = self.modules, self.passed
+                        self.modules[name] = other
+                    break
+        return self.modules[name]
+
+    def _folders(self, name: str) -> list[Path]:
+        folder = self.path.resolve().parent
+        dots = len(name) - len(name.lstrip("."))
+        return [folder, folder.parent] if dots == 0 else [[folder, *folder.parents][min(dots - 1, 3)]]
 
     def expression(self, node: ast.expr, scope: Scope) -> tuple[ast.expr, Scope]:
         """The expression itself, or the one that its name stands for."""
@@ -166,6 +208,8 @@ class Source:
         """What an expression is, or `COMPUTED`."""
         if depth > DEPTH:
             return COMPUTED
+        if scope.home is not None and scope.home is not self:
+            return scope.home.value(node, scope, depth + 1)
         if isinstance(node, ast.Constant):
             # No setting is so large, and Python makes no text of such a number.
             huge = isinstance(node.value, int) and abs(node.value) > LARGEST
@@ -238,30 +282,38 @@ def _of_attribute(source: Source, node: ast.Attribute, scope: Scope, depth: int)
     origin = source.origin(node, scope)
     if origin and origin.startswith("torch.") and node.attr in DTYPES:
         return PLAIN.get(node.attr, node.attr)
-    inside = _class_of(source, node.value, scope)
-    bindings = inside.names.get(node.attr, []) if inside else []
-    if inside is None or len(bindings) != 1 or node.attr in source.set_attributes:
+    if any(node.attr in each.set_attributes for each in (source, *source.modules.values()) if each is not None):
         return COMPUTED
-    value = bindings[0].value
-    return source.value(value, inside, depth) if isinstance(value, ast.expr) else COMPUTED
-
-
-def _class_of(source: Source, node: ast.expr, scope: Scope) -> Scope | None:
-    """The scope of a class without bases and methods that a name, or the plain instance that it stands for, is of."""
-    node, scope = source.expression(node, scope)
-    if isinstance(node, ast.Call) and not node.args and not node.keywords:
-        node = node.func
-    if not isinstance(node, ast.Name):
-        return None
-    inside = [each for each, _ in source.each(ast.ClassDef) if each.name == node.id]
-    plain = len(inside) == 1 and not inside[0].bases and not any(isinstance(x, Function) for x in inside[0].body)
-    return source.inside[inside[0]] if plain else None
+    module = source.global_of(f"{origin}") if origin else None
+    if module is not None:
+        return source.value(*module, depth)
+    option = option_of(source, node.value, scope, node.attr)
+    if option is not None:
+        return option if isinstance(option, str | int | float | list) or option is COMPUTED else None
+    return field_of(source, node, scope, depth)
 
 
 _LOOKS: dict[type[ast.expr], Callable[[Source, Any, Scope, int], Any]] = {
     ast.Name: _of_name, ast.UnaryOp: _of_unary, ast.BinOp: _of_arithmetic, ast.List: _of_sequence,
     ast.Tuple: _of_sequence, ast.Dict: _of_mapping, ast.Subscript: _of_subscript, ast.Attribute: _of_attribute,
 }  # fmt: skip
+
+
+def option_of(source: Source, node: ast.expr, scope: Scope, name: str) -> Any:
+    """What an option of the script's parser is; None where the expression is not what a parser returns.
+
+    A launch line beside the script that passes the option counts, and otherwise its default.
+    """
+    from surefit.foreign.python_options import option
+
+    return option(source, node, scope, name)
+
+
+def field_of(source: Source, node: ast.Attribute, scope: Scope, depth: int) -> Any:
+    """The attribute of a class of constants or of a data class."""
+    from surefit.foreign.python_options import attribute
+
+    return attribute(source, node, scope, depth)
 
 
 def slip(source: Source, node: ast.expr) -> str | None:
@@ -335,6 +387,7 @@ def _scoped(path: Path, text: str, tree: ast.Module) -> Source:
     """Every node with its scope, in the order of the file."""
     module = Scope(tree)
     source = Source(path, text, module)
+    module.home = source
     waiting: list[tuple[ast.AST, Scope, bool, bool]] = [(tree, module, True, False)]
     while waiting:
         node, scope, straight, guarded = waiting.pop()
@@ -342,7 +395,7 @@ def _scoped(path: Path, text: str, tree: ast.Module) -> Source:
         _bind(source, node, scope, straight, guarded)
         inner = scope
         if isinstance(node, Function | ast.ClassDef):
-            inner = source.inside[node] = Scope(node, scope)
+            inner = source.inside[node] = Scope(node, scope, home=source)
             _parameters(node, inner)
         branches = isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.Match | ast.AsyncFor)
         below = (isinstance(node, Function | ast.ClassDef)) or (straight and not branches)

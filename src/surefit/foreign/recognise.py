@@ -40,6 +40,39 @@ ENOUGH = 3
 """Marks that make up for it, for the key itself may be misspelt."""
 SHARE = 0.6
 """Of a file's keys that its tool knows at least."""
+TRAINS = {"llamafactory": keys("finetuning_type stage cutoff_len export_dir infer_backend dataset_dir do_train")}
+"""Tool → keys of which its files have one, unless it knows all their keys: others name a template too."""
+
+
+def _has_key(value: Any, key: str, depth: int = 4) -> bool:
+    """Whether a mapping has this key, or one inside it does."""
+    if not isinstance(value, dict) or not depth:
+        return False
+    return key in value or any(_has_key(inner, key, depth - 1) for inner in value.values())
+
+
+def _is_nemo(tree: Mapping[str, Any]) -> bool:
+    recipe = str(tree.get("recipe", ""))
+    return _has_key(dict(tree), "_target_") or recipe.startswith(("TrainFinetune", "KnowledgeDistillation"))
+
+
+def _is_oumi(tree: Mapping[str, Any]) -> bool:
+    model = tree.get("model")
+    sections = {"training", "data", "peft", "generation", "engine"} & tree.keys()
+    return isinstance(model, dict) and "model_name" in model and bool(sections)
+
+
+def _is_surogate(tree: Mapping[str, Any]) -> bool:
+    precisions = ("bf16", "fp8-hybrid", "nvfp4", "nvfp4-simple", "mxfp8")
+    return isinstance(tree.get("model"), str) and tree.get("recipe") in precisions
+
+
+def _is_unsloth(tree: Mapping[str, Any]) -> bool:
+    training = tree.get("training")
+    marks = {"use_lora", "training_type", "max_seq_length", "load_in_4bit", "packing"}
+    return isinstance(tree.get("model"), str) and isinstance(training, dict) and bool(marks & training.keys())
+
+
 OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     (
         "this is LLaMA-Factory's v1 schema, and SureFit reads that of `llamafactory-cli train`",
@@ -63,8 +96,19 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ),
     (
         "this is a config of ms-swift",
-        lambda tree: "model" in tree and bool(tree.keys() & {"tuner_type", "train_type", "split_dataset_ratio"}),
+        lambda tree: (
+            "model" in tree and bool(tree.keys() & {"tuner_type", "train_type", "split_dataset_ratio", "rlhf_type"})
+        ),
     ),
+    ("this is a config of NeMo AutoModel", _is_nemo),
+    ("this is a config of torchtune", lambda tree: _has_key(dict(tree), "_component_")),
+    (
+        "this is a config of Soup",
+        lambda tree: isinstance(tree.get("base"), str) and isinstance(tree.get("task"), str),
+    ),
+    ("this is a config of Oumi", _is_oumi),
+    ("this is a config of Surogate", _is_surogate),
+    ("this is a config of Unsloth's own command line", _is_unsloth),
 )
 """(what it is, how it is told) of schemas that look like one that is read."""
 
@@ -72,6 +116,36 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
 def other_schema(tree: Mapping[str, Any]) -> str | None:
     """What a file of a schema that is not read is called."""
     return next((name for name, told in OTHER_SCHEMAS if told(tree)), None)
+
+
+FLAT = {
+    "model": "model.name_or_path", "model_name": "model.name_or_path", "base_model": "model.name_or_path",
+    "model_name_or_path": "model.name_or_path", "model_id": "model.name_or_path", "quantization": "model.quantization",
+    "load_in_4bit": "model.quantization: nf4", "train": "data.train", "train_file": "data.train",
+    "dataset": "data.train", "data_path": "data.train", "train_data": "data.train", "dataset_path": "data.train",
+    "eval": "data.eval", "eval_file": "data.eval", "max_length": "data.max_length",
+    "max_seq_length": "data.max_length", "packing": "data.packing", "lora_r": "adapter.r", "lora_rank": "adapter.r",
+    "r": "adapter.r", "rank": "adapter.r", "lora_alpha": "adapter.alpha", "alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout", "target_modules": "adapter.target_modules",
+    "lora_target_modules": "adapter.target_modules", "epochs": "train.epochs", "num_epochs": "train.epochs",
+    "num_train_epochs": "train.epochs", "learning_rate": "train.learning_rate", "lr": "train.learning_rate",
+    "batch_size": "train.per_device_train_batch_size", "global_batch_size": "train.global_batch_size",
+    "max_steps": "train.max_steps", "warmup": "train.warmup", "warmup_steps": "train.warmup", "seed": "train.seed",
+    "weight_decay": "train.weight_decay", "schedule": "train.schedule", "lr_scheduler": "train.schedule",
+    "optimizer": "train.optimizer", "gradient_checkpointing": "train.gradient_checkpointing",
+    "output_dir": "output_dir", "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
+}  # fmt: skip
+"""Keys that somebody who guesses writes at the top of a SureFit config → where they stand in one."""
+GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - keys("model_name_or_path lora_r lora_alpha lora_dropout packing "
+    "load_in_4bit max_length lora_target_modules dtype recipe output_dir")  # fmt: skip
+"""Those of them that are not TRL's as well: without one of these a file may be TRL's."""
+
+
+def flat_keys(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Key → where it stands in a SureFit config, of a file that is a SureFit config without its sections."""
+    plain = all(not isinstance(value, dict) for value in tree.values())
+    guessed = bool(GUESSED & tree.keys()) and "model_name_or_path" not in tree
+    return {key: FLAT[key] for key in tree} if plain and guessed and tree.keys() <= FLAT.keys() else {}
 
 
 def recognise(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -> str | None:
@@ -98,6 +172,8 @@ def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
         return True  # every kind of adapter has keys of its own
     marks = OWN[tool] & tree.keys()
     if not marks or count < SHARE * len(tree):
+        return False
+    if tool in TRAINS and count < len(tree) and not TRAINS[tool] & tree.keys():
         return False
     needed = NEEDED.get(tool)
     return needed is None or needed in tree or len(marks) >= ENOUGH

@@ -5,27 +5,42 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
 
 from surefit.config.load import compose_yaml, parse_yaml, read_text
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import shortened
+from surefit.facts.installs import Install
+from surefit.facts.job_script import read_job_script
 from surefit.facts.pins import compatible, exact
 from surefit.facts.setup import Place, Setup
 from surefit.facts.stack import StackFacts, stack_facts
+from surefit.foreign.releases import requirements_of
 from surefit.foreign.result import Foreign, Lost
 
 NAMES = re.compile(
     r"(.*[-_.])?(requirements|constraints)([-_.].*)?\.(txt|in)|pyproject\.toml|environment([-_.].*)?\.ya?ml"
 )
-BESIDE = ("requirements.txt", "pyproject.toml", "environment.yml", "environment.yaml")
-"""Files beside a script, or in the folder above it, that say which releases it is for."""
+BESIDE = re.compile(
+    r".*\.(sh|bash|sbatch|slurm)|(.*[._-])?Dockerfile([._-].*)?|(uv|poetry)\.lock|.*conda.*\.(ya?ml|txt)"
+)
+"""Files beside a script that may say which releases it is for, and are no requirements by their name."""
+USUAL = ("uv.lock", "poetry.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
+"""Files whose word counts, where others beside them say something else."""
+LEVELS, MOST = 6, 40
+"""Folders from the script's own upwards, and files in one of them, that are looked at."""
+JUDGED = ("transformers", "trl", "peft", "unsloth")
+EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)=([\w.!+*]+)=\S+")
+"""A line of `conda list --export`."""
+INLINE = re.compile(r"^# /// script$(.*?)^# ///$", re.MULTILINE | re.DOTALL)
 CONDA = {"pytorch": "torch"}
 """conda's name → that of the package index."""
 NO_NUMBER = re.compile(r"\d{19}")
@@ -43,6 +58,7 @@ class Pin:
     line: int
     always: bool = True
     source: str | None = None
+    isolated: bool = True
 
 
 def is_requirements(path: Path) -> bool:
@@ -61,43 +77,93 @@ def read_requirements(path: Path) -> Foreign:
     first: dict[str, Pin] = {}
     for pin in always:
         first.setdefault(pin.package, pin)
-    asked = {name: ",".join(p.versions for p in always if p.package == name and p.versions) for name in first}
     setup = Setup("requirements", places={name: Place(name, str(path), pin.line) for name, pin in first.items()})
-    stack = StackFacts(
-        versions={name: exact(text) or text for name, text in asked.items()}, requires=_asks(asked), pinned=asked,
-        wheels=frozenset(first) if _has_index(lost) else frozenset(pin.package for pin in always if pin.source),
-    )  # fmt: skip
+    stack = _stack(always, wheels=_has_index(lost))
     problems += _contradictions(path, always)
     return Foreign("requirements", path, setup, None, {}, tuple(lost), None, tuple(problems), stack=stack)
 
 
-@lru_cache(maxsize=8)
-def _asked_beside(folder: Path) -> dict[str, str]:
-    """Package → the versions that the requirements of a script's project ask for."""
-    for place in (folder, folder.parent):
-        for file in (place / name for name in BESIDE):
-            if file.is_file():
-                try:
-                    pins = [pin for pin in _pins(file)[0] if pin.always]
-                except SureFitError:
-                    continue
-                return {pin.package: pin.versions for pin in pins}
-    return {}
+def _stack(pins: list[Pin], wheels: bool) -> StackFacts:
+    """The environment that these requirements describe; `wheels`: they come from an index of their own."""
+    names = dict.fromkeys(pin.package for pin in pins)
+    asked = {name: ",".join(p.versions for p in pins if p.package == name and p.versions) for name in names}
+    return StackFacts(
+        versions={name: exact(text) or text for name, text in asked.items()}, requires=_asks(asked), pinned=asked,
+        wheels=frozenset(names) if wheels else frozenset(pin.package for pin in pins if pin.source),
+        in_place=frozenset(pin.package for pin in pins if not pin.isolated),
+    )  # fmt: skip
 
 
-def allowed_beside(path: Path, package: str, versions: str) -> bool:
-    """Whether the requirements beside a script, where there are some, admit one of these versions."""
-    asked = _asked_beside(path.resolve().parent).get(package, "")
-    return not asked or compatible(asked, versions)
+def asked_beside(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """What the requirements of a script's project ask for: its own header, and the files beside it and above it.
+
+    Returns:
+        Package → its versions, and package → the name of the file that says so. Of files with other than the usual
+        names that contradict each other, the newest exact pin counts.
+    """
+    asked: dict[str, str] = {}
+    source: dict[str, str] = {}
+    for file in [path, *sorted(_files_beside(path.resolve().parent), key=lambda file: file.name not in USUAL)]:
+        for pin in _pins_of(file):
+            known = asked.get(pin.package)
+            if pin.versions and (
+                known is None or (source[pin.package] not in USUAL and _is_newer(pin.versions, known))
+            ):
+                asked[pin.package], source[pin.package] = pin.versions, file.name
+    return asked, source
+
+
+def _is_newer(versions: str, known: str) -> bool:
+    """Whether one is an exact pin, and the other none or one of an older release."""
+    one, other = exact(versions), exact(known)
+    with suppress(InvalidVersion):
+        return one is not None and (other is None or Version(one) > Version(other))
+    return False
+
+
+def _files_beside(folder: Path) -> list[Path]:
+    """The files with requirements in the nearest folder that has some, up to the top of the repository."""
+    levels = [folder, *folder.parents][:LEVELS]
+    top = next((i for i, level in enumerate(levels) if (level / ".git").exists()), 1)
+    for level in levels[: top + 1]:
+        found = sorted(entry for place in (level, level / "requirements") for entry in _entries_of(place))
+        files = [entry for entry in found if is_requirements(entry) or BESIDE.fullmatch(entry.name)]
+        if any(pin.package in JUDGED for file in files[:MOST] for pin in _pins_of(file)):
+            return files[:MOST]
+    return []
+
+
+def _entries_of(folder: Path) -> list[Path]:
+    try:
+        return [entry for entry in folder.iterdir() if entry.is_file()]
+    except OSError:
+        return []
+
+
+@lru_cache(maxsize=64)
+def _pins_of(file: Path) -> tuple[Pin, ...]:
+    """The requirements in a file that always hold; none where it cannot be read."""
+    try:
+        return tuple(pin for pin in _pins(file)[0] if pin.always)
+    except SureFitError:
+        return ()
 
 
 def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
     """The requirements, what is wrong with them, and the lines that are not looked at."""
+    if _is_shell(path):
+        return _of_installs(read_job_script(path).installs)
     text = read_text(path)
-    if path.suffix == ".toml":
-        lines: Iterable[tuple[str, int, bool]] = _of_pyproject(text, path)
+    if path.suffix == ".py":
+        lines: Iterable[tuple[str, int, bool]] = _of_header(text)
+    elif path.suffix == ".lock":
+        lines = _of_lock(text)
+    elif path.suffix == ".toml":
+        lines = _of_pyproject(text, path)
     elif path.suffix in (".yml", ".yaml"):
         lines = _of_conda(text, path)
+    elif is_conda_list(text):
+        lines = _of_conda_list(text)
     else:
         lines = _of_text(text)
     pins: list[Pin] = []
@@ -117,6 +183,77 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
     if not pins and not problems:
         raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", code="E3029", path=path)
     return pins, problems, lost
+
+
+def _is_shell(path: Path) -> bool:
+    return path.suffix in (".sh", ".bash", ".sbatch", ".slurm") or "Dockerfile" in path.name
+
+
+def _of_installs(installs: Iterable[Install]) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
+    """The packages that a shell script installs; a later command replaces what an earlier one installed."""
+    pins: dict[str, Pin] = {}
+    lost: list[Lost] = []
+    for one in installs:
+        written = "".join(_of_conda_entry(one.written)) if one.conda else one.written
+        try:
+            pin = _pin(written, one.line, True)
+        except InvalidRequirement:
+            lost.append(Lost(one.written, one.line, one.written, "it names no package and version"))
+            continue
+        known = pins.pop(pin.package, None)
+        if known and not pin.versions:
+            pin = known  # pip leaves what is there
+        pins[pin.package] = replace(pin, source=pin.source or ("index" if one.index else None), isolated=one.isolated)
+    return list(pins.values()), [], lost
+
+
+def stack_of_installs(installs: Iterable[Install], path: Path) -> tuple[StackFacts | None, dict[str, Place]]:
+    """The environment that a shell script installs, and the places of its packages; None where it installs none."""
+    pins, _, _ = _of_installs(installs)
+    if not pins:
+        return None, {}
+    return _stack(pins, wheels=False), {pin.package: Place(pin.package, str(path), pin.line) for pin in pins}
+
+
+def is_conda_list(text: str) -> bool:
+    """Whether this is what `conda list --export` or `--explicit` writes."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if "conda create --name" in text[:400]:
+        return True
+    exported = sum(EXPORTED.fullmatch(line) is not None for line in lines)
+    return bool(lines) and (lines[0] == "@EXPLICIT" or exported > len(lines) / 2)
+
+
+def _of_conda_list(text: str) -> Iterator[tuple[str, int, bool]]:
+    """NAME=VERSION=BUILD, one a line; of `--explicit`, addresses of files."""
+    for number, line in enumerate(text.splitlines(), 1):
+        found = EXPORTED.fullmatch(line.strip())
+        if found is None:
+            found = re.fullmatch(
+                r"https?://\S+/([\w.-]+?)-(\d[\w.!+]*)-[^-/]+\.(?:conda|tar\.bz2)(?:#\w+)?", line.strip()
+            )
+        if found and found[1] != "python":
+            name = found[1].lower().lstrip("_")
+            yield f"{CONDA.get(name, name)}=={found[2]}", number, True
+
+
+def _of_header(text: str) -> Iterator[tuple[str, int, bool]]:
+    """The `dependencies` in a script's own header (PEP 723)."""
+    found = INLINE.search(text)
+    if not found:
+        return
+    body = re.sub(r"^# ?", "", found[1].strip("\n"), flags=re.MULTILINE)
+    with suppress(ValueError, RecursionError):
+        for written in _texts(tomllib.loads(body).get("dependencies")):
+            yield written, _line_of(text, re.escape(written)), True
+
+
+def _of_lock(text: str) -> Iterator[tuple[str, int, bool]]:
+    """The packages of uv.lock and poetry.lock, each with its one version."""
+    with suppress(ValueError, RecursionError):
+        for entry in tomllib.loads(text).get("package", ()):
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("version"), str):
+                yield f"{entry['name']}=={entry['version']}", 1, True
 
 
 def _has_index(lost: Iterable[Lost]) -> bool:
@@ -279,6 +416,7 @@ def _known_to_ask(name: str, version: str) -> Iterator[str]:
 
     tensorboard 2.10 and 2.11 ask for protobuf below 3.20 and 4 (their metadata; 2.12 takes any from 3.19.6).
     """
+    yield from requirements_of(name, version)
     numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:2]]
     if len(numbers) < 2:
         return
@@ -296,7 +434,8 @@ def _contradictions(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
     for i, pin in enumerate(pins):
         if pin.versions and not compatible(pin.versions, ""):
             yield ConfigError(
-                f"no release of {pin.package} is {pin.versions}", code="E3032", path=path, line=pin.line, field=pin.package,
+                f"no release of {pin.package} is {pin.versions}",
+                code="E3032", path=path, line=pin.line, field=pin.package,
                 help="correct one of the bounds",
             )  # fmt: skip
             continue

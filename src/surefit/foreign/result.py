@@ -49,7 +49,8 @@ class Foreign:
         lines: every key of the file, those in lists as `datasets[0].path` → its line.
         parts: what is lost inside values that reached the config.
         columns: what a script reads of its rows → (their file, the column).
-        stack: the versions that a requirements file asks for.
+        stack: the versions that a requirements file, or a shell script, asks for.
+        judged_by: the releases of the libraries whose arguments a script was compared with; empty where there are none.
     """
 
     tool: str
@@ -68,6 +69,7 @@ class Foreign:
     lines: Mapping[str, int] = field(default_factory=dict)
     columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     stack: StackFacts | None = None
+    judged_by: str = ""
 
     def line(self, key: str) -> int | None:
         """The line of a key of the file, or of the nearest one above it."""

@@ -12,11 +12,14 @@ from surefit.foreign import convert as c
 from surefit.foreign.axolotl_data import is_plain_split
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
+from surefit.foreign.values import trl_commands
 
 LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
     "use_rslora", "use_dora",
 )  # fmt: skip
+SEVERAL = 3
+"""Keys that TRL does not know, from which on the file is taken for that of a script of its own: none is a slip."""
 QUANT_KEYS = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
 
 
@@ -74,6 +77,14 @@ ONCE = hf.ONCE_BEFORE_5 | hf.ONCE_IN_5 | {
     "torch_dtype": KEYS["dtype"],
     "use_liger": KEYS["use_liger_kernel"],
 }  # fmt: skip
+ONCE_IN_STAGES = {
+    "max_prompt_length": "write max_length, which counts prompt and answer together",
+    "generate_during_eval": "take it out: answers are no longer generated while preferences are learnt",
+    "is_encoder_decoder": "take it out: only decoders are trained",
+    "padding_value": "take it out: the tokenizer's pad token is used",
+    "reward_model_path": "write reward_funcs",
+}
+"""Keys that configs of TRL's other trainers took before 1.0 → what to write instead."""
 DEFAULTS = {
     "data.max_length": ("max_length", 1024),
     "train.epochs": ("num_train_epochs", 3.0),
@@ -105,14 +116,48 @@ def _stage(draft: Draft) -> None:
         draft.whole_run = False
         for key in stages:
             draft.lose(key, "it belongs to TRL's trainers for preferences or rewards, and SureFit learns from answers")
+    _command(draft)
     for key in filter(draft.says, sorted(TRL_LAUNCHER)):
         draft.lose(key, "TRL hands it to `accelerate launch`; in SureFit see the sections hardware and parallel")
+    if len(draft.unknown) + len(draft.passed_over) >= SEVERAL:
+        draft.passed_over += draft.unknown
+        draft.unknown.clear()
+        draft.meant.clear()
     if draft.passed_over:
         # A script with arguments of its own comes with a release of TRL of its own.
         for key, instead in draft.gone.items():
             draft.deprecated[key] = instead
             draft.mapped.add(key)
         draft.gone.clear()
+
+
+def _command(draft: Draft) -> None:
+    """Keys that no command of TRL takes, or that no single one takes together.
+
+    A file with arguments of a script of its own may belong to any trainer, and to any release: there nothing is said.
+    """
+    commands = trl_commands()
+    theirs = [key for key in draft.flat if draft.says(key) and key in TRL | TRL_STAGES | TRAINING_ARGUMENTS]
+    if draft.passed_over or draft.unknown or OPEN_R1 & draft.flat.keys():
+        return
+    nowhere = [key for key in theirs if key in TRL_STAGES and not any(key in known for known in commands.values())]
+    for key in nowhere:
+        draft.mapped.discard(key)
+        draft.lost.pop(key, None)
+        draft.judged.pop(key, None)
+        draft.gone[key] = ONCE_IN_STAGES.get(key, "take it out: no command of TRL 1.16 takes it")
+        draft.places[key] = draft.place(key)
+    rest = [key for key in theirs if key not in nowhere and key not in TRL_LAUNCHER]
+    missing = {name: [key for key in rest if key not in known and key != "env"] for name, known in commands.items()}
+    name, least = min(missing.items(), key=lambda item: len(item[1]))
+    if least and len(least) < len([key for key in rest if key in TRL_STAGES]) + 1:
+        for key in least:
+            takers = ", ".join(command for command, known in commands.items() if key in known)
+            draft.refuse_with(
+                key,
+                f"no command takes this beside the other keys: `trl {name}` does not",
+                f"it belongs to trl {takers}",
+            )
 
 
 def _adapter(draft: Draft) -> None:

@@ -1,7 +1,8 @@
 """Which values the keys of other tools take: their kinds and words, from the releases that the files in schemas/ name.
 
 A kind is `bool`, `int`, `float`, `str`, `list`, `dict` or a word behind `=`, in which `*` stands for anything; kinds
-are joined by `|`. Words are compared without case, for some of the tools do. A key that is not there may be anything.
+are joined by `|`. Words are compared as they stand but for the keys of `ANY_CASE`, which their tools compare without
+case. A key that is not there may be anything.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ SHARES = keys("""
     cosine_constant_lr_ratio gpu_memory_limit_share vllm_gpu_memory_utilization vllm_gpu_util test_split_size top_p
     relora_prune_ratio
 """)
+ANY_CASE = re.compile(
+    r"fsdp_config\.|mixed_precision|downcast_bf16|rdzv_backend|optimizer\.type|gradient_allreduce_op|"
+    r"(seq_parallel_)?communication_data_type|dynamo_|\w*log_level|bias"
+)
+"""Beginnings of keys: Accelerate and DeepSpeed write these in capitals, or in small letters, before they compare."""
+RATES = frozenset({"learning_rate", "lr"})
+HIGHEST_RATE = 10
+"""No rate from here on trains anything: 2e4 is 2e-4 without its sign."""
 PORTS = frozenset({"main_process_port", "master_port"})
 
 
@@ -55,6 +64,14 @@ def kinds(tool: str) -> Mapping[str, str]:
         return {}
     table = json.loads(path.read_text(encoding="utf-8"))["kinds"]
     return {key: kind for kind, keys in table.items() for key in keys.split()}
+
+
+@lru_cache(maxsize=1)
+def trl_commands() -> Mapping[str, frozenset[str]]:
+    """TRL's command (sft, dpo, …) → the keys that it takes (scripts/trl_stages.py)."""
+    table = json.loads((SCHEMAS / "trl_stages.json").read_text(encoding="utf-8"))
+    shared = keys(table["shared"])
+    return {stage: shared | keys(names) for stage, names in table["stages"].items()}
 
 
 def kind_of(tool: str, key: str) -> str | None:
@@ -78,7 +95,7 @@ def is_placeholder(value: Any, kind: str) -> bool:
 def misfit(key: str, kind: str, value: Any) -> str | None:
     """What the tool expects of a key in place of this value, or None where it takes it."""
     parts = kind.split("|")
-    if not any(_fits(part, value) for part in parts):
+    if not any(_fits(part, value, bool(ANY_CASE.match(key))) for part in parts):
         return (
             "one of " + _listed(parts, value) if parts[0].startswith("=") or _is_word(value, parts) else _nouns(parts)
         )
@@ -97,14 +114,15 @@ def out_of_range(leaf: str, value: Any) -> str | None:
         (leaf in ABOVE_ZERO and number <= 0, "a number above 0"),
         (leaf in NOT_NEGATIVE and number < 0, "a number (at least 0)"),
         (leaf in SHARES and not 0 <= number <= 1, "a number from 0 to 1"),
+        (leaf in RATES and number >= HIGHEST_RATE, f"a number below {HIGHEST_RATE}, such as 2e-4"),
         (leaf in PORTS and not 0 <= number <= 65535, "a port, from 0 to 65535"),
     )
     return next((expected for wrong, expected in checks if wrong), None)
 
 
-def _fits(part: str, value: Any) -> bool:
+def _fits(part: str, value: Any, any_case: bool) -> bool:
     if part.startswith("="):
-        return isinstance(value, str | int) and fnmatchcase(str(value).lower(), part[1:].lower())
+        return isinstance(value, str | int) and _is_like(str(value), part[1:], any_case)
     if part in ("list", "dict"):
         return isinstance(value, list if part == "list" else dict)
     if part == "str":
@@ -117,6 +135,12 @@ def _fits(part: str, value: Any) -> bool:
     except c.Misfit:
         return False
     return True
+
+
+def _is_like(value: str, pattern: str, any_case: bool) -> bool:
+    """Whether a word is the one that is meant. `No` without quotes is false in YAML 1.1, as `no` is."""
+    no = pattern == "no" and value.lower() == "no"
+    return no or (fnmatchcase(value.lower(), pattern.lower()) if any_case else fnmatchcase(value, pattern))
 
 
 def _switch(value: Any) -> Any:

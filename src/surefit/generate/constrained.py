@@ -15,6 +15,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.core.errors import ConfigError, MachineError, ModelError
+from surefit.core.packaging import install_extra
 from surefit.metrics.ebnf import literal
 from surefit.task import Grammar
 
@@ -31,7 +32,7 @@ def _xgrammar() -> ModuleType:
             "constrained decoding needs the package xgrammar",
             code="E7050",
             field="evaluate.constrained",
-            help="pip install surefit[constrained], or set evaluate.constrained to none",
+            help=f"{install_extra('constrained')}; or set evaluate.constrained to none",
         ) from None
     module: ModuleType = xgrammar
     return module

@@ -25,7 +25,8 @@ from transformers import (
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.progress import OnProgress, silent
 from surefit.data.tokenize import ends_by_next
-from surefit.facts.thinking import Reads, as_read, how_read
+from surefit.facts.named_templates import TOOL_USE, by_name
+from surefit.facts.thinking import as_read, how_read
 from surefit.generate.constrained import Compiler, Constrain
 from surefit.generate.processors import Draw, RefuseNaN, StopTexts, decode_answer
 from surefit.model.memory_errors import is_out_of_memory
@@ -145,19 +146,19 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     """
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])
-    ids |= {tokenizer.eos_token_id, _end_of_turn_id(tokenizer)}
-    ids |= {_first_added(tokenizer, end) for end in ends_by_next(tokenizer).values()}
+    ids |= {tokenizer.eos_token_id}
+    for name, template in by_name(tokenizer.chat_template).items():
+        ids.add(_end_of_turn_id(tokenizer, template))
+        ids |= {_first_added(tokenizer, end) for end in ends_by_next(tokenizer, name == TOOL_USE).values()}
     return sorted(i for i in ids if i is not None)
 
 
-def _end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    if not tokenizer.chat_template:
-        return None
+def _end_of_turn_id(tokenizer: PreTrainedTokenizerBase, template: str) -> int | None:
     answer = "surefit"
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-    reads = how_read(tokenizer.chat_template) if isinstance(tokenizer.chat_template, str) else Reads()
+    seen = [as_read(turn, how_read(template)) for turn in turns]
     try:
-        text = str(tokenizer.apply_chat_template([as_read(turn, reads) for turn in turns], tokenize=False))
+        text = str(tokenizer.apply_chat_template(seen, chat_template=template, tokenize=False))
     except (TemplateError, TypeError, ValueError):  # some refuse a conversation without a system turn
         return None
     if answer not in text:

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from surefit.core.rundir import disk_errors, read_json, write_json
 from surefit.generate.engine import stop_token_ids
+from surefit.model.compat import without_deepspeed
 from surefit.model.load import PROCESSOR
 from surefit.model.own_code import own_code
 from surefit.model.whole import Whole, whole_config
@@ -40,7 +41,7 @@ def save_model(
     """
     own, model.generation_config = model.generation_config, GenerationConfig()  # type: ignore[no-untyped-call]
     try:
-        with disk_errors():
+        with disk_errors(), without_deepspeed():
             _write_weights(model, base, directory, tensors)
     finally:
         model.generation_config = own

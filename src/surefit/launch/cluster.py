@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from surefit.core import env
 from surefit.core.errors import MachineError
+from surefit.core.packaging import install_extra
 from surefit.core.rundir import machine_errors
 
 Job = TypeVar("Job")
@@ -40,7 +41,7 @@ def on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[R
         import ray
     except ImportError as error:
         problem = f"--engine ray needs a package that is not installed: {env.first_line(error)}"
-        raise MachineError(problem, code="E5006", help="pip install 'surefit[scale]'") from None
+        raise MachineError(problem, code="E5006", help=install_extra("scale")) from None
     with env.safe_path_for_children():
         context = ray.init(log_to_driver=False, logging_level="error")
     left = iter(jobs)

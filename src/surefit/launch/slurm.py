@@ -50,6 +50,7 @@ class BatchJob:
         overrides: what `surefit train` is told with `--set`.
         python: the interpreter of the environment that the script uses where `slurm.venv` is not set.
         interface: the network interface to talk over, where the libraries' own choice is wrong.
+        missing: what the job would need from the environment and does not find in this one, in sentences.
     """
 
     config: Config
@@ -59,6 +60,7 @@ class BatchJob:
     overrides: Sequence[str] = ()
     python: Path = Path(sys.executable)
     interface: str | None = None
+    missing: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -197,7 +199,7 @@ def render_evaluate(job: BatchJob) -> str:
     """
     _require_time(job)
     head = _head(job, f"{job.world}; each answers a part of the rows.", {"job-name": f"{job.run.name}-evaluate"})
-    about = "Score: base, adapter and merged model. A gate that is not passed ends the job with exit code 1."
+    about = "Score: base, adapter and merged model. Exit code 1: the gate fails; 5: the rows are too few to tell."
     return _joined(job, [head, _environment(job), _meeting_point(job), _evaluate(job, [], about)])
 
 

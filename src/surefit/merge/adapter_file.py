@@ -22,18 +22,20 @@ from surefit.core.errors import GateError
 from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.all_linear import ends_with
 from surefit.facts.door import require_sound_adapter
+from surefit.facts.lora_settings import PREFIX, changes_arithmetic
 from surefit.facts.safetensors import read_header
-from surefit.model.adapter import CONFIG, PREFIX, ROWS, WEIGHTS
+from surefit.model.adapter import (
+    CONFIG,
+    ROWS,
+    TOKENS,
+    WEIGHTS,
+    require_readable_names,
+    require_values,
+    require_weights_file,
+)
 
-REFUSED = {
-    "layer_replication": "the adapter repeats layers of the base",
-    "megatron_config": "the adapter was made for Megatron's layers",
-    "use_bdlora": "its factors are block-diagonal",
-    "alora_invocation_tokens": "it is active after certain tokens only, which no weight can be",
-}
-"""Settings under which factors mean something else than W + scaling·B·A, and what is said of them."""
-FRESH = (True, False, None, "gaussian", "orthogonal", "eva", "lora_ga")
-"""Ways to initialise factors that leave the base's own weights as they are."""
+NOT_FACTORS = ("monteclora_sampler.", "velora_embed")
+"""What PEFT keeps beside the factors for training alone (facts/lora_settings.py)."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Update:
     """What one layer's factors do: W' = W + scaling · B A; with a magnitude, each output is then given that length.
 
     Attributes:
-        a: (r, inputs). b: (outputs, r). Of an embedding: (r, width) and (vocabulary, r). Of a stack of experts:
-            (experts, r, inputs) and (experts, outputs, r).
+        a: (r, inputs). b: (outputs, r). Of an embedding: (r, width) and (vocabulary, r), with a magnitude (r,
+            vocabulary) and (width, r). Of a stack of experts: (experts, r, inputs) and (experts, outputs, r).
         scaling: alpha / r, or alpha / √r (rsLoRA, Kalajdzievski 2023).
         magnitude: (outputs,) for DoRA (Liu et al. 2024), else None.
     """
@@ -66,7 +68,10 @@ class AdapterFile:
     Attributes:
         updates: layer's dotted name in the base model → its factors.
         wrapped: module of PEFT's around a stack of experts → its factors as they are saved (merge/experts.py).
-        replaced: parameter's dotted name → the whole new tensor (modules_to_save, trained biases).
+        replaced: parameter's dotted name → the whole new tensor of a copy that stands in its module's place
+            (modules_to_save); another parameter that shares its weight with it keeps its own.
+        base: parameter's dotted name → the tensor that PEFT loads into the base itself, and so into every parameter
+            that shares it (trained biases; the embeddings, where the vocabulary was resized).
         added: parameter's dotted name → what is added to it (the factors' own bias).
         rows: parameter name of the embedding, or of the head → what of it is replaced.
         config: adapter_config.json.
@@ -78,6 +83,7 @@ class AdapterFile:
     updates: Mapping[str, Update]
     wrapped: Mapping[str, Factors] = field(default_factory=dict)
     replaced: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    base: Mapping[str, torch.Tensor] = field(default_factory=dict)
     added: Mapping[str, torch.Tensor] = field(default_factory=dict)
     rows: Mapping[str, TokenRows] = field(default_factory=dict)
 
@@ -85,12 +91,12 @@ class AdapterFile:
     def changed(self) -> set[str]:
         """The names of all parameters that the adapter changes."""
         layers = {parameter_of(name, update) for name, update in self.updates.items()}
-        return layers | self.replaced.keys() | self.added.keys() | self.rows.keys()
+        return layers | self.replaced.keys() | self.base.keys() | self.added.keys() | self.rows.keys()
 
     @property
     def read_by_peft(self) -> set[str]:
         """The names of the base's parameters that PEFT itself reads or writes while it loads the adapter."""
-        return self.rows.keys() | {f"{name}.weight" for name in self.updates if f"{name}.weight" in self.replaced}
+        return self.rows.keys() | self.base.keys()
 
 
 def read_adapter(directory: Path) -> AdapterFile:
@@ -102,15 +108,17 @@ def read_adapter(directory: Path) -> AdapterFile:
     """
     config, tensors = _read(directory)
     _require_mergeable(directory, config)
+    require_readable_names(tensors, directory)
+    require_values(tensors, directory)
     factors: dict[str, dict[str, torch.Tensor]] = {}
     rest: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix(PREFIX)
         module, separator, part = plain.partition(".lora_")
-        if separator:
+        if not separator:
+            rest[plain] = tensor
+        elif not part.startswith(NOT_FACTORS):
             factors.setdefault(module, {})[part] = tensor
-        else:
-            rest[plain.replace(".base_layer.", ".")] = tensor
     updates, added, wrapped = {}, {}, {}
     owners = {target.rpartition(".")[0] for target in config.get("target_parameters") or ()}
     for module, parts in factors.items():
@@ -120,12 +128,47 @@ def read_adapter(directory: Path) -> AdapterFile:
         updates[module] = _update(directory, config, module, parts)
         if "B.bias" in parts:
             added[f"{module}.bias"] = parts["B.bias"].float() * updates[module].scaling
-    rows = {
-        f"{name.removesuffix(ROWS)}.weight": (_token_ids(directory, config, name.removesuffix(ROWS)), rest.pop(name))
-        for name in list(rest)
-        if name.endswith(ROWS)
-    }
-    return AdapterFile(directory, config, tensors, updates, wrapped, rest, added, rows)
+    rows = _token_rows(directory, config, rest)
+    replaced, base = _whole_tensors(config, rest)
+    return AdapterFile(directory, config, tensors, updates, wrapped, replaced, base, added, rows)
+
+
+def _token_rows(directory: Path, config: Mapping[str, Any], rest: Mapping[str, torch.Tensor]) -> dict[str, TokenRows]:
+    """Return the trained rows of the embedding and the head. Those of a head that is the embedding's own tensor, which
+    PEFT saves again where the vocabulary was resized, are the embedding's."""
+    trained = {name.removesuffix(ROWS): tensor for name, tensor in rest.items() if name.endswith(ROWS)}
+    known = {module: ids for module in trained if (ids := _token_ids(config, module))}
+    rows = {}
+    for module, tensor in trained.items():
+        ids = known.get(module) or next((i for other, i in known.items() if torch.equal(trained[other], tensor)), None)
+        if not ids:
+            raise incomplete(directory, f"nothing says which tokens the trained rows of {module} belong to")
+        rows[f"{module}.weight"] = ids, tensor
+    return rows
+
+
+def _whole_tensors(
+    config: Mapping[str, Any], rest: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Split the whole tensors into those of modules that PEFT copied, and those that it loads into the base.
+
+    Where the vocabulary was resized, PEFT saves all that it has under the embeddings' names: beside the copy, which
+    goes by the module's own name, that copy again (`modules_to_save`) and the base's (`original_module`, `base_layer`).
+    """
+    asked = config.get("modules_to_save") or ()
+    endings = (asked,) if isinstance(asked, str) else tuple(asked)
+    # With ensure_weight_tying, a head that is not in the settings is a copy, too.
+    copies = {name.partition(".modules_to_save.")[0] for name in rest if ".modules_to_save." in name}
+    replaced, base = {}, {}
+    for name, tensor in rest.items():
+        if name.endswith(ROWS) or ".modules_to_save." in name:
+            continue
+        plain = name.replace(f"{TOKENS}.", ".").replace(".original_module.", ".").replace(".base_layer.", ".")
+        parts = plain.split(".")
+        modules = [".".join(parts[:end]) for end in range(1, len(parts))]
+        copied = any(module in copies or module.endswith(endings) for module in modules)
+        (replaced if copied and plain == name else base)[plain] = tensor
+    return replaced, base
 
 
 def parameter_of(name: str, update: Update) -> str:
@@ -134,6 +177,7 @@ def parameter_of(name: str, update: Update) -> str:
 
 
 def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    require_weights_file(directory)
     again = f"name a directory with PEFT's {CONFIG} and {WEIGHTS} in it; copy a damaged one again, or train again"
     with library_errors(directory, GateError, "the adapter cannot be read", again):
         config = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
@@ -145,48 +189,38 @@ def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             raise ValueError(f"{WEIGHTS} is no regular file")
         read_header(directory / WEIGHTS)
         tensors = load_file(directory / WEIGHTS)
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise GateError(
-                f"the adapter is not complete: {name} has values that are not finite",
-                code="E6001",
-                path=directory / WEIGHTS,
-                help="do not use it; train again, and check the loss in metrics.jsonl",
-            )
     return config, tensors
 
 
 def _require_mergeable(directory: Path, config: Mapping[str, Any]) -> None:
-    reason = next((text for key, text in REFUSED.items() if config.get(key)), None)
-    if config.get("peft_type") != "LORA":
-        reason = f"it is of the kind {config.get('peft_type')}"
-    elif config.get("init_lora_weights", True) not in FRESH:
-        reason = (
-            f"its factors were initialised by {config['init_lora_weights']}, which takes their first values out of the "
-            "base's weights"
-        )
-    if reason:
+    problem = changes_arithmetic(config)
+    if problem is not None:
         raise GateError(
-            f"the adapter cannot be merged by its weights: {reason}",
+            f"the adapter cannot be merged by its weights: {problem.reason}",
             code="E6002",
             path=directory / CONFIG,
-            help="serve it beside its base model with PEFT, or convert it to plain LoRA with PEFT first",
+            field=problem.key,
+            help=problem.help,
         )
 
 
 def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapping[str, torch.Tensor]) -> Update:
     if "embedding_A" in parts and "embedding_B" in parts:  # (r, vocabulary), (width, r): the product is transposed
         a, b = parts["embedding_B"].T, parts["embedding_A"].T
+        if config.get("use_dora"):  # whose magnitude is of the transposed matrix: a length for every column
+            a, b = parts["embedding_A"], parts["embedding_B"]
     else:
         a, b = _pair(directory, module, parts)
     rank, scaling = rank_and_scaling(config, module)
-    if a.shape[0] != b.shape[1] or len(a) != rank:
+    if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1] or len(a) != rank:
         raise incomplete(
             directory, f"{module} has factors {tuple(a.shape)} and {tuple(b.shape)} where the rank is {rank}"
         )
     magnitude = parts.get("magnitude_vector", parts.get("magnitude_vector.weight"))
     if (magnitude is not None) != bool(config.get("use_dora")):
         raise incomplete(directory, f"{module} has {'a' if magnitude is not None else 'no'} DoRA magnitude")
+    if magnitude is not None and magnitude.shape != b.shape[:1]:
+        raise incomplete(directory, f"{module} has a DoRA magnitude {tuple(magnitude.shape)} for {len(b)} outputs")
     return Update(a, b, scaling, magnitude)
 
 
@@ -208,13 +242,11 @@ def _of(config: Mapping[str, Any], pattern: str, module: str, default: Any) -> A
     return patterns.get(get_pattern_key(list(patterns), module), default)
 
 
-def _token_ids(directory: Path, config: Mapping[str, Any], module: str) -> list[int]:
+def _token_ids(config: Mapping[str, Any], module: str) -> list[int]:
     indices = config.get("trainable_token_indices")
     if isinstance(indices, Mapping):
         indices = indices.get(get_pattern_key(list(indices), module))
-    if not indices:
-        raise incomplete(directory, f"nothing says which tokens the trained rows of {module} belong to")
-    return [int(index) for index in indices]
+    return [int(index) for index in indices or ()]
 
 
 def incomplete(directory: Path, problem: str) -> GateError:
@@ -223,5 +255,5 @@ def incomplete(directory: Path, problem: str) -> GateError:
         f"the adapter is not complete: {problem}",
         code="E6003",
         path=directory / WEIGHTS,
-        help="copy it again, or train again",
+        help="copy it again from where it was trained, or save it there again with PeftModel.save_pretrained",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from safetensors.torch import load_file, save_file
 
 from surefit import __version__
 from surefit.core.errors import ConfigError, DataError, GateError, ModelError
+from surefit.core.output import directory_with, output_file
 from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, sweep, write_atomic, write_json
 from surefit.core.sampling import evenly
 from surefit.core.units import without_paths
+from surefit.facts.lora_settings import PREFIX
+from surefit.generate.save import GENERATION_CONFIG
 from surefit.merge.adapter_file import read_adapter
 from surefit.merge.merge import PROMPTS
 from surefit.merge.quantised import Conversion, make, measure, require_convertible
-from surefit.model.adapter import PREFIX
 from surefit.model.identity import base_identity, weights_sha256
 from surefit.model.load import PROCESSOR
 from surefit.model.own_code import own_code
@@ -34,9 +36,10 @@ HUB, ADAPTER = "hub", "adapter"
 MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"
 WEIGHTS = ("*.safetensors", "model.safetensors.index.json", "*.gguf")
 AROUND = (
-    "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.json",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
-    "*.model", "*.tiktoken", "tokenization_*.py", *PROCESSOR,
+    "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json",
+    "additional_chat_templates/*.jinja", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tokenization_*.py",
+    *PROCESSOR,
 )  # fmt: skip
 """What belongs to a model beside its weights and its own code; nothing else of a directory is ever exported."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -99,12 +102,19 @@ def export_hub(source: Source, output: Path, card: CardOf) -> dict[str, Any]:
     Raises:
         MachineError: the disk is full or may not be written to.
     """
-    _require_ours(output)
+    require_place(source, output)
     certificate = public(source.certificate)
     with directory_atomic(output) as temporary:
-        for file in parts_of(source.directory):
-            shutil.copy2(file, temporary / file.name)
+        _copy(source.directory, parts_of(source.directory), temporary)
         return _finish(temporary, HUB, source, certificate, card)
+
+
+def _copy(directory: Path, files: Iterable[Path], into: Path) -> None:
+    """Copy files of a directory, those in its subdirectories into such of the same name."""
+    for file in files:
+        target = into / file.relative_to(directory)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy2(file, target)
 
 
 def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dict[str, Any]:
@@ -116,18 +126,27 @@ def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dic
     Raises:
         GateError: adapter/ is not what was merged and certified.
     """
-    _require_ours(output)
+    require_place(source, output)
     parts = adapter_parts(source)
     _require_certified_adapter(source)
     with directory_atomic(output) as temporary:
-        for file in parts:
-            shutil.copy2(file, temporary / file.name)
+        _copy(source.run.adapter, parts, temporary)
         settings = read_json(temporary / ADAPTER_FILES[0])
         write_json(temporary / ADAPTER_FILES[0], settings | {"base_model_name_or_path": base})
         renamed = names_in_whole(source.directory)
         if renamed is not None:
             _rename(temporary, renamed)
+        _write_stops(source.directory, temporary)
         return _finish(temporary, ADAPTER, source, public(source.certificate), card)
+
+
+def _write_stops(model: Path, directory: Path) -> None:
+    """Write the tokens that end an answer into a generation_config.json of their own: a server with an adapter beside
+    its base knows the base's, and a base that was trained on no chats has none for the end of a turn."""
+    path = model / GENERATION_CONFIG
+    stops = read_json(path).get("eos_token_id") if path.is_file() else None
+    if stops is not None:
+        write_json(directory / GENERATION_CONFIG, {"eos_token_id": stops})
 
 
 def _rename(directory: Path, renamed: Callable[[str], str]) -> None:
@@ -190,15 +209,13 @@ def export_quantised(
         raise DataError(
             "there are no held-out rows to compare the models on", code="E6011", field="data.eval", help="set data.eval"
         )
-    _require_ours(output)
+    require_place(source, output)
     require_convertible(conversion)
     started = time.monotonic()
     compared = [sequences[index] for index in evenly(len(sequences), PROMPTS)]
     with directory_atomic(output) as temporary:
         weights = {file for pattern in WEIGHTS for file in source.directory.glob(pattern)}
-        for file in parts_of(source.directory):
-            if file not in weights:
-                shutil.copy2(file, temporary / file.name)
+        _copy(source.directory, (file for file in parts_of(source.directory) if file not in weights), temporary)
         make(conversion, temporary)
         checks, measured = measure(conversion, temporary, compared)
         failed = next((check for check in checks if not check.passed), None)
@@ -229,7 +246,9 @@ def _finish(directory: Path, name: str, source: Source, certificate: Mapping[str
     write_json(directory / CERTIFICATE, certificate)
     write_atomic(directory / CARD, card(certificate, directory))
     files = {
-        file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in sorted(directory.iterdir())
+        file.relative_to(directory).as_posix(): {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+        for file in sorted(directory.rglob("*"))
+        if file.is_file()
     }
     manifest = {
         "format": name,
@@ -241,15 +260,13 @@ def _finish(directory: Path, name: str, source: Source, certificate: Mapping[str
     return manifest
 
 
-def _require_ours(output: Path) -> None:
+def require_place(source: Source, output: Path) -> None:
     """Raises:
-    DataError: there is something else at the place where the export would go.
+    ConfigError: there is something else at the place where the export would go.
     """
     sweep(output.parent, of=output.name)
-    if output.exists() and not (output / MANIFEST).is_file() and (output.is_file() or any(output.iterdir())):
-        raise DataError(
-            "is there already, and is no export", code="E6013", path=output, help="name another folder with --output"
-        )
+    inputs = {"the model": source.directory, "the adapter": source.run.adapter}
+    output_file(output, inputs, earlier=directory_with(MANIFEST, CERTIFICATE), directory=True)
 
 
 def public(certificate: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -34,7 +34,7 @@ def fold(matrix: torch.Tensor, update: Update) -> None:
 
 
 @torch.no_grad()
-def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor) -> float:
+def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor, parts: Sequence[Update] = ()) -> float:
     """The largest error of a merged weight, as a share of the rounding error that `fold` may make: at most 1.
 
     The exact W' is taken from float64. The bound is u|W'| + 2 · 2⁻²⁴ (|W'| + (r + 2) · scaling · |B| |A|) (Higham,
@@ -43,6 +43,8 @@ def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor) -
 
     Args:
         matrix: W, (outputs, inputs), or a stack of such, in the type that is stored. merged: W', of the same shape.
+        parts: the updates that `update` is the sum of; the exact W' is then taken from these, and `update` is what was
+            computed with.
 
     W = 1, B A = 2⁻¹⁰, in bfloat16: the exact 1.0009765625 lies between 1 and 1.0078125 and is rounded to 1, which is
     off by 0.0009765625; u is 2⁻⁸, so the bound is about 0.0039.
@@ -59,13 +61,16 @@ def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor) -
     worst = torch.zeros((), dtype=torch.float64, device=matrix.device)
     for rows in _blocks(matrix):
         b = update.b[rows].to(matrix.device)
-        exact = torch.addmm(matrix[rows].double(), b.double(), a.double(), alpha=update.scaling)
+        exact = matrix[rows].double()
+        for part in parts or (update,):
+            factors = (part.b[rows].to(matrix.device).double(), part.a.to(matrix.device).double())
+            exact = torch.addmm(exact, *factors, alpha=part.scaling)
         # Only a bound: float32 is exact enough for it.
         terms = torch.mm(b.float().abs(), a.float().abs()).mul_(update.scaling * (len(a) + 2))
         roundings = 2
         if update.magnitude is not None:
-            factors = _lengths(update, rows, exact, matrix.dtype)
-            exact, terms, roundings = exact * factors, terms * factors.abs().float(), 5
+            lengths = _lengths(update, rows, exact, matrix.dtype)
+            exact, terms, roundings = exact * lengths, terms * lengths.abs().float(), 5
         size = exact.abs()
         bound = (terms.double() + size).mul_(roundings * unit32).add_(size, alpha=unit)
         bound += torch.finfo(matrix.dtype).tiny

@@ -10,16 +10,15 @@ passed certificate there is no merged/, and certificate.json says why.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import AdapterSection, Config, ModelSection
@@ -31,9 +30,10 @@ from surefit.generate.save import save_surroundings
 from surefit.merge import certify
 from surefit.merge.adapter_file import AdapterFile, read_adapter
 from surefit.merge.certify import Check, Logits
+from surefit.merge.combine import Combined
 from surefit.merge.dequantize import as_computed_with, as_stored
 from surefit.merge.experts import with_experts
-from surefit.merge.stream import Merge, misfits, require_in_files
+from surefit.merge.stream import Merge, misfits, require_in_files, resized_vocabulary
 from surefit.model.adapter import adapted_modules, adapted_stacks
 from surefit.model.identity import (
     RECORD,
@@ -47,14 +47,18 @@ from surefit.model.identity import (
     weights_sha256,
 )
 from surefit.model.load import load_model
-from surefit.model.saved import load_adapted, load_saved
+from surefit.model.saved import load_resized, load_saved, with_adapter
 from surefit.model.streamed import FromFiles, Weights, nudged
-from surefit.model.tokenizer import load_tokenizer, new_tokens
+from surefit.model.tokenizer import Resized, load_tokenizer, new_tokens
 from surefit.model.vocabulary import token_rows
 from surefit.model.whole import Whole, whole_config
 
 PROMPTS = 32
 """Held-out rows, taken evenly, that the models are compared on."""
+OTHER_BASE = (
+    "name the base that it was trained beside with --base; where that is this one, save the adapter again with "
+    "PeftModel.save_pretrained"
+)
 Into = Literal["auto", "original", "dequantized"]
 """What an adapter that was trained beside a quantised base is merged into; auto is dequantized there."""
 
@@ -69,6 +73,7 @@ class MergeJob:
         expected: how the adapter was configured, where that is known.
         into: see `Into`.
         tokenizer: the directory or id whose tokenizer goes with the merged model; the base's if None.
+        combined: how `adapter` was made of several (merge/combine.py); the merged weights are compared with these.
     """
 
     base: ModelSection
@@ -78,6 +83,7 @@ class MergeJob:
     expected: AdapterSection | None = None
     into: Into = "auto"
     tokenizer: str | None = None
+    combined: Combined | None = None
 
     @property
     def dequantized(self) -> bool:
@@ -153,8 +159,9 @@ def _concluded(
         write_json(certificate, certifying.certificate(passed=False, reason=error.message))
         raise GateError(
             error.message if remove is None else f"the merge is not certified: {error.message}",
-            code="E6017",
+            code=error.code,
             path=certificate,
+            field=error.field,
             help=error.help or "do not use these weights; docs/merge.md explains every check",
         ) from error
     found = certifying.certificate(passed=True, reason="every check passed")
@@ -186,6 +193,7 @@ class _Certifying:
         self.started = time.monotonic()
         self.checks: list[Check] = []
         self.positions = 0
+        self.resized: Resized | None = None
         self.about: dict[str, Any] = {
             "base": {"name": base.name_or_path, "sha256": None, **origin_entry(self.directory)}
         }
@@ -235,6 +243,12 @@ class _Certifying:
         self.about["base_recorded"] = record is not None
         streamed = FromFiles(self.base, self.directory, self.hardware.kind)
         adapter = self._read_adapter(job.adapter, streamed.model)
+        tokens = len(self.tokenizer(job)) if job.tokenizer is not None else 0
+        self.resized = resized_vocabulary(adapter, streamed.model, tokens)
+        if self.resized is not None:
+            streamed = FromFiles(self.base, self.directory, self.hardware.kind, self.resized)
+        if job.combined is not None:
+            self.about["combined"] = job.combined.as_dict()
         expected = None
         if job.expected is not None:
             config, section = adapter.config, job.expected
@@ -255,7 +269,8 @@ class _Certifying:
             Check(
                 "adapter_complete", "; ".join(problems[:3]) or "complete", "complete", "==",
                 "factors for every layer, finite, of its shape, not zero; a row for every new token",
-            )
+            ),
+            help=None if record is not None else OTHER_BASE,
         )  # fmt: skip
         if record is not None:
             self.require(
@@ -266,16 +281,22 @@ class _Certifying:
             )  # fmt: skip
         return adapter, streamed
 
+    def tokenizer(self, job: MergeJob) -> PreTrainedTokenizerBase:
+        """The tokenizer that goes with the merged model."""
+        named = {} if job.tokenizer is None else {"name_or_path": job.tokenizer}
+        return load_tokenizer(self.base.model_copy(update=named))
+
     def _read_adapter(self, directory: Path, model: PreTrainedModel) -> AdapterFile:
         try:
             return with_experts(read_adapter(directory), model)
         except GateError as error:
-            self.require(Check("adapter_complete", error.message, "complete", "==", "readable and whole"))
+            self.checks.append(Check("adapter_complete", error.message, "complete", "==", "readable and whole"))
             raise
 
     def merging(self, job: MergeJob, adapter: AdapterFile, streamed: FromFiles) -> Merge:
         frozen = as_computed_with(streamed.model, self.base.quantization) if job.dequantized else as_stored
-        merging = Merge(streamed.model, streamed.weights, adapter, self.dtype, frozen, self.hardware.kind)
+        parts = job.combined.parts() if job.combined is not None else None
+        merging = Merge(streamed.model, streamed.weights, adapter, self.dtype, frozen, self.hardware.kind, parts)
         require_in_files(merging)
         return merging
 
@@ -341,19 +362,22 @@ class _Certifying:
             raise
 
     def _read_adapted(self, job: MergeJob, adapter: AdapterFile) -> tuple[Logits, Logits]:
-        """What the base answers alone and with the adapter beside it, as it was trained."""
-        streamed = FromFiles(self.base, self.directory, self.hardware.kind)
+        """What the base answers alone and with the adapter beside it, as it was trained.
+
+        The base answers before PEFT loads the adapter: what PEFT loads into the base itself, such as trained biases,
+        stays there while the adapter is disabled.
+        """
+        streamed = FromFiles(self.base, self.directory, self.hardware.kind, self.resized)
         if self.base.quantization != "none" or streamed.why_not():
-            model: Any = load_adapted(self.base, job.adapter, self.hardware)
-            running: Any = contextlib.nullcontext()
-        else:
-            model = streamed.with_adapter(job.adapter, adapter.read_by_peft)
-            running = streamed.running(model)
-        with running:
-            tuned = certify.read_logits(model, self.sequences, self.hardware.kind)
-            with model.disable_adapter():
-                base = certify.read_logits(model, self.sequences, self.hardware.kind)
-        return base, tuned
+            loaded = load_resized(self.base, self.hardware, self.resized)
+            base = certify.read_logits(loaded, self.sequences, self.hardware.kind)
+            adapted: Any = with_adapter(loaded, job.adapter)
+            return base, certify.read_logits(adapted, self.sequences, self.hardware.kind)
+        with streamed.running(streamed.model):
+            base = certify.read_logits(streamed.model, self.sequences, self.hardware.kind)
+        adapted = streamed.with_adapter(job.adapter, adapter.read_by_peft)
+        with streamed.running(adapted):
+            return base, certify.read_logits(adapted, self.sequences, self.hardware.kind)
 
 
 def _merge(certifying: _Certifying, job: MergeJob) -> None:
@@ -371,21 +395,10 @@ def _merge(certifying: _Certifying, job: MergeJob) -> None:
 
 def _write_surroundings(certifying: _Certifying, job: MergeJob, merging: Merge, directory: Path) -> None:
     model: Any = merging.model
-    tokenizer = load_tokenizer(
-        job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
-    )
+    tokenizer = certifying.tokenizer(job)
     if merging.unties:
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
-    embedding = merging.adapter.replaced.get(_embedding_name(model))
-    if embedding is not None:
-        model.config.get_text_config().vocab_size = len(embedding)
     save_surroundings(model, tokenizer, certifying.directory, directory)
-
-
-def _embedding_name(model: Any) -> str:
-    weight = model.get_input_embeddings().weight
-    names: Iterator[str] = (name for name, parameter in model.named_parameters() if parameter is weight)
-    return next(names)
 
 
 def _certify_model(certifying: _Certifying, run: RunDir) -> None:

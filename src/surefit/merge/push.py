@@ -70,7 +70,8 @@ def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
                     path=directory / name,
                     help="remove it, and export again",
                 )
-    others = sorted(path.name for path in directory.iterdir() if path.name not in names)
+    there = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+    others = sorted(name for name in there if name not in names)
     return Push(directory, repo_id, private, {name: (directory / name).stat().st_size for name in names}, others)
 
 

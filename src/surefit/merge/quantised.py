@@ -31,6 +31,7 @@ from surefit.core.units import shortened
 from surefit.merge import certify
 from surefit.merge.certify import Check
 from surefit.model.classes import auto_class
+from surefit.model.compat import without_deepspeed
 from surefit.model.load import load_model
 from surefit.model.quantize import finish_loading
 from surefit.model.sdpa import start_cuda
@@ -149,7 +150,7 @@ def make(conversion: Conversion, directory: Path) -> None:
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     generation = directory / "generation_config.json"
     kept = generation.read_bytes() if generation.exists() else None
-    with disk_errors():
+    with disk_errors(), without_deepspeed():
         model.save_pretrained(directory)
     if kept is not None:  # transformers refuses to write settings that it finds inconsistent, so they are copied
         generation.write_bytes(kept)

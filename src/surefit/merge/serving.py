@@ -1,22 +1,34 @@
-"""How to serve what a run made: the commands of vLLM, SGLang and Ollama for exactly this artefact."""
+"""How to serve what a run made: the commands of vLLM, SGLang and Ollama for exactly this artefact.
+
+`serve-check` and the model card print what `model_commands` and `adapter_commands` return. What the servers support was
+read in their source in November 2026: vLLM 0.12 (config/lora.py, lora/peft_helper.py, config/model.py) and SGLang 0.5
+(srt/lora/lora_config.py, lora.py, srt/configs/model_config.py).
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, read_json
+from surefit.facts.lora_settings import is_off
+from surefit.generate.save import GENERATION_CONFIG
 from surefit.merge.export import MANIFEST
 from surefit.model.tokenizer import model_path
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's --max-lora-rank may be."""
+"""What vLLM's --max-lora-rank may be; the default is 16."""
+PLACE = "REPOSITORY"
+"""What a model card calls the place that the reader has the files in."""
 NAME = "surefit-model"
+GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
+"""How a run's scores are made, for a server that would otherwise sample as a generation config says."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -50,11 +62,7 @@ def served(target: Path) -> Served:
     facts = _facts(directory, config)
     length = facts["context length"]
     quantised = (config.get("quantization_config") or {}).get("quant_method")
-    dtype = facts["dtype"]
-    place = shlex.quote(str(directory))
-    vllm = f"vllm serve {place} --dtype {dtype} --max-model-len {length} --generation-config vllm"
-    sglang = f"python -m sglang.launch_server --model-path {place} --dtype {dtype} --context-length {length}"
-    commands = {"vLLM": [vllm], "SGLang": [sglang]}
+    commands = model_commands(shlex.quote(str(directory)), facts)
     notes = _notes(directory, facts, quantised)
     if quantised is None:
         commands["Ollama"] = _ollama(directory, length, [name for name, _ in _stops(directory, config) if name])
@@ -62,7 +70,8 @@ def served(target: Path) -> Served:
             "Ollama does not run Jinja: where it does not know the chat template, add TEMPLATE to the Modelfile"
         )
     if run is not None and run.adapter.is_dir() and not target.joinpath(MANIFEST).exists():
-        commands |= _with_adapter(run, length, dtype)
+        beside, limits = adapter_commands(_of_run(run, directory, config, facts))
+        commands, notes = commands | beside, notes + limits
     return Served(facts, commands, notes, run)
 
 
@@ -136,26 +145,164 @@ def _notes(directory: Path, facts: Mapping[str, str], quantised: str | None) -> 
     return notes
 
 
-def _with_adapter(run: RunDir, length: str, dtype: str) -> dict[str, list[str]]:
-    """The base with the adapter beside it, for a server that has many adapters of one base."""
-    settings = read_json(run.adapter / "adapter_config.json")
-    rank = max([settings["r"], *(settings.get("rank_pattern") or {}).values()])
-    allowed = next((each for each in RANKS if each >= rank), rank)
-    base = shlex.quote(model_path(settings["base_model_name_or_path"]))
-    named = shlex.quote(f"adapter={run.adapter}")
-    # Servers know one template, the base's, where they are given no other.
-    written = run.adapter / "chat_template.jinja"
-    template = f" --chat-template {shlex.quote(str(written))}" if written.is_file() else ""
+def model_commands(place: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the commands that serve a whole model: server → lines.
+
+    Args:
+        place: the model's directory, as a shell takes it.
+        facts: `dtype` and `context length`; what is not in it is left to the server.
+    """
+    dtype, length = facts.get("dtype", "auto"), facts.get("context length", "auto")
+    limit = {"vLLM": "", "SGLang": ""}
+    if length != "auto":
+        limit = {"vLLM": f" --max-model-len {length}", "SGLang": f" --context-length {length}"}
     return {
-        f"vLLM, the base with the adapter beside it (rank {rank})": [
-            f"vllm serve {base} --enable-lora --max-lora-rank {allowed} --lora-modules {named} --dtype {dtype} "
-            f"--max-model-len {length} --generation-config vllm{template}"
-        ],
-        f"SGLang, the base with the adapter beside it (rank {rank})": [
-            f"python -m sglang.launch_server --model-path {base} --enable-lora --max-lora-rank {rank} "
-            f"--lora-paths {named} --dtype {dtype} --context-length {length}{template}"
-        ],
+        "vLLM": [f"vllm serve {place} --dtype {dtype}{limit['vLLM']} --generation-config vllm"],
+        "SGLang": [f"python -m sglang.launch_server --model-path {place} --dtype {dtype}{limit['SGLang']}"],
     }
+
+
+@dataclass(frozen=True)
+class Beside:
+    """An adapter that a server is to put beside its base.
+
+    Attributes:
+        settings: its adapter_config.json.
+        base, adapter: as a shell takes them.
+        facts: of the merged model, or none.
+        stops: the tokens that end an answer. The base's own files may have fewer.
+        generation: a directory whose generation_config.json has these stop tokens, as a shell takes it.
+        neutral: whether that file has nothing but them.
+        template: the chat template's file.
+    """
+
+    settings: Mapping[str, Any]
+    base: str
+    adapter: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    stops: Sequence[int] = ()
+    generation: str | None = None
+    neutral: bool = True
+    template: str | None = None
+
+    @property
+    def rank(self) -> int:
+        return max([self.settings["r"], *(self.settings.get("rank_pattern") or {}).values()])
+
+
+def adapter_commands(beside: Beside) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the commands for the base with an adapter beside it, and what they cannot do.
+
+    Returns:
+        (server → lines, without the servers that would refuse this adapter or answer wrongly; notes that name them).
+    """
+    commands, notes = {}, []
+    for server, made in (("vLLM", _vllm), ("SGLang", _sglang)):
+        reasons = _not_served(server, beside)
+        if reasons:
+            why = "; ".join(reasons)
+            notes.append(f"{server} does not serve this adapter beside its base: {why}. Serve the merged model")
+        else:
+            commands[f"{server}, the base with the adapter beside it (rank {beside.rank})"] = [made(beside)]
+    if beside.settings.get("target_parameters") and commands:
+        notes.append("factors beside experts: whether a server has them depends on its version and the model; ask it "
+                     "with --url")  # fmt: skip
+    return commands, notes
+
+
+def _not_served(server: str, beside: Beside) -> list[str]:
+    """Why a server refuses an adapter, or answers as if it were another one."""
+    settings, reasons = beside.settings, []
+    if settings.get("use_dora"):
+        reasons.append("it has no DoRA")
+    if not is_off(settings.get("modules_to_save")):
+        reasons.append("it reads factors only, and no whole modules (modules_to_save)")
+    if not is_off(settings.get("trainable_token_indices")):
+        reasons.append(
+            "it reads factors only, and no rows of tokens; the base's vocabulary lacks those that were added"
+        )
+    if not is_off(settings.get("bias")) or settings.get("lora_bias"):
+        reasons.append("it reads factors only, and no biases")
+    if server == "vLLM" and not (is_off(settings.get("rank_pattern")) and is_off(settings.get("alpha_pattern"))):
+        reasons.append("it scales every layer by the one lora_alpha / r, and leaves out rank_pattern and alpha_pattern")
+    if server == "vLLM" and beside.rank > RANKS[-1]:
+        reasons.append(f"its largest rank is {RANKS[-1]}, and this one's is {beside.rank}")
+    if server == "SGLang" and settings.get("use_rslora"):
+        weak = math.sqrt(settings["r"])
+        reasons.append(f"it leaves out use_rslora (sgl-project/sglang#40835): the update would be {weak:.3g} times too "
+                       "weak")  # fmt: skip
+    return reasons
+
+
+def _vllm(beside: Beside) -> str:
+    allowed = next(each for each in RANKS if each >= beside.rank)
+    line = model_commands(beside.base, beside.facts)["vLLM"][0]
+    line = line.replace(" --dtype", f" --enable-lora --max-lora-rank {allowed} --lora-modules {_named(beside)} --dtype")
+    if beside.generation is not None:
+        # By default the stop tokens are the base's; the settings for sampling in the same file are not the run's.
+        plain = "" if beside.neutral else f" --override-generation-config {shlex.quote(json.dumps(GREEDY))}"
+        line = line.replace("--generation-config vllm", f"--generation-config {beside.generation}{plain}")
+    return line + _template(beside)
+
+
+def _sglang(beside: Beside) -> str:
+    line = model_commands(beside.base, beside.facts)["SGLang"][0]
+    line = line.replace(
+        " --dtype", f" --enable-lora --max-lora-rank {beside.rank} --lora-paths {_named(beside)} --dtype"
+    )
+    if beside.stops:
+        override = shlex.quote(json.dumps({"eos_token_id": list(beside.stops)}))
+        line += f" --json-model-override-args {override}"
+    return line + _template(beside)
+
+
+def _named(beside: Beside) -> str:
+    """The adapter under the name that a request gives as `model`."""
+    (place,) = shlex.split(beside.adapter)
+    return shlex.quote(f"adapter={place}")
+
+
+def _template(beside: Beside) -> str:
+    """Servers know one template, the base's, where they are given no other."""
+    return f" --chat-template {beside.template}" if beside.template else ""
+
+
+def _of_run(run: RunDir, merged: Path, config: Mapping[str, Any], facts: Mapping[str, str]) -> Beside:
+    settings = read_json(run.adapter / "adapter_config.json")
+    written = run.adapter / "chat_template.jinja"
+    stops = [number for _, number in _stops(merged, config)]
+    return Beside(
+        settings=settings,
+        base=shlex.quote(model_path(settings["base_model_name_or_path"])),
+        adapter=shlex.quote(str(run.adapter)),
+        facts=facts,
+        stops=stops,
+        generation=shlex.quote(str(merged)) if stops and (merged / GENERATION_CONFIG).is_file() else None,
+        neutral=False,
+        template=shlex.quote(str(written)) if written.is_file() else None,
+    )
+
+
+def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the commands that a model card prints of an export, with `PLACE` for wherever the reader has it.
+
+    Args:
+        directory: the export; of an adapter, its generation_config.json holds the stop tokens alone.
+        base: what the base is called.
+    """
+    if not (directory / "adapter_config.json").is_file():
+        whole = (directory / "config.json").is_file()
+        return model_commands(PLACE, _facts(directory, read_json(directory / "config.json")) if whole else {}), []
+    stops = [number for _, number in _stops(directory, {})]
+    beside = Beside(
+        settings=read_json(directory / "adapter_config.json"),
+        base=shlex.quote(base),
+        adapter=PLACE,
+        stops=stops,
+        generation=PLACE if stops else None,
+        template=f"{PLACE}/chat_template.jinja" if (directory / "chat_template.jinja").is_file() else None,
+    )
+    return adapter_commands(beside)
 
 
 def _gguf(directory: Path, run: RunDir | None) -> Served:

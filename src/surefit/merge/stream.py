@@ -7,9 +7,10 @@ adapter   ──┘
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -26,6 +27,8 @@ from surefit.merge.fold import fold, rounding_error
 from surefit.model.experts import is_transposed, without_factors
 from surefit.model.identity import tensor_sha256
 from surefit.model.streamed import Weights, cast, names_in_files
+from surefit.model.tokenizer import Resized
+from surefit.model.vocabulary import ends
 
 SAMPLED = 16
 """Of the rows of a matrix that is as `fold` makes it, one in so many is compared with float64 arithmetic."""
@@ -60,6 +63,8 @@ class Merge:
         frozen: what a layer's stored weight was while the adapter was trained beside it (`merge.dequantize`); it is
             asked about every tensor under its parameter's name.
         device: where the arithmetic is done.
+        parts: parameter → the updates that the adapter's update of it is to be the sum of, where it was combined of
+            several adapters; the merged weights are compared with that sum.
     """
 
     def __init__(
@@ -70,7 +75,9 @@ class Merge:
         dtype: torch.dtype,
         frozen: Callable[[str, torch.Tensor], torch.Tensor],
         device: str,
+        parts: Mapping[str, Sequence[Update]] | None = None,
     ) -> None:
+        self.parts = parts or {}
         self.model, self.weights, self.dtype = model, weights, dtype
         self.frozen, self.device = frozen, device
         self.adapter = one_by_one(adapter, model, weights)
@@ -80,20 +87,30 @@ class Merge:
         }
         for name, stored in names_in_files(model, weights).items():
             self.parameters.setdefault(stored, []).append(name)
-        self.adapter = replace(self.adapter, rows=self._rows_of_tied(self.adapter))
-        self.transposed = transposed(model)
+        self.adapter = replace(self.adapter, rows=self._rows_of_tied(), base=self._base_of_tied())
+        self.transposed = transposed(model, adapter)
+        self._names: dict[str, dict[str, str | None]] = {}
 
-    def _rows_of_tied(self, adapter: AdapterFile) -> dict[str, TokenRows]:
+    def _rows_of_tied(self) -> dict[str, TokenRows]:
         """The trained rows, and as the embedding's also those of a head that is the same tensor: PEFT trains it so."""
-        rows = dict(adapter.rows)
+        rows = dict(self.adapter.rows)
         for names in self.parameters.values():
             if names[0] in rows:
-                rows |= {name: rows[names[0]] for name in names if name not in rows}
+                rows |= {n: rows[names[0]] for n in names if n not in rows and n not in self.adapter.replaced}
         return rows
+
+    def _base_of_tied(self) -> dict[str, torch.Tensor]:
+        """What PEFT loads into the base, also under the names of the parameters that share it."""
+        base = dict(self.adapter.base)
+        for names in self.parameters.values():
+            loaded = next((self.adapter.base[name] for name in names if name in self.adapter.base), None)
+            if loaded is not None:
+                base |= {name: base.get(name, loaded) for name in names}
+        return base
 
     @property
     def unties(self) -> bool:
-        """Whether the adapter changes one of two parameters that are one tensor in the base."""
+        """Whether the adapter makes two tensors of two parameters that are one tensor in the base."""
         return any(len(self._written_as(stored)) > 1 for stored in self.parameters)
 
     def write(self, directory: Path, on_file: OnFile) -> dict[str, str]:
@@ -132,11 +149,27 @@ class Merge:
 
     def _written_as(self, stored: str) -> dict[str, str | None]:
         """Tensor's name in the merged files → the parameter it is, None where the model has none of that name."""
-        parameters = self.parameters.get(stored, [])
-        changed = [name for name in parameters if name in self.adapter.changed]
-        if changed and len(changed) < len(parameters):  # tied in the base, and no longer
-            return {(stored if name in stored else name): name for name in parameters}
-        return {stored: next(iter(changed or parameters), None)}
+        if stored not in self._names:
+            parameters = self.parameters.get(stored, [])
+            changed = [name for name in parameters if name in self.adapter.changed]
+            if changed and not all(self._same_change(parameters[0], name) for name in parameters[1:]):
+                # Tied in the base, and no longer: one of them goes on under the name in the file.
+                first = next((n for n in parameters if n.endswith(stored) or stored.endswith(n)), parameters[0])
+                self._names[stored] = {(stored if name == first else name): name for name in parameters}
+            else:
+                self._names[stored] = {stored: next(iter(changed or parameters), None)}
+        return self._names[stored]
+
+    def _same_change(self, one: str, other: str) -> bool:
+        """Whether the adapter makes the same of two parameters that share their weight."""
+        adapter = self.adapter
+        kinds: tuple[Mapping[str, Any], ...] = (
+            {**adapter.base, **adapter.replaced},
+            adapter.rows,
+            adapter.added,
+            self.updates,
+        )
+        return all(_equal(kind.get(one), kind.get(other)) for kind in kinds)
 
     def _merged(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
         for stored in names:
@@ -146,8 +179,10 @@ class Merge:
 
     def _base(self, stored: str, parameter: str | None) -> torch.Tensor:
         """A tensor as the adapter's factors were trained beside it: the base's, or one that the adapter replaces."""
-        if parameter is not None and parameter in self.adapter.replaced:
-            return self.adapter.replaced[parameter].to(self.device, self.dtype, copy=True)
+        for whole in (self.adapter.replaced, self.adapter.base):
+            if parameter is not None and parameter in whole:
+                tensor = cast(self.model, parameter, whole[parameter], self.dtype)
+                return tensor.to(self.device, copy=True)
         tensor = self.weights.read(stored)
         if parameter is None:
             return tensor
@@ -199,12 +234,31 @@ class Merge:
         step = SAMPLED if torch.equal(folded.cpu(), tensor) else 1
         magnitude = None if update.magnitude is None else update.magnitude[::step]
         rows = Update(update.a, update.b[..., ::step, :], update.scaling, magnitude)
-        return rounding_error(base[..., ::step, :], rows, tensor[..., ::step, :])
+        parts = [replace(part, b=part.b[..., ::step, :]) for part in self.parts.get(parameter, ())]
+        return rounding_error(base[..., ::step, :], rows, tensor[..., ::step, :], parts)
 
 
-def transposed(model: PreTrainedModel) -> set[str]:
-    """The parameters that hold inputs × outputs."""
-    return {
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two changes are the same: tensors, rows with their ids, factors, or none."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return all(map(_equal, one, other))
+    if isinstance(one, Update) and isinstance(other, Update):
+        fields = ("a", "b", "scaling", "magnitude")
+        return all(_equal(getattr(one, name), getattr(other, name)) for name in fields)
+    return bool(one == other) if type(one) is type(other) else False
+
+
+def transposed(model: PreTrainedModel, adapter: AdapterFile) -> set[str]:
+    """The parameters that hold inputs × outputs, or for which an adapter's factors are so."""
+    modules = dict(model.named_modules())
+    columns = {
+        f"{name}.weight"
+        for name, update in adapter.updates.items()
+        if update.magnitude is not None and isinstance(modules.get(name), torch.nn.Embedding)
+    }
+    return columns | {
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if isinstance(module := model.get_submodule(name.rpartition(".")[0]), Conv1D)
@@ -225,7 +279,7 @@ def misfits(
         rows: matrix of the vocabulary → the new tokens whose rows it must have.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    swapped = transposed(model)
+    swapped = transposed(model, adapter)
     problems = [f"{name} has no factors" for name in sorted((expected or set()) - adapter.updates.keys())]
     if expected is not None:
         problems += [f"{name} has factors and should have none" for name in sorted(adapter.updates.keys() - expected)]
@@ -240,9 +294,17 @@ def misfits(
         elif not bool(update.b.any()) and update.magnitude is None:
             problems.append(f"{name}: lora_B is all zero, this layer was not trained")
     problems += without_factors({name: (u.a, u.b) for name, u in adapter.updates.items() if u.a.ndim == 3})
-    for name in (*adapter.replaced, *adapter.added, *adapter.rows):
+    for name in (*adapter.replaced, *adapter.base, *adapter.rows):
         if name not in parameters:
             problems.append(f"{name} belongs to no layer of the model")
+    for name in adapter.added:
+        if name not in parameters:
+            problems.append(f"{name} is trained beside the factors (lora_bias), and the layer has no bias to add it to")
+    for name, tensor in (*adapter.replaced.items(), *adapter.base.items(), *adapter.added.items()):
+        if name in parameters and parameters[name].shape != tensor.shape:
+            has = tuple(parameters[name].shape)
+            problems.append(f"{name} has shape {tuple(tensor.shape)} in the adapter, and {has} in the model")
+    problems += _not_saved(adapter, model)
     for name, (ids, tensor) in adapter.rows.items():
         if name in parameters and (len(ids), parameters[name].shape[1]) != tuple(tensor.shape):
             problems.append(f"{name} has rows of shape {tuple(tensor.shape)} for {len(ids)} tokens")
@@ -252,6 +314,74 @@ def misfits(
         if adapter.rows.get(f"{module}.weight", ([],))[0] != ids:
             problems.append(f"{module} has not the rows of all {len(ids)} new tokens")
     return problems
+
+
+def _not_saved(adapter: AdapterFile, model: PreTrainedModel) -> list[str]:
+    """What an adapter's settings say was trained, and its file does not hold: PEFT 0.19 and older dropped the biases
+    (huggingface/peft#3306), and a conversion to plain LoRA drops all but the factors."""
+    kind, copied = adapter.config.get("bias"), adapter.config.get("modules_to_save") or ()
+    named = dict(model.named_parameters(remove_duplicate=False))
+    biases = [name for name in named if name.endswith(".bias")]
+    if kind == "lora_only":
+        biases = [name for name in biases if name.removesuffix(".bias") in adapter.updates]
+    missing = [name for name in biases if name not in adapter.base] if kind in ("all", "lora_only") else []
+    problems = []
+    if missing:
+        rest = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        problems.append(f"bias is {kind}, and the file does not have {missing[0]}{rest}")
+    ends = (copied,) if isinstance(copied, str) else tuple(copied)
+    whole = [name for name, _ in model.named_modules() if ends and name.endswith(ends)]
+    lost = [
+        name
+        for name in named
+        if name not in adapter.replaced and any(name.startswith(f"{module}.") for module in whole)
+    ]
+    return problems + [f"modules_to_save names {name}, and the file does not have it" for name in lost[:1]]
+
+
+def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int = 0) -> Resized | None:
+    """Return the size of an adapter's vocabulary, where it brings every row that the base's files do not have.
+
+    Args:
+        tokens: of the tokenizer that lies beside the adapter.
+
+    Raises:
+        GateError: it has rows for tokens that the base has not, and not all that they need.
+    """
+    matrices = [module.weight for module in ends(model)]
+    rows = len(matrices[0])
+    sharing = [
+        [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is matrix]
+        for matrix in matrices
+    ]
+    brought: dict[str, tuple[torch.Tensor | None, list[int]]] = {}
+    for names in sharing:
+        loaded = next((adapter.base[name] for name in names if name in adapter.base), None)
+        ids = next((adapter.rows[name][0] for name in names if name in adapter.rows), [])
+        brought |= {name: (adapter.replaced.get(name, loaded), ids) for name in names}
+    sizes = [len(whole) for whole, _ in brought.values() if whole is not None and whole.ndim == 2]
+    wanted = max([*(sizes or [rows]), *(max(ids) + 1 for _, ids in brought.values() if ids), tokens])
+    if wanted == rows or (not sizes and wanted < rows):
+        return None
+    lacking = next(
+        (
+            name
+            for name, (whole, ids) in brought.items()
+            if (whole is None or len(whole) != wanted) and not (wanted > rows and {*range(rows, wanted)} <= {*ids})
+        ),
+        None,
+    )
+    if lacking is None:
+        return Resized(wanted)
+    raise GateError(
+        f"the adapter was made for a vocabulary of {wanted:,} tokens, and the base has {rows:,}; the rows of {lacking} "
+        "for the others are not in the adapter",
+        code="E6401",
+        path=adapter.directory,
+        help="name the base as it was trained beside, with its new rows, with --base: where it was trained, "
+        "model.save_pretrained of the resized base writes it. If these tokens never had rows, take the tokenizer out "
+        "of the adapter's folder",
+    )
 
 
 def require_in_files(merge: Merge) -> None:

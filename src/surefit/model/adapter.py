@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from transformers.pytorch_utils import Conv1D
 from surefit.config.schema import AdapterSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
+from surefit.core.units import quoted, shortened
 from surefit.facts.all_linear import closed_to_lora, ends_with, is_product, without_gradient
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.experts import experts_of, wrappers
+from surefit.facts.lora_settings import PREFIX, changes_arithmetic, not_continued, rename_problem
 from surefit.model.experts import Stacks, expert_stacks, of_each, router_stacks, without_factors, wrapped_stacks
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 from surefit.model.vocabulary import compute_rows_apart, token_rows
@@ -34,11 +36,8 @@ SWITCHES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "experts": lambda peft: experts_of(peft.get("target_parameters")),
 }
 """Settings of the config that an adapter must have been trained with → what they are in PEFT's."""
-UNKNOWN_KINDS = ("bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias")
-"""Settings of PEFT that change what its factors mean."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-PREFIX = "base_model.model."
-"""What PEFT writes before a module's name."""
+PICKLED = "adapter_model.bin"
 TOKENS = ".token_adapter.base_layer"
 """What it calls a matrix of which single rows are trained."""
 ROWS = ".token_adapter.trainable_tokens_delta"
@@ -144,7 +143,8 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         saved = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no adapter can be read there: {error}", code="E5024", path=directory, field=START, help="name a directory that has "
+            f"no adapter can be read there: {error}",
+            code="E5024", path=directory, field=START, help="name a directory that has "
             f"{CONFIG} and {WEIGHTS} in it",
         ) from error  # fmt: skip
     fresh = model.active_peft_config.to_dict()
@@ -167,13 +167,21 @@ def _require_like(model: PeftModel, directory: Path) -> None:
                 field=f"adapter.{own}",
                 help=f"set adapter.{own}: {had}",
             )
-    if special := [key for key in UNKNOWN_KINDS if saved.get(key) not in (None, False, {}, "none", fresh.get(key))]:
+    if (problem := changes_arithmetic(saved)) is not None:
         raise ConfigError(
-            f"the adapter has {special[0]}, which SureFit does not train",
+            f"training cannot go on from the adapter: {problem.reason}",
+            code="E5400",
+            path=directory / CONFIG,
+            field=START,
+            help=f"{problem.help}; or start from fresh factors",
+        )
+    if special := not_continued(saved):
+        raise ConfigError(
+            f"the adapter has {special}, which SureFit does not train",
             code="E5027",
             path=directory,
             field=START,
-            help="start from a plain LoRA adapter, or from fresh factors",
+            help="merge it and name the merged model, without start_from; or start from a plain LoRA adapter",
         )
     if saved.get("trainable_token_indices"):
         raise ConfigError(
@@ -183,8 +191,9 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             field=START,
             help="merge it, and name the merged model, which has the tokens, without start_from",
         )
-    layers = lora_modules(model)
-    names = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in _names_in(directory)}
+    layers, tensors = lora_modules(model), _names_in(directory)
+    require_readable_names(tensors, directory)
+    names = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors}
     if other := sorted(names ^ set(_peft_modules(layers).values())):
         raise ConfigError(
             f"the adapter and the config differ in {len(other)} layers, {other[0]} among them",
@@ -196,7 +205,82 @@ def _require_like(model: PeftModel, directory: Path) -> None:
     completeness(directory, layers)
 
 
+def require_weights_file(directory: Path) -> None:
+    """Require adapter_model.safetensors in a directory.
+
+    Raises:
+        GateError: only a pickled adapter_model.bin is there, with the command that converts it.
+    """
+    if (directory / WEIGHTS).exists() or not (directory / PICKLED).is_file():
+        return
+    raise GateError(
+        f"there is no {WEIGHTS}, only {PICKLED}, a pickle, which can run code when it is read and is not read here",
+        code="E5401",
+        path=directory / PICKLED,
+        help=f"convert it once, weights only: {_convert(directory, 'k', PICKLED)}",
+    )
+
+
+def require_readable_names(names: Iterable[str], directory: Path) -> None:
+    """Require tensor names that PEFT finds in its model.
+
+    Raises:
+        GateError: others, such as those of a compiled or wrapped model, with the command that renames them.
+    """
+    if (found := rename_problem(names)) is None:
+        return
+    problem, expression = found
+    command = f", or rename them in place: {_convert(directory, expression, WEIGHTS)}" if expression else ""
+    raise GateError(
+        f"the adapter's tensors do not have the names that PEFT gives them: {problem}, so it would answer as the base",
+        code="E5402",
+        path=directory / WEIGHTS,
+        help=f"save it again with PeftModel.save_pretrained of the unwrapped model{command}",
+    )
+
+
+def _convert(directory: Path, expression: str, source: str) -> str:
+    """The command that writes an adapter's tensors under other names, or of a pickle as safetensors."""
+    reader = "from safetensors.torch import load_file as read, save_file"
+    if source == PICKLED:
+        reader = "from functools import partial; from safetensors.torch import save_file; from torch import load; "
+        reader += "read = partial(load, map_location='cpu', weights_only=True)"
+    code = (
+        f"{reader}; t = {{{expression}: v.contiguous() for k, v in read('{source}').items()}}; "
+        f"save_file(t, '{WEIGHTS}', metadata={{'format': 'pt'}})"
+    )
+    return f'cd {quoted(directory)} && python -c "{code}"'
+
+
+def require_values(tensors: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Require that every tensor of an adapter has values, and finite ones.
+
+    Raises:
+        GateError: names the first that is empty or has others.
+    """
+    empty = [name for name, tensor in tensors.items() if not tensor.numel()]
+    if empty:
+        shape = tuple(tensors[empty[0]].shape)
+        raise GateError(
+            f"the adapter is not complete: {empty[0]} has shape {shape} and no values, as {len(empty)} of "
+            f"{len(tensors)} tensors: it was saved while DeepSpeed ZeRO-3 or FSDP held its parts in several processes",
+            code="E5403",
+            path=directory / WEIGHTS,
+            help="save it again with its parameters gathered (stage3_gather_16bit_weights_on_model_save: true, or "
+            "trainer.save_model), or take the weights of a checkpoint with its zero_to_fp32.py; these files hold none",
+        )
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise GateError(
+                f"the adapter is not complete: {name} has values that are not finite",
+                code="E6001",
+                path=directory / WEIGHTS,
+                help="do not use it; train again, and check the loss in metrics.jsonl",
+            )
+
+
 def _names_in(directory: Path) -> list[str]:
+    require_weights_file(directory)
     try:
         with safe_open(directory / WEIGHTS, framework="pt") as tensors:
             return list(tensors.keys())
@@ -309,10 +393,20 @@ def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
 @contextmanager
 def adapter_errors(directory: Path) -> Iterator[None]:
     """What PEFT says of an adapter as a message with its directory, after a look at its settings (facts/door.py)."""
-    again = "copy it again, or train again; it must belong to this base"
+    again = "it belongs to another base, or is damaged: name the base that it was trained beside, or copy it again"
     with library_errors(directory, GateError, "the adapter cannot be loaded", again):
         require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            _, *reasons = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+            if not reasons:
+                raise
+            rest = f" and {len(reasons) - 2} more" if len(reasons) > 2 else ""
+            named = shortened("; ".join(reasons[:2]), 400)
+            raise GateError(
+                f"the adapter cannot be loaded: {named}{rest}", code="E5404", path=directory, help=again
+            ) from error
 
 
 def trainable_parameters(model: torch.nn.Module) -> tuple[int, int]:

@@ -18,8 +18,10 @@ from transformers import PreTrainedModel
 from transformers.utils import import_utils
 
 from surefit.core.errors import MachineError, ModelError
+from surefit.core.reading import reason_of
 from surefit.core.units import plural
 from surefit.facts.attention import KERNEL_DTYPES, attention_layers, attention_needs, kernel_obstacle, packing_obstacle
+from surefit.model.finite import why_not_finite
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.varlen import NAME, UNPACKED, counting_attention
 
@@ -151,15 +153,46 @@ def require_packable(model: PreTrainedModel | PeftModel) -> None:
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
+            require_computing(model)
             raise ModelError(
                 f"{kind} cannot be packed: its code does not take documents in a row ({error})",
                 code="E5043",
                 field=FIELD,
                 help=UNPACKED,
             ) from error
+        if found:
+            require_computing(model)
         problem = f"{kind} cannot be packed: {found}" if found else None
     if problem:
         raise ModelError(problem, code="E5044", field=FIELD, help=UNPACKED)
+
+
+def require_computing(model: PreTrainedModel | PeftModel) -> None:
+    """Run two short documents alone, with transformers' own plain attention: a model that cannot do that is not to be
+    called unpackable.
+
+    Raises:
+        ModelError: its forward pass fails, or gives logits that are not finite.
+    """
+    base = _base(model)
+    chosen = base.config._attn_implementation
+    base.set_attn_implementation("eager")
+    try:
+        with torch.no_grad(), _evaluating(model):
+            logits = [_logits(model, input_ids=ids[None]) for ids in _documents_for(base, None)]
+    except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"the forward pass of this {base.config.model_type} fails: {reason_of(error)}",
+            code="E5351",
+            field="model.name_or_path",
+            help="the model cannot be run as it is: compare its config.json with that of its source",
+        ) from error
+    finally:
+        base.set_attn_implementation(chosen)
+    if not all(bool(torch.isfinite(each).all()) for each in logits):
+        raise why_not_finite(model, str(base.dtype).removeprefix("torch."))
 
 
 def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from accelerate.utils import other as accelerate_other
 from peft import PeftModel
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, masking_utils, modeling_gguf_pytorch_utils, modeling_utils
@@ -44,6 +46,18 @@ def checkpoint_activations(model: PreTrainedModel | PeftModel, **options: Any) -
     # It also asks for the gradient of the embeddings' output, which only reentrant checkpointing needs: with LoRA that
     # tensor and its gradient, each as large as a layer's input, would be there for nothing.
     subject.disable_input_require_grads()
+
+
+@contextmanager
+def without_deepspeed() -> Iterator[None]:
+    """Inside, `save_pretrained` does not import DeepSpeed.
+
+    It asks accelerate whether the model is wrapped by DeepSpeed, and that imports it wherever it is installed (1.15,
+    utils/other.py): 60 to 190 MiB and seconds. One that nobody has imported has wrapped nothing. Can go when accelerate
+    looks for itself.
+    """
+    with patch.object(accelerate_other, "is_deepspeed_available", lambda: "deepspeed" in sys.modules):
+        yield
 
 
 def wrap_checkpoints(model: torch.nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -34,7 +34,7 @@ from surefit.facts.gguf import GgufHeader, read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import CONVERTER, FIELD, MANIFEST, READER, GgufSource, is_sound, place_of, require_reader
 from surefit.facts.gguf_tokenizer import build_tokenizer
-from surefit.model.compat import watched_gguf_tensors
+from surefit.model.compat import watched_gguf_tensors, without_deepspeed
 
 FLOAT32 = 4
 TOLD_SECONDS = 5.0
@@ -143,7 +143,8 @@ def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], direc
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         **{role: config[role] for role in roles}
     )
-    model.save_pretrained(directory)
+    with without_deepspeed():
+        model.save_pretrained(directory)
     del loaded, model
     gc.collect()
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from surefit.config.resolve import missing_for_kernels
 from surefit.core.errors import MachineError
+from surefit.core.packaging import install_extra
 from surefit.model import fused_lora
 from surefit.model.kernel_ops import rms_norm, rope, swiglu
 from surefit.model.quantize import Float8Linear
@@ -69,7 +70,7 @@ def require_kernels() -> None:
             f"the fused kernels need {missing}, which is not installed",
             code="E5055",
             field="speed.kernels",
-            help="pip install 'surefit[kernels]'; or set speed.kernels: false",
+            help=f"{install_extra('kernels')}; or set speed.kernels: false",
         )
 
 

@@ -20,6 +20,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefit.core.errors import MachineError
+from surefit.core.packaging import install_extra
 from surefit.facts.all_linear import quantisable
 from surefit.model import float8_ops
 from surefit.model.compat import keep_four_bit_layout
@@ -322,5 +323,5 @@ def _require_bitsandbytes() -> None:
             f"4-bit weights need {error.name}, which is not installed",
             code="E5064",
             field=FIELD,
-            help='pip install "surefit[quant]", or set model.quantization: none',
+            help=f"{install_extra('quant')}; or set model.quantization: none",
         ) from error

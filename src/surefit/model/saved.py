@@ -10,13 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
-from surefit.core.reading import read_bytes
 from surefit.core.rundir import RunDir
+from surefit.facts.named_templates import TEMPLATE_FILE, by_name, templates_in
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.layers import load_to_answer
-from surefit.model.tokenizer import load_tokenizer
-
-TEMPLATE = "chat_template.jinja"
+from surefit.model.streamed import config_to_load
+from surefit.model.tokenizer import Resized, load_tokenizer
+from surefit.model.vocabulary import grow
 
 
 def load_run_tokenizer(
@@ -31,12 +31,11 @@ def load_run_tokenizer(
     """
     tokenizer = load_tokenizer(section)
     for directory in (run.adapter, run.model):
-        try:
-            trained = read_bytes(directory / TEMPLATE).decode()
-        except (OSError, UnicodeDecodeError):
+        trained = templates_in(directory)
+        if not trained:
             continue  # nothing is trained yet, or without a template
-        if tokenizer.chat_template != trained:
-            kept = directory / TEMPLATE
+        if by_name(tokenizer.chat_template) != trained:
+            kept = directory if len(trained) > 1 else directory / TEMPLATE_FILE
             raise ModelError(
                 "the chat template is not the one that was trained with: it has changed since",
                 code="E5065",
@@ -59,18 +58,37 @@ def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -
     return load_to_answer(section.model_copy(update=saved), hardware)
 
 
-def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike) -> PeftModel:
+def load_adapted(
+    section: ModelSection, directory: Path, hardware: HardwareLike, resized: Resized | None = None
+) -> PeftModel:
     """A freshly loaded base model with a run's adapter beside its weights, in evaluation mode.
 
     The factors keep the dtype of the base, as in training (see `add_adapter`).
+
+    Args:
+        resized: the size of the adapter's vocabulary, where it is another than the base's.
 
     Raises:
         ModelError: the base's weights are missing or damaged.
         GateError: the adapter is not one for this base.
     """
+    return with_adapter(load_resized(section, hardware, resized), directory)
+
+
+def load_resized(section: ModelSection, hardware: HardwareLike, resized: Resized | None) -> PreTrainedModel:
+    """A freshly loaded base model, its vocabulary resized where that is asked for."""
     base = load_to_answer(section, hardware)
+    if resized is not None:
+        grow(base, resized)
+    return base
+
+
+def with_adapter(base: PreTrainedModel, directory: Path) -> PeftModel:
+    """A loaded base model with an adapter beside its weights, in evaluation mode; see `load_adapted`."""
     with adapter_errors(directory):
-        adapted = PeftModel.from_pretrained(base, str(directory), autocast_adapter_dtype=False)
+        adapted = PeftModel.from_pretrained(
+            base, str(directory), config=config_to_load(directory), autocast_adapter_dtype=False
+        )
     assert isinstance(adapted, PeftModel)
     factors_in_compute_dtype(adapted)
     return adapted.eval()

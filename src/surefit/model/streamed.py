@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedModel
 
@@ -29,7 +29,7 @@ from surefit.model.classes import auto_class
 from surefit.model.compat import renamed_in_files
 from surefit.model.compile import decoder_layers
 from surefit.model.sdpa import start_cuda
-from surefit.model.tokenizer import NewTokens, new_tokens
+from surefit.model.tokenizer import NewTokens, Resized, new_tokens
 from surefit.model.vocabulary import ends
 
 NUDGED_AT_ONCE = 2**22
@@ -45,7 +45,7 @@ class Weights:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._grown: dict[str, NewTokens] = {}
+        self._grown: dict[str, NewTokens | Resized] = {}
         self.files = {file: list(read_header(file)) for file in weight_files(directory)}
         self._place = {name: file for file, names in self.files.items() for name in names}
         for name, place in indexed(directory).items():
@@ -71,12 +71,12 @@ class Weights:
             tensor: torch.Tensor = tensors.get_tensor(name)
         return self._grown[name].into(tensor) if name in self._grown else tensor
 
-    def grow(self, names: Collection[str], new: NewTokens) -> None:
+    def grow(self, names: Collection[str], new: NewTokens | Resized) -> None:
         """From here on these tensors are read with the rows of new tokens, as `model.vocabulary.grow` makes them."""
         self._grown |= dict.fromkeys(names, new)
 
 
-def empty_model(section: ModelSection, directory: Path, new: NewTokens | None = None) -> PreTrainedModel:
+def empty_model(section: ModelSection, directory: Path, new: NewTokens | Resized | None = None) -> PreTrainedModel:
     """The model of a directory's config.json with parameters on meta and real buffers, in evaluation mode.
 
     Args:
@@ -147,10 +147,10 @@ class FromFiles:
         weights: its files. names: parameter → tensor in them.
     """
 
-    def __init__(self, section: ModelSection, directory: Path, device: str) -> None:
+    def __init__(self, section: ModelSection, directory: Path, device: str, resized: Resized | None = None) -> None:
         if device.startswith("cuda"):
             start_cuda()
-        new = new_tokens(section)
+        new = resized or new_tokens(section)
         self.model = empty_model(section, directory, new)
         self.weights = Weights(directory)
         self.names = names_in_files(self.model, self.weights)
@@ -183,7 +183,9 @@ class FromFiles:
         real = {id(self.model.get_parameter(name)) for name in whole}
         self._fill([slot for module in self.model.modules() for slot in _slots(module) if id(slot[2]) in real])
         with adapter_errors(directory):
-            adapted = PeftModel.from_pretrained(self.model, str(directory), name, autocast_adapter_dtype=False)
+            adapted = PeftModel.from_pretrained(
+                self.model, str(directory), name, config=config_to_load(directory), autocast_adapter_dtype=False
+            )
         assert isinstance(adapted, PeftModel)
         factors_in_compute_dtype(adapted)
         return adapted.eval()
@@ -219,6 +221,15 @@ class FromFiles:
                 tensor = tensor.clone()
                 nudged(tensor, nudge, name)
             setattr(module, attribute, torch.nn.Parameter(tensor, requires_grad=False))
+
+
+def config_to_load(directory: Path) -> PeftConfig:
+    """The settings of a saved adapter, without the initialisation of its factors: MiCA's decomposes every weight, for
+    values that the file's then replace."""
+    config: Any = PeftConfig.from_pretrained(str(directory))
+    if config.init_lora_weights == "mica":
+        config.init_lora_weights = False
+    return config  # type: ignore[no-any-return]
 
 
 def nudged(tensor: torch.Tensor, share: float, name: str) -> None:

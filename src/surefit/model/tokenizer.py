@@ -22,10 +22,11 @@ from surefit import nano
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, ModelError, SureFitError
 from surefit.core.reading import reason_of
-from surefit.facts.chat_template import require_tokens, template_text, with_defaults
+from surefit.facts.chat_template import chosen_templates, require_tokens, with_defaults
 from surefit.facts.gguf_source import FIELD, gguf_source
 from surefit.facts.low_bits import low_bits
 from surefit.facts.model import NANO, cached_snapshot, read_config
+from surefit.facts.named_templates import as_attribute
 from surefit.facts.tokenizer import require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
 
@@ -103,7 +104,7 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     add_to_tokenizer(tokenizer, section.add_tokens)
     if section.chat_template is not None:
         require_tokens(section.chat_template, tokenizer.get_vocab(), tokenizer.eos_token)
-        tokenizer.chat_template = template_text(section.chat_template)
+        tokenizer.chat_template = as_attribute(chosen_templates(section.chat_template))
     return with_switches(tokenizer, section.chat_template_kwargs)
 
 
@@ -167,6 +168,28 @@ class NewTokens:
             rows[len(old) : self.first] = old.float().mean(0).to(old.dtype)
         for number, pieces in zip(self.ids, self.pieces, strict=True):
             rows[number] = (old[list(pieces)] if pieces else old).float().mean(0).to(old.dtype)
+        return rows
+
+
+@dataclass(frozen=True)
+class Resized:
+    """A vocabulary of another size than the base's files have, whose rows an adapter brings along.
+
+    Attributes:
+        rows: of the embedding and the head.
+    """
+
+    rows: int
+
+    def size(self, _: int) -> int:
+        """The rows of a matrix, whatever it had."""
+        return self.rows
+
+    def into(self, old: torch.Tensor) -> torch.Tensor:
+        """The matrix (vocabulary, width) cut, or with the mean of its rows behind them; a copy."""
+        rows = old.new_empty((self.rows, *old.shape[1:]))
+        kept = min(self.rows, len(old))
+        rows[:kept], rows[kept:] = old[:kept], old.float().mean(0).to(old.dtype)
         return rows
 
 

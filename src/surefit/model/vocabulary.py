@@ -18,10 +18,10 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from surefit.core.errors import ConfigError
-from surefit.model.tokenizer import ADDED, NewTokens
+from surefit.model.tokenizer import ADDED, NewTokens, Resized
 
 
-def grow(model: PreTrainedModel, new: NewTokens) -> None:
+def grow(model: PreTrainedModel, new: NewTokens | Resized) -> None:
     """Give a model with its weights the rows of new tokens, in place; a tied head stays tied."""
     grown = [new.into(module.weight.data) for module in ends(model)]
     model.resize_token_embeddings(len(grown[0]), mean_resizing=False)

@@ -27,6 +27,7 @@ from surefit.config.modes import MODES, ZERO
 from surefit.config.schema import ParallelSection
 from surefit.core import env
 from surefit.core.errors import MachineError
+from surefit.core.packaging import install_extra
 from surefit.core.reading import read_json_file
 from surefit.foreign.adopt import TUNING
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
@@ -367,7 +368,7 @@ def import_deepspeed(world: World) -> Any:
             f"parallel.mode {' or '.join(ZERO)} takes DeepSpeed, which cannot be imported: {env.first_line(error)}",
             code="E5094",
             field="parallel.mode",
-            help='pip install "surefit[deepspeed]", or set parallel.mode: fsdp, which needs nothing else',
+            help=f"{install_extra('deepspeed')}; or set parallel.mode: fsdp, which needs nothing else",
         ) from error
     importlib.import_module("deepspeed.ops").__dict__["__compatible_ops__"] = defaultdict(bool)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

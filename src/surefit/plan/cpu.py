@@ -32,13 +32,17 @@ def copied_bytes(resolved: Resolved, model: ModelFacts, budget: Budget) -> int:
 
 
 def mapped_bytes(resolved: Resolved, model: ModelFacts) -> int:
-    """What was read of a file stays while one tensor is still the file's: of a base that is quantised, the matrices in
-    the type of the file, because embeddings and norms are taken as they are. In another type all are copies, and the
+    """Return what was read of the files and stays in memory beside the copies made of it, while any tensor is still the
+    file's: embeddings and norms are taken as they are. Of a base that is quantized these are the matrices, of a mixture
+    the experts that lie one by one in the files and are read into stacks. In another type all are copies, and the
     file goes."""
     config = resolved.config.model
-    if config.quantization == "none" or model.dtype != config.dtype:
+    if model.dtype != config.dtype:
         return 0
-    return DTYPE_BYTES[config.dtype] * sum(out * into for out, into in target_modules(model, AdapterSection()).values())
+    copied = model.lone_expert_parameters
+    if config.quantization != "none":
+        copied += sum(out * into for out, into in target_modules(model, AdapterSection()).values())
+    return DTYPE_BYTES[config.dtype] * copied
 
 
 def product_bytes(resolved: Resolved, model: ModelFacts) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
@@ -24,18 +25,19 @@ from surefit.facts.budget import (
     at_least,
     trained,
 )
-from surefit.facts.disk import disk_terms
+from surefit.facts.disk import disk_terms, download_term
 from surefit.facts.generation import answering, held_by_training, most_prompts, room_for
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import ModelFacts
 from surefit.facts.scored import ScoredFacts
-from surefit.facts.sharding import sharing_of
-from surefit.plan.forecast import Lengths, Planner, held, share_of_memory, training_alone
+from surefit.facts.step_shape import micro_batch_shape
+from surefit.plan.assumptions import assumptions
+from surefit.plan.forecast import Lengths, Planner, held, needs, share_of_memory
 from surefit.plan.host import host_plan
 from surefit.plan.rank_summary import of_ranks
 from surefit.plan.scoring import planned_scoring
-from surefit.plan.verdict import need, require_plannable, verdict
+from surefit.plan.verdict import require_plannable, verdict
 
 if TYPE_CHECKING:
     from surefit.plan.simulate import Memory
@@ -74,6 +76,8 @@ def planned(
     require_plannable(resolved, model, hardware)
     planner = planner or Planner(model, lengths or Lengths())
     memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
+    if disk and (download := download_term(model, hardware, Path(resolved.config.output_dir))):
+        disk.append(download)
     part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
     train = resolved.config.train
     estimate, why_not = _estimate(planner, resolved, hardware, quick)
@@ -92,6 +96,7 @@ def planned(
             "source": hardware.source,
             "figure": hardware.figure,
         },
+        "assumptions": [asdict(assumed) for assumed in assumptions(resolved, hardware)],
         "model": {
             "name": model.name,
             "parameters": model.parameters,
@@ -103,12 +108,14 @@ def planned(
         "memory_total_bytes": at_least(memory) if memory else None,
         "left_out": [
             *_unknown(resolved, model, hardware, memory, estimate),
+            *_unknown_disk(model, hardware, disk),
             *_unsimulated(estimate, None if quick else why_not),
             *_unplanned(resolved, time, quick, unasked or answers is not None, unasked or scoring is not None),
         ],
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": at_least(disk) if disk else None,
         "disk_free_bytes": hardware.disk_free_bytes,
+        "disk_source": hardware.disk_source,
         "steps": {
             "rows": rows,
             "total_steps": resolved.total_steps,
@@ -138,11 +145,12 @@ def _estimate(
     found: dict[str, Any] = {}
     if why is None:
         try:
-            memory = planner.memory(resolved, hardware)
-            found = _simulated(memory)
-            needed = need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
-            training = need(training_alone(memory), hardware.kind, "simulation", sharing_of(resolved.config))
-            found["disagreement"] = _disagreement(planner, resolved, hardware, memory)
+            simulated = needs(planner.memory(resolved, hardware), hardware, resolved)
+            found = _simulated(simulated.memory)
+            needed, training = simulated.whole, simulated.training
+            found["first_step"] = {"low_bytes": simulated.first_step.low, "high_bytes": simulated.first_step.high}
+            found["disagreement"] = _disagreement(planner, resolved, hardware, simulated.memory)
+            found["keeps_freed_memory"] = simulated.kept
         except Exception as error:  # a model's own code may do anything with tensors that hold no data
             why = _said(error)
     if why is not None:
@@ -150,8 +158,10 @@ def _estimate(
         if closed is None:
             return None, why
         needed = training = closed
+        needed = training = closed
         found = {
-            "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None
+            "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None,
+            "keeps_freed_memory": False, "first_step": None,
         }  # fmt: skip
     micro, length = resolved.config.train.per_device_train_batch_size, planner.length(resolved)
     estimate = {
@@ -160,7 +170,9 @@ def _estimate(
         "setting": _setting(resolved),
         "micro_batch": micro,
         "length": length,
+        "tokens": micro_batch_shape(resolved, length).tokens,
         "lengths": planner.lengths.source,
+        "lengths_known": planner.lengths.known,
         **found,
         "low_bytes": needed.low,
         "high_bytes": needed.high,
@@ -309,8 +321,10 @@ def _too_much_memory(terms: Sequence[Term], estimate: dict[str, Any] | None, har
 
 
 def _too_much_disk(terms: Sequence[Term], hardware: HardwareFacts) -> Iterator[str]:
-    if hardware.source == "detected" and at_least(terms) > hardware.disk_free_bytes:
-        yield f"disk: {bytes_text(at_least(terms))} are written, and {bytes_text(hardware.disk_free_bytes)} are free"
+    free = hardware.disk_free_bytes
+    if free is not None and at_least(terms) > free:
+        said = " (hardware.disk)" if hardware.disk_source == "config" else ""
+        yield f"disk: {bytes_text(at_least(terms))} are written, and {bytes_text(free)} are free{said}"
 
 
 def _unknown(
@@ -331,11 +345,18 @@ def _unknown(
         yield f"the conversion of the GGUF file, once, into SureFit's cache: {bytes_text(model.weight_bytes)}"
     if model.dequantized_from and model.weight_bytes:
         yield f"the dequantised copy of the base, once, in SureFit's cache: {bytes_text(model.weight_bytes)}"
-    if model.source in ("catalogue", "hub") and model.weight_bytes:
-        yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
     if hardware.gpu_count > (count := processes(config)):
         idle = plural(hardware.gpu_count - count, "other GPU")
         yield f"{idle} of this machine: --gpus {hardware.gpu_count} takes all"
+
+
+def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[Term]) -> Iterator[str]:
+    """A download to another disk, and whose free space is not known."""
+    elsewhere = not any(term.term == "base model" for term in disk)
+    if model.source in ("catalogue", "hub") and model.weight_bytes and elsewhere:
+        yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
+    if hardware.disk_source == "unknown":
+        yield f"the free disk space of the machine with the {hardware.name}: hardware.disk says it, such as 100GB"
 
 
 def _unsimulated(estimate: dict[str, Any] | None, why: str | None) -> Iterator[str]:

@@ -6,18 +6,21 @@ was given. Here that is written in fewer words, which say as much of the plain t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _DispatchCacheKey
 
 _PLAIN = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )  # fmt: skip
 
-
+# It prints the traceback of an operator that fails, which the plan reports in one line.
+logging.getLogger(fake_tensor.__name__).disabled = True
 _aten = torch.ops.aten
 
 

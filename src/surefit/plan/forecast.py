@@ -6,12 +6,15 @@ Torch is imported only where something is simulated.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from surefit.config.resolve import Resolved, rounds
 from surefit.config.world import processes
 from surefit.core.garbage import uncollected
+from surefit.core.malloc import SMALL
 from surefit.facts.activations import TILE, covered
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
@@ -21,12 +24,13 @@ from surefit.facts.sharding import sharing_of
 from surefit.facts.step_shape import micro_batch_shape, usual_shape
 from surefit.plan.communication import shared_step
 from surefit.plan.loading import import_libraries
+from surefit.plan.process import process_bytes
 from surefit.plan.rank_summary import alone, not_simulated
 from surefit.plan.step_time_cache import Pace
 from surefit.plan.verdict import Need, calculated, need
 
 if TYPE_CHECKING:
-    from surefit.plan.simulate import Memory
+    from surefit.plan.simulate import Memory, Phase
     from surefit.plan.time import RunTime, StepTime
 
 MOST_TILES = 16
@@ -41,6 +45,8 @@ class Lengths:
         longest: what memory is planned for; None: `data.max_length`.
         mean: what time is planned for; None: the longest.
         source: where that is from, in words.
+        known: "all" where `longest` is of all rows, "sample" of some, the largest among them, "none" where nothing is
+            known and rows are taken to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
     """
 
@@ -48,6 +54,7 @@ class Lengths:
     mean: float | None = None
     source: str = "data.max_length: `surefit audit` first, to plan with the real rows'"
     supervised: float = 1.0
+    known: Literal["all", "sample", "none"] = "none"
 
 
 @dataclass
@@ -104,8 +111,7 @@ class Planner:
         """The need by simulation, or where that would take minutes by arithmetic."""
         if self.too_long(resolved) and (closed := self.closed_form(resolved, hardware)):
             return closed
-        memory = self.memory(resolved, hardware)
-        return need(held(memory), hardware.kind, "simulation", sharing_of(resolved.config))
+        return needs(self.memory(resolved, hardware), hardware, resolved).whole
 
     def typical(self, resolved: Resolved) -> int:
         """Tokens of the rows that time is planned for: the mean, as if rows were padded to nothing longer."""
@@ -152,6 +158,55 @@ class Planner:
 def held(memory: Memory) -> int:
     """Bytes that PyTorch holds of the device: what malloc has of the system, or on a GPU the allocator's segments."""
     return max(memory.allocated, memory.reserved)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a simulated run needs.
+
+    Attributes:
+        memory: with the phases as this run's malloc has them.
+        whole: of the fullest process, the one that merges among them.
+        training: of the process that trains.
+        first_step: of that up to its first step, which a dry pass runs.
+        kept: on a CPU malloc keeps what is freed: the process is planned to stay small.
+    """
+
+    memory: Memory
+    whole: Need
+    training: Need
+    first_step: Need
+    kept: bool = False
+
+
+def needs(memory: Memory, hardware: HardwareFacts, resolved: Resolved) -> Needs:
+    """Return the intervals around a simulation; on a CPU beside what this process was measured to take."""
+    sharing = sharing_of(resolved.config)
+    if resolved.total_steps == 1:  # no second step, which has the optimizer's state from its beginning
+        memory = replace(memory, phases=_one_step(memory.phases), kept=_one_step(memory.kept))
+    if hardware.kind != "cpu":
+        around = partial(need, kind=hardware.kind, how="simulation", sharing=sharing)
+        return Needs(memory, *_each(memory, around))
+    around = partial(need, kind="cpu", how="simulation", sharing=sharing, process=process_bytes())
+    if memory.kept:
+        small = replace(memory, phases=memory.kept)
+        found = Needs(small, *_each(small, partial(around, kept=True)), kept=True)
+        if found.training.high <= SMALL:
+            return found
+    return Needs(memory, *_each(memory, around))
+
+
+def _each(memory: Memory, around: Callable[[int], Need]) -> tuple[Need, Need, Need]:
+    return around(held(memory)), around(training_alone(memory)), around(_first_step(memory))
+
+
+def _one_step(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    return tuple(phase for phase in phases if phase.name != "step")
+
+
+def _first_step(memory: Memory) -> int:
+    """Bytes up to the first step."""
+    return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name in ("load", "first step"))
 
 
 def share_of_memory(resolved: Resolved, hardware: HardwareFacts) -> int | None:

@@ -14,11 +14,12 @@ import torch
 from peft import PeftModel
 
 from surefit.config.schema import AdapterSection
+from surefit.facts.lora_settings import PREFIX
 from surefit.merge.adapter_file import Update
 from surefit.merge.certify import TOKENS_READ, read_logits
 from surefit.merge.fold import fold, rounding_error
 from surefit.merge.merge import PROMPTS
-from surefit.model.adapter import PREFIX, lora_modules
+from surefit.model.adapter import lora_modules
 from surefit.model.streamed import FromFiles, Slot, hollow
 from surefit.plan.setting import Setting
 from surefit.plan.trace import Recorder

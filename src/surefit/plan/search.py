@@ -28,6 +28,7 @@ from surefit.facts.model import ModelFacts, catalogue, model_facts
 from surefit.facts.sharding import sharing_obstacle
 from surefit.facts.vocabulary import with_new_tokens
 from surefit.plan.forecast import Planner
+from surefit.plan.process import process_bytes
 from surefit.plan.verdict import Need, Verdict, need, require_plannable, verdict
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def candidates(planner: Planner, places: Sequence[Machine], allowed: Sequence[st
     return [
         _judge(planner, Machine(place.hardware, _with(changed, micro, checkpointing, tiled)))
         for place in places
-        for changed in _variants(place.resolved, planner.model, allowed)
+        for changed in _variants(place, planner.model, allowed)
         for micro in _divisors(place.resolved.config.train.global_batch_size)
         if micro <= own_batch(changed.config)
         for checkpointing in RECOMPUTED
@@ -153,14 +154,16 @@ def candidates(planner: Planner, places: Sequence[Machine], allowed: Sequence[st
     ]
 
 
-def _variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
+def _variants(place: Machine, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
     """The config in ways that have nothing to do with how its batch is cut."""
-    for changed in _unshared_variants(resolved, model, allowed):
-        yield from shared_variants(changed, model)
+    deepspeed = place.hardware.is_another_machine or find_spec("deepspeed") is not None
+    for changed in _unshared_variants(place.resolved, model, allowed):
+        yield from shared_variants(changed, model, deepspeed)
 
 
-def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]:
-    """The config with each way in which its processes can share it; as it is where there is one."""
+def shared_variants(resolved: Resolved, model: ModelFacts, deepspeed: bool) -> Iterator[Resolved]:
+    """The config with each way in which its processes can share it; as it is where there is one. `deepspeed`: whether
+    its modes are among them."""
     config, count = resolved.config, processes(resolved.config)
     if count == 1:
         yield resolved
@@ -169,7 +172,7 @@ def shared_variants(resolved: Resolved, model: ModelFacts) -> Iterator[Resolved]
     none = {"mode": "ddp", "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "offload": False}
     ways = [none, none | {"mode": "fsdp"}]
     ways += [none | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
-    ways += [none | {"mode": mode} for mode in ZERO if find_spec("deepspeed")]
+    ways += [none | {"mode": mode} for mode in ZERO if deepspeed]
     ways += [none | {"mode": mode, "cp": size} for mode in ("cp", "fsdp") for size in _divisors(count)[1:]]
     ways += [none | {"mode": "tp", "tp": count}]
     given = config.parallel.model_dump()
@@ -315,6 +318,7 @@ def solve(field: Field, planner: Planner, place: Machine) -> Solution:
         )
     scale = _scale(field, planner, place)
     needs: dict[int, Need] = {}
+    process = process_bytes()
 
     def fits(index: int) -> bool:
         if index not in needs:
@@ -323,7 +327,8 @@ def solve(field: Field, planner: Planner, place: Machine) -> Solution:
 
     def about(index: int, ratio: float) -> bool:
         estimate = round(scale.closed_form(index).bytes * ratio)
-        return verdict(need(estimate, place.hardware.kind, "simulation"), place.hardware.memory_bytes) == "fits"
+        needed = need(estimate, place.hardware.kind, "simulation", process=process)
+        return verdict(needed, place.hardware.memory_bytes) == "fits"
 
     first = max(0, bisect(lambda index: about(index, 1.0), scale.count))
     fits(first)

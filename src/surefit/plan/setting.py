@@ -19,7 +19,7 @@ from surefit.facts.gguf_model import config_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
 from surefit.facts.low_bits import plain
-from surefit.facts.model import ModelFacts, catalogue, read_config
+from surefit.facts.model import ModelFacts, catalogue, known_model, read_config
 from surefit.facts.sharding import Sharing, sharing_of
 from surefit.facts.step_shape import micro_batch_shape
 from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
@@ -231,11 +231,11 @@ def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
         return plain(read_config(model.path))
     if model.gguf is not None:
         return config_of(read_gguf(model.gguf))
-    known = catalogue()
-    if model.name in known:
-        config: Mapping[str, Any] = known[model.name]["config"]
+    known = known_model(model.name)
+    if known is not None:
+        config: Mapping[str, Any] = known["config"]
         return config
-    return fetch(model.name, revision, known=list(known)).config
+    return fetch(model.name, revision, known=list(catalogue())).config
 
 
 def require_sizes(setting: Setting) -> None:
@@ -263,6 +263,7 @@ def require_sizes(setting: Setting) -> None:
             raise ConfigError(f"{number} {what}", code="E8014", field=key, help="at least 1")
     if setting.adapter.kind == "lora" and setting.adapter.r > width:
         raise ConfigError(
-            f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have", code="E8015",
+            f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",
+            code="E8015",
             field="adapter.r", help=f"at most {width}; 8 to 64 is usual, and kind: full trains everything",
         )  # fmt: skip

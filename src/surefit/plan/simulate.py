@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 from surefit.config.schema import TrainSection
+from surefit.core.malloc import SMALL_THRESHOLD, SMALL_TRIM, THRESHOLD, TRIM
 from surefit.model.attention import disagreement
 from surefit.model.compat import reads_masks_of_fake_tensors
 from surefit.model.quantize import hidden_tensors
@@ -70,6 +71,7 @@ class Memory:
         peak: the operator, the module and the phase that make it the fullest.
         layers_simulated: how many of the model's layers were run; the trace of the others repeats theirs.
         context: bytes of the CUDA context beside the allocator; 0 on a CPU.
+        kept: the phases on a CPU where malloc keeps what is freed, as in a small process (`core.malloc`); else empty.
     """
 
     phases: tuple[Phase, ...]
@@ -77,6 +79,7 @@ class Memory:
     peak: Allocation
     layers_simulated: int
     context: int = 0
+    kept: tuple[Phase, ...] = ()
 
     @property
     def allocated(self) -> int:
@@ -110,9 +113,11 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     if setting.cuda:
         replay = partial(_replay, expandable=expandable)
     phases = [phase for phase in replay(training) if phase.name != "end"]
+    kept = [] if setting.cuda else [phase for phase in _replay_kept(training) if phase.name != "end"]
     if merge:
         merging, _ = _trace(setting, record_merge, extrapolate)
-        phases += [phase for phase in replay(merging) if phase.name == "merge"]
+        merged = [phase for phase in replay(merging) if phase.name == "merge"]
+        phases, kept = [*phases, *merged], [*kept, *merged] if kept else []
     starts = dict(training.phases)
     tensors, at = training.peak(starts["first step"], starts["save" if setting.cuda else "eval"])
     terms = dict(training.by_term(at, _term))
@@ -124,6 +129,7 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
         training.allocations[training.events[at - 1] - 1],
         layers,
         context_bytes(setting.capability) if setting.cuda else 0,
+        tuple(kept),
     )
 
 
@@ -337,9 +343,14 @@ def _replay(trace: Trace, expandable: bool) -> list[Phase]:
     return phases
 
 
-def _replay_on_cpu(trace: Trace) -> list[Phase]:
+def _replay_kept(trace: Trace) -> list[Phase]:
+    """The same on a CPU in a process that keeps small blocks when they are freed."""
+    return _replay_on_cpu(trace, SMALL_THRESHOLD, SMALL_TRIM)
+
+
+def _replay_on_cpu(trace: Trace, threshold: int = THRESHOLD, trim: int = TRIM) -> list[Phase]:
     """The same on a CPU, where what is freed goes back: `reserved` is the most of the phase, not of all before it."""
-    malloc, live = Malloc(), 0
+    malloc, live = Malloc(threshold, trim), 0
     blocks: dict[int, Any] = {}
     phases = []
     for (name, start), (_, end) in pairwise([*trace.phases, ("", len(trace.events))]):

@@ -22,6 +22,7 @@ from surefit.facts.model import ModelFacts
 from surefit.facts.sharding import Sharing, sharing_of
 from surefit.facts.step_shape import micro_batch_shape
 from surefit.plan.cpu import beside_bytes
+from surefit.plan.process import ASSUMED
 
 How = Literal["simulation", "closed form"]
 Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
@@ -42,17 +43,15 @@ LEAST_PIECES = 0.10
 WHOLE_LOGITS = 0.40
 """The same for a loss that is not computed in chunks, of everything: 13 % and 32 % in two runs of
 benchmarks/plan_closed_form.py."""
+KEPT_ABOVE = 0.30
+"""What the same holds more at most where malloc keeps what is freed (`core.malloc`): up to 22 % in the families of
+benchmarks/plan_real.py, and no simulation of malloc has it."""
 CPU_MARGIN: dict[How, float] = {"simulation": 0.05, "closed form": 0.10}
 """The same on a CPU, of what malloc holds: `benchmarks/plan_real.py` is where it comes from (docs/plan-method.md)."""
 CONTEXT = (256 * MIB, 768 * MIB)
 """What the CUDA context and the libraries' kernels take on the card, beside PyTorch's own memory: about 300 MiB with
 the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/107667), 200 to over 700 MiB by GPU
 (issues/28113)."""
-PROCESS = (500 * MIB, 740 * MIB)
-"""What the process takes of a machine's RAM beside the tensors: 597 MiB before the
-weights are read, with torch, transformers and PEFT imported (their libraries' pages, 186 MiB, among it), the plan made
-and a tokenizer of 49,152 entries; tokenised rows are mapped from the disk. The same run, repeated beside other work,
-took up to 706 (docs/LOG.md)."""
 COMMUNICATOR = (256 * MIB, 1126 * MIB)
 """What NCCL takes on the card for the communicator of all processes, its first connection included: 544 MB between two
 and 688 MB among four A100 over NVLink (github.com/NVIDIA/nccl/issues/964), 1.06 GB on eight H100 (issues/1685), less
@@ -91,18 +90,36 @@ class Need:
         return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, because freed memory fragments"
 
 
-def need(estimate: int, kind: str, how: How, sharing: Sharing | None = None, pieces: float = 0.0) -> Need:
-    """The interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them. `pieces`
-    is what fragmentation may add that the estimate does not know."""
+def need(
+    estimate: int,
+    kind: str,
+    how: How,
+    sharing: Sharing | None = None,
+    pieces: float = 0.0,
+    *,
+    kept: bool = False,
+    process: tuple[int, int, bool] = (*ASSUMED, False),
+) -> Need:
+    """Return the interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them.
+
+    Args:
+        estimate: bytes.
+        kind: of the device.
+        how: what the estimate is by.
+        sharing: how several processes share the run.
+        pieces: what fragmentation may add on a GPU that the estimate does not know, as a share.
+        kept: on a CPU malloc keeps what is freed.
+        process: on a CPU what the process takes at least and at most, and whether that is measured.
+    """
     cpu = kind == "cpu"
-    margin, (least, most) = (CPU_MARGIN[how], PROCESS) if cpu else (MARGIN[how], CONTEXT)
-    what = "the process itself" if cpu else "the CUDA context"
+    margin, (least, most) = (CPU_MARGIN[how], process[:2]) if cpu else (MARGIN[how], CONTEXT)
+    what = f"the process itself{', as measured' if process[2] else ', assumed'}" if cpu else "the CUDA context"
     if sharing is not None and sharing.processes > 1 and not cpu:
         further = int(sharing.mode in ("cp", "pp") or sharing.tokens > 1)
         least += COMMUNICATOR[0] + further * FURTHER_COMMUNICATOR[0]
         most += COMMUNICATOR[1] + further * FURTHER_COMMUNICATOR[1]
         what += " and NCCL"
-    above = max(margin, 0.0 if cpu else pieces)
+    above = max(margin, (KEPT_ABOVE if kept else 0.0) if cpu else pieces)
     low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + above)) + most
     beside = f"{least // MIB} to {most // MIB} MiB for {what}"
     return Need(estimate, estimate + (least + most) // 2, low, high, how, margin, above, beside)

@@ -12,6 +12,7 @@ from surefit.config.resolve import Resolved
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.facts.disk import TOKENIZER_FILES, copies_at_once
+from surefit.facts.named_templates import TEMPLATE_DIR
 
 Unit = Literal["bytes", "seconds", "steps"]
 KEPT_TERMS = ("weights", "adapter", "optimizer")
@@ -129,8 +130,12 @@ def _disk(planned: dict[str, Any], resolved: Resolved, run: RunDir) -> Iterator[
 
 def _size(directory: Path) -> int:
     """Bytes of a directory's files, the tokenizer's left out: they are a term of their own."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name not in TOKENIZER_FILES)
+    files = (path for path in directory.rglob("*") if path.is_file() and not _of_tokenizer(path))
     return sum(path.stat().st_size for path in files)
+
+
+def _of_tokenizer(path: Path) -> bool:
+    return path.name in TOKENIZER_FILES or path.parent.name == TEMPLATE_DIR
 
 
 def _notes(planned: dict[str, Any], run: RunDir, phases: dict[str, dict[str, int]]) -> Iterator[str]:

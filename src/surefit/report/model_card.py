@@ -21,6 +21,7 @@ from surefit.core.rundir import RunDir
 from surefit.core.units import bytes_text, count_text, duration_text, plural, without_paths
 from surefit.evaluate.answers import BASELINE
 from surefit.merge.origin import Gguf
+from surefit.merge.serving import card_commands
 from surefit.report import scores
 from surefit.report.artefacts import Artefacts, read_artefacts
 from surefit.report.curves import Training, training
@@ -81,16 +82,20 @@ class Card:
     limitations: list[str]
     settings: list[tuple[str, str]]
     adapter: str
+    commands: dict[str, list[str]]
+    notes: list[str]
     version: str = __version__
 
 
-def model_card(run: RunDir, about: About, certificate: Mapping[str, Any]) -> str:
+def model_card(run: RunDir, about: About, certificate: Mapping[str, Any], directory: Path) -> str:
     """The card as Markdown with YAML front matter.
 
     Args:
+        directory: the export's files, from which the commands that serve it follow.
         certificate: of the export: the run's own, or that of a conversion with the run's under "merge".
     """
     found = read_artefacts(run)
+    commands, notes = card_commands(directory, about.base if about.base and not about.gguf else "BASE")
     own = certificate if certificate.get("against") == "merged" else None
     sets = scores.set_scores(found)
     trained = training(found.metrics, found.events)
@@ -107,6 +112,8 @@ def model_card(run: RunDir, about: About, certificate: Mapping[str, Any]) -> str
         limitations=limitations(found, about, sets, own),
         settings=[(s.key, _name(s.value)) for s in found.settings or [] if not s.key.startswith(PRIVATE)],
         adapter=found.value("adapter.kind") or "lora",
+        commands=commands,
+        notes=notes,
     )
     environment = Environment(
         loader=FileSystemLoader(HERE),
@@ -215,7 +222,10 @@ def limitations(found: Artefacts, about: About, sets: list[SetScores], own: Mapp
     elif HELD_OUT not in {each.name for each in sets}:
         lines.append("It has not been scored on held-out rows of its own task.")
     if found.summary and found.summary.gate and not found.summary.gate.passed:
-        lines.append(f"It did not pass the gate that its makers set: {found.summary.gate.reason}.")
+        what = "The gate that its makers set cannot tell" if found.summary.gate.undecided else (
+            "It did not pass the gate that its makers set"
+        )  # fmt: skip
+        lines.append(f"{what}: {found.summary.gate.reason}.")
     if own is not None:
         share = own["measured"]["top1_agreement"]
         scored = "" if about.score else " Its task metric was not measured after the conversion."

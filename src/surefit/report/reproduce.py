@@ -45,9 +45,11 @@ def _install(found: Artefacts) -> str:
     environment = found.environment
     if environment is None:
         return ""
-    versions = {"surefit": environment.surefit or "", **{n: environment.packages.get(n, "") for n in INSTALLED}}
+    versions = {name: environment.packages.get(name, "") for name in INSTALLED}
     pinned = [f"{name}=={version.partition('+')[0]}" for name, version in versions.items() if _plain(version)]
-    return f"pip install {' '.join(pinned)}" if pinned else ""
+    known = _plain(environment.surefit or "")
+    clone = f"# in a clone of SureFit {environment.surefit}:\npip install . " if known else ""
+    return f"{clone or 'pip install '}{' '.join(pinned)}".rstrip() if pinned or clone else ""
 
 
 def _plain(version: str) -> bool:

@@ -361,7 +361,13 @@ class SetSummary(Artefact):
 
 class Gate(Artefact):
     passed: bool
+    outcome: Literal["passed", "failed", "cannot tell"] | None = None
     reason: str = ""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there were too few rows, or no comparable scores, to tell."""
+        return self.outcome == "cannot tell"
 
 
 class Summary(Artefact):

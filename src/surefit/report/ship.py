@@ -88,7 +88,9 @@ def _helped(changes: Sequence[Effect]) -> Condition:
 def _gate(found: Artefacts) -> Iterator[Condition]:
     gate = found.summary.gate if found.summary else None
     if gate is not None:
-        yield Condition("yes" if gate.passed else "no", f"Score gate of the config: {gate.reason.rstrip('.')}.")
+        answer: State = "yes" if gate.passed else "unknown" if gate.undecided else "no"
+        about = "Score gate of the config" + (", which cannot tell" if gate.undecided else "")
+        yield Condition(answer, f"{about}: {gate.reason.rstrip('.')}.")
     elif found.summary is not None:
         yield Condition("note", "The config sets no score gate (evaluate.gate): nobody said what is good enough.")
 

@@ -11,7 +11,7 @@ from surefit.report.shapes import Event
 from surefit.report.text import shorten
 
 Outcome = Literal["finished", "failed", "interrupted", "stopped without a word", "no end recorded"]
-EVENTS = ("started", "resumed", "finished", "failed", "interrupted")
+EVENTS = ("started", "resumed", "finished", "failed", "interrupted", "invalid")
 STAGES = ("check", "plan", "train", "merge", "evaluate")
 MAX_ATTEMPTS = 60
 
@@ -54,7 +54,9 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
                 attempt.outcome = "stopped without a word"
             attempt = open_now[event.stage] = Attempt(event.stage, event.time)
             found.append(attempt)
-        if event.event == "resumed":
+        if event.event == "invalid":  # it was asked for something unusable, and has done nothing
+            found.remove(open_now.pop(event.stage))
+        elif event.event == "resumed":
             attempt.resumed_at = event.step
         elif event.event != "started":
             _end(event, open_now.pop(event.stage))

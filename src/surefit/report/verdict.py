@@ -76,7 +76,10 @@ def judge(found: Artefacts, training: Training | None, changes: Sequence[Effect]
     sentences += [f"On {change.set} the model gained: {_span(change)}." for change in gained]
     sentences += [f"On {change.set} the model lost: {_span(change)}." for change in lost]
     if found.summary and found.summary.gate and not found.summary.gate.passed:
-        tone, headline = "bad", f"{headline}, but the score gate did not pass"
+        if found.summary.gate.undecided:
+            tone, headline = "warning", f"{headline}, but the score gate cannot tell"
+        else:
+            tone, headline = "bad", f"{headline}, but the score gate did not pass"
     if found.certificate and not found.certificate.passed:
         tone, headline = "bad", f"{headline}, but the weights failed their certificate"
     return Verdict(tone, headline, sentences)

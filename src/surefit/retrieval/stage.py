@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefit.core.errors import ConfigError, did_you_mean
+from surefit.core.output import json_with, output_file
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, write_atomic, write_json
 from surefit.metrics.ranking import mean_ranking
@@ -19,6 +20,7 @@ from surefit.retrieval.retrievers import BASELINES, DEFAULT, NAMES, make
 from surefit.retrieval.sources import read_events, vintage
 
 SPLITS: tuple[Literal["valid", "test"], ...] = ("valid", "test")
+WRITTEN = ("candidates.jsonl", "train.jsonl", "valid.jsonl", "test.jsonl", "manifest.json", "retriever.pt")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, An
     Raises:
         ConfigError, DataError, MachineError: what was asked for, the data set, or the machine is not usable.
     """
+    require_place(asked)
     events = read_events(asked.data)
     interactions = build(events, asked.core, asked.numbering)
     made = make(asked.retriever, interactions, asked.seed, asked.output / "retriever.pt", on_progress)
@@ -103,6 +106,19 @@ def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, An
     }
     write_json(asked.output / "manifest.json", manifest)
     return manifest
+
+
+def require_place(asked: Retrieval) -> None:
+    """Raises:
+    ConfigError: a file that would be written is there, and is not from an earlier call; or it is the data set.
+    """
+    if asked.output.exists() and not asked.output.is_dir():
+        raise ConfigError("is a file", code="E7600", path=asked.output, field="--output", help="name a directory")
+    manifest, checkpoint = asked.output / "manifest.json", asked.output / "retriever.pt"
+    # A killed call leaves the retriever that it trained, which is taken up, and no manifest yet.
+    made_here = json_with("retriever", "written")(manifest) or checkpoint.is_file()
+    for name in WRITTEN:
+        output_file(asked.output / name, {"the data set": asked.data}, as_rows=True, earlier=lambda _: made_here)
 
 
 def _ranked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
@@ -14,8 +15,11 @@ from surefit.stages.prepare import Gathered, row_counts
 from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, tasks_without_rows
 
 if TYPE_CHECKING:
+    from surefit.config.load import Loaded
+    from surefit.config.schema import Config
     from surefit.data.formats import Examples
-    from surefit.facts.audit import Observation
+    from surefit.data.load import Rows
+    from surefit.facts.audit import AuditFacts, Observation
     from surefit.facts.dataset import DatasetFacts
     from surefit.facts.examples import ExampleFacts
     from surefit.facts.tokenizer import TokenizerFacts
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
 
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """The content of check.json, by these rules or by all."""
-    from surefit.data.audit.sample import sample_audit
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
     from surefit.facts.stack import stack_facts
@@ -44,10 +47,11 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
     mixed = mixed_problems(found, tokenizer, SAMPLED_ROWS)
     counted = loaded.config.evaluate.in_training
+    others: dict[str, Rows] = {f"data.mix.{source}": more for source, more in found.mixed.items()}
     scored, unread = scored_facts(
-        loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked
+        loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked, kept=others
     )
-    audit = sample_audit(rows, loaded.config.recipe) if rows else None
+    audit = _audit(rows, others, loaded.config, recipe) if rows else None
     if audit is not None:
         audit = replace(audit, observations={**audit.observations, **rendered})
     context = LintContext(
@@ -71,7 +75,33 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         problems=(*found.problems, *damaged, *unusable, *more, *mixed, *unread),
     )
     result = run_rules(context, rules)
-    return {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict()}
+    report = result.as_dict()
+    report["findings"] = [_where_it_is_said(finding, loaded) for finding in report["findings"]]
+    return {"surefit": __version__, "seconds": time.monotonic() - start, **report}
+
+
+def _where_it_is_said(finding: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
+    """Point a finding about a value that another tool's file brings in at that file: the config cannot mend it."""
+    place = loaded.adopted.get(finding["field"] or "")
+    if place is None:
+        return finding
+    where, _, key = place.partition(" ")
+    name, _, line = where.partition(":")
+    parallel = loaded.config.parallel
+    files = [file for file in (parallel.accelerate_config, parallel.deepspeed_config) if file is not None]
+    path = next((file for file in files if Path(file).name == name), name)
+    help_text = f"{finding['field']} comes from {place}: change it there, or take {key or 'it'} out"
+    return finding | {"path": path, "line": int(line) if line else None, "help": help_text, "fix": None}
+
+
+def _audit(rows: Rows, others: Mapping[str, Rows], config: Config, recipe: TaskRecipe | None) -> AuditFacts:
+    """A sample of the training rows as an audit sees them, and how the other sources are written: not where there are
+    several tasks, each of which has ways of its own."""
+    from surefit.data.audit.sample import conventions_of, sample_audit
+
+    several = recipe is not None and recipe.parts
+    written = {} if several else {key: conventions_of(each, config.recipe) for key, each in others.items()}
+    return replace(sample_audit(rows, config.recipe), conventions=written)
 
 
 def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
@@ -151,13 +181,14 @@ def _examples(
     found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
 ) -> tuple[ExampleFacts | None, list[SureFitError]]:
     """That sample in numbers, and what is wrong with it."""
-    from surefit.data.sampled import documents_missing, example_facts, tokens_missing
+    from surefit.data.sampled import documents_missing, example_facts, not_divisible, tokens_missing
 
     if sample is None:
         return None, []
     config = found.loaded.config
     problems: list[SureFitError] = [
         *documents_missing(config.data, sample),
+        *(not_divisible(config, sample, found.rows.total) if found.rows is not None else ()),
         *tokens_missing(config, "data.train", config.data.train, sample, tokenizer),
     ]
     return example_facts(sample, tokenizer, config.data.max_length), problems
@@ -191,7 +222,7 @@ def mixed_problems(
     """What converting the rows of `data.mix` runs into, and tokens that the tokenizer does not have: all of them, or up
     to `limit` of each source."""
     from surefit.data.formats import to_examples
-    from surefit.data.sampled import tokens_missing
+    from surefit.data.sampled import template_missing, tokens_missing
 
     problems: list[SureFitError] = []
     section = found.loaded.config.data
@@ -207,6 +238,7 @@ def mixed_problems(
             problems.append(error)
         else:
             problems += tokens_missing(found.loaded.config, key, source, examples, tokenizer)
+            problems += template_missing(key, source, examples, tokenizer)
     return problems
 
 

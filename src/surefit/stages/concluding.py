@@ -99,7 +99,7 @@ def certificate_numbers(certificate: Mapping[str, Any]) -> dict[str, float]:
 
 def score_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
     """`SET/VARIANT/METRIC`, with `_low` and `_high` for the ends of its 95 % interval; likewise the paired difference
-    of base and tuned model, as `SET/TUNED_minus_BASE/METRIC`; `gate/passed`, if there is a gate."""
+    of base and tuned model, as `SET/TUNED_minus_BASE/METRIC`; `gate/passed`, if a gate passed or failed."""
     found: dict[str, float] = {}
     for name, scored in summary["sets"].items():
         for variant, metrics in scored["variants"].items():
@@ -110,7 +110,7 @@ def score_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
             if tuned and (pair["a"], pair["b"]) == (base_of(tuned), tuned):
                 key = f"{name}/{tuned}_minus_{pair['a']}/{pair['metric']}"
                 found |= _with_interval(key, pair["difference"], pair["ci95"])
-    if summary["gate"]:
+    if summary["gate"] and summary["gate"].get("outcome") != "cannot tell":
         found["gate/passed"] = float(summary["gate"]["passed"])
     return found
 

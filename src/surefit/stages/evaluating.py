@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.stages.concluding import concluded
 from surefit.stages.events import at_work, require_trained
+from surefit.stages.placing import require_inputs_apart
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
 
@@ -35,6 +36,7 @@ def evaluate(
 
     world = world or World()
     config = run.resolved.config
+    by_first(world, lambda: require_inputs_apart(run))
     if asks_the_result(variants):
         by_first(world, lambda: require_trained(run.run))
     else:  # there is nothing that a gate could judge

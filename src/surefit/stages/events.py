@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from surefit.core.env import redact
-from surefit.core.errors import EXIT_INTERRUPTED, ConfigError, SureFitError
+from surefit.core.errors import EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, DataError, SureFitError
 from surefit.core.rundir import RunDir
 from surefit.stages.watcher import Watcher
 
 
 @contextlib.contextmanager
 def noted(run: RunDir, stage: str) -> Iterator[None]:
-    """Write into events.jsonl when a stage started and how it ended."""
+    """Write into events.jsonl when a stage started and how it ended.
+
+    A later stage that was asked for something unusable, such as columns that are not in the rows, has done nothing to
+    the run: that is "invalid", and the run's state is what it was before (`latest`).
+    """
     start = time.monotonic()
     run.create()
     run.note(stage, "started")
@@ -24,9 +29,34 @@ def noted(run: RunDir, stage: str) -> Iterator[None]:
         stopped = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", None) == EXIT_INTERRUPTED
         message = redact(error.message) if isinstance(error, SureFitError) else type(error).__name__
         with contextlib.suppress(SureFitError):  # a full disk must not hide the error that filled it
-            run.note(stage, "interrupted" if stopped else "failed", seconds=time.monotonic() - start, error=message)
+            how = "interrupted" if stopped else "invalid" if _unusable(stage, error) else "failed"
+            run.note(stage, how, seconds=time.monotonic() - start, error=message)
         raise
     run.note(stage, "finished", seconds=time.monotonic() - start)
+
+
+def _unusable(stage: str, error: BaseException) -> bool:
+    return stage != "train" and isinstance(error, ConfigError | DataError) and error.exit_code == EXIT_USAGE
+
+
+def latest(events: Sequence[Mapping[str, Any]], stage: str | None = None) -> dict[str, Any] | None:
+    """The last event that says something of the run, or of one stage: without calls that were invalid, and their start.
+
+    >>> events = [{"stage": stage, "event": event} for stage, event in (
+    ...     ("train", "finished"), ("evaluate", "started"), ("evaluate", "invalid"))]
+    >>> latest(events), latest(events, "evaluate")
+    ({'stage': 'train', 'event': 'finished'}, None)
+    """
+    invalid: set[str] = set()
+    for event in reversed(events):
+        name: str = event["stage"]
+        if event["event"] == "invalid":
+            invalid.add(name)
+        elif name in invalid:
+            invalid -= {name} if event["event"] == "started" else set()
+        elif stage in (None, name):
+            return dict(event)
+    return None
 
 
 @contextlib.contextmanager

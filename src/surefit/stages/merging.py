@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.core.errors import ConfigError, ModelError, SureFitError
+from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_config
 from surefit.stages.concluding import concluded
 from surefit.stages.events import noted, require_trained
+from surefit.stages.placing import require_inputs_apart
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
 
@@ -70,6 +73,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
 
     config = run.resolved.config
     require_trained(run.run)
+    require_inputs_apart(run)
     if config.adapter.kind == "lora":
         _require_matrices(run.model)
     with (
@@ -92,10 +96,30 @@ def merge_adapter(target: Path, watcher: Watcher, into: str, options: AdapterOpt
     from surefit.merge.merge import merge_adapter as merge
 
     output = RunDir(options.output or target)
+    _require_place(target, output, options)
     with _job(target, output, into, options) as (job, hardware):
         sequences = _sequences(watcher, job, options.prompts)
         with output.locked("merge", watcher.note), watcher.progress("merging") as on_progress:
             return merge(job, hardware, sequences, on_progress)
+
+
+def _require_place(target: Path, output: RunDir, options: AdapterOptions) -> None:
+    """Raises:
+    ConfigError: merged/ or certificate.json is there and no merge of ours made it, or it is read here.
+    """
+    others = [name.rpartition(":")[0] if ":" in name else name for name in options.others]
+    settings = read_json(target / ADAPTER_CONFIG)
+    base = options.base or (settings.get("base_model_name_or_path") if isinstance(settings, dict) else None)
+    named = {"the adapter": str(target)} | ({"the base": base} if isinstance(base, str) else {})
+    named |= {f"the adapter {name}": name for name in others}
+    inputs = {name: Path(text) for name, text in named.items() if Path(text).expanduser().exists()}
+    inputs |= {"the prompts": options.prompts} if options.prompts else {}
+    # A merge that was killed leaves its lock, but no certificate.
+    made_here = json_with("passed", "checks")(output.certificate) or output.lock.exists()
+    option = "--output" if options.output else "TARGET"
+    beside = {name: path for name, path in inputs.items() if name != "the adapter" or options.output}
+    output_file(output.merged, beside, earlier=lambda _: made_here, directory=True, option=option)
+    output_file(output.certificate, inputs, earlier=lambda _: made_here, option=option)
 
 
 def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: AdapterOptions) -> dict[str, Any]:
@@ -122,7 +146,7 @@ def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: Ad
 def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> Iterator[tuple[MergeJob, HardwareFacts]]:
     """What to merge, with several adapters made one in a temporary folder."""
     from surefit.facts.hardware import hardware_facts
-    from surefit.merge.combine import combine
+    from surefit.merge.combine import Combined, combine
     from surefit.merge.merge import MergeJob
     from surefit.model.identity import base_directory
     from surefit.model.streamed import FromFiles
@@ -135,15 +159,14 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     hardware = hardware_facts()
     own_tokenizer = str(target) if (target / "tokenizer_config.json").is_file() else None
     with tempfile.TemporaryDirectory() as folder:
-        adapter = target
+        adapter, combined = target, None
         if options.others:
-            parts = [(target, 1.0), *map(_weighted, options.others)]
-            adapter = combine(
-                FromFiles(base, base_directory(base), hardware.kind), parts, options.combine, Path(folder)
-            )
+            combined = Combined(options.combine, ((target, 1.0), *map(_weighted, options.others)))
+            model = FromFiles(base, base_directory(base), hardware.kind).model
+            adapter = combine(model, combined, Path(folder))
         yield (
             MergeJob(
-                base, adapter, output.merged, output.certificate, None, into, own_tokenizer  # type: ignore[arg-type]
+                base, adapter, output.merged, output.certificate, None, into, own_tokenizer, combined  # type: ignore[arg-type]
             ),
             hardware,
         )  # fmt: skip
@@ -209,7 +232,9 @@ def _weighted(text: str) -> tuple[Path, float]:
     try:
         found = (Path(path), float(weight))
     except ValueError:
-        raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5") from None
+        found = (Path(path), math.nan)
+    if not math.isfinite(found[1]) or not found[1]:
+        raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5")
     if not is_adapter(found[0]):
         raise ConfigError(
             f"there is no {ADAPTER_CONFIG} there", code="E8028", path=path, field="--with", help="name an adapter"
@@ -240,7 +265,8 @@ def _sequences(watcher: Watcher, job: MergeJob, prompts: Path | None) -> list[li
     from surefit.model.tokenizer import load_tokenizer
     from surefit.samples import resolve
 
-    tokenizer = load_tokenizer(job.base)
+    named = job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
+    tokenizer = load_tokenizer(named)
     if prompts is not None:
         texts = _prompts(prompts)
     else:

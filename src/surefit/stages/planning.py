@@ -21,7 +21,7 @@ def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
 
     each = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
     rows = None if run.row_count is None else round(each * run.row_count)
-    lengths, scored = lengths_of(run), None if quick else scored_of(run)
+    lengths, scored = lengths_of(run), scored_of(run)
     return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
 
 

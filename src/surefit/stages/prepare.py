@@ -107,10 +107,11 @@ def gather(
     from surefit.data.prepared import opened
     from surefit.data.sources import is_local
     from surefit.evaluate.settings import require_settings
-    from surefit.facts.chat_template import template_text
+    from surefit.facts.chat_template import chosen_templates
     from surefit.facts.generation import fitting_prompts
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
+    from surefit.facts.named_templates import DEFAULT, TOOL_USE
     from surefit.facts.tokenizer import facts_of_tokenizer
     from surefit.facts.vocabulary import with_new_tokens
     from surefit.foreign.adopt import adopt
@@ -134,13 +135,19 @@ def gather(
         attempt(lambda: require_settings(config.evaluate, recipe))
     model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision, patience))
     if model is not None and (chosen := config.model.chat_template) is not None:
-        text = attempt(lambda: template_text(chosen))
-        model = replace(model, chat_template=text, has_chat_template=True, other_template=model.chat_template)
+        texts = attempt(lambda: chosen_templates(chosen)) or {}
+        model = replace(
+            model,
+            chat_template=texts.get(DEFAULT),
+            tool_template=texts.get(TOOL_USE),
+            has_chat_template=True,
+            other_template=model.chat_template,
+        )
     if model is not None and (tokens := config.model.add_tokens):
         found = model
         tokenizer = attempt(lambda: facts_of_tokenizer(found))
         model = with_new_tokens(found, tokens, tokenizer)
-    hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path))
+    hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path, config.hardware.disk))
     shards = None
     if config.data.prepared is not None and recipe is not None:
         shards = attempt(partial(opened, config, recipe))
@@ -207,6 +214,7 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
     from surefit.data.sampled import DIVIDED, token_examples
     from surefit.data.thinking import with_thinking
     from surefit.facts.chat_template import with_defaults
+    from surefit.facts.named_templates import DEFAULT, TOOL_USE
 
     if recipe is None or rows is None or model is None or not model.chat_template:
         return 1.0
@@ -214,8 +222,9 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
         sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
     except SureFitError:  # the check says so
         return 1.0
-    template = with_defaults(model.chat_template, config.model.chat_template_kwargs)
-    return token_examples(with_thinking(sample, config.data.thinking), template)
+    own = {DEFAULT: model.chat_template, TOOL_USE: model.tool_template or model.chat_template}
+    templates = {name: with_defaults(text, config.model.chat_template_kwargs) for name, text in own.items()}
+    return token_examples(with_thinking(sample, config.data.thinking), templates)
 
 
 def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:
@@ -248,24 +257,47 @@ def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, tr
 
 
 def lengths_of(run: Prepared) -> Lengths:
-    """The lengths that `surefit audit` wrote into the run directory, if it was for these very rows; of prepared data
-    those in its manifest."""
+    """The lengths of the rows: those that `surefit audit` wrote into the run directory, if it was for these very rows;
+    of prepared data those in its manifest; else those of some rows, the largest among them."""
     from surefit.plan.forecast import Lengths
 
     if run.gathered.prepared is not None:
         stats = run.gathered.prepared.stats
         supervised = stats.supervised_tokens / stats.tokens
-        return Lengths(
-            stats.longest, stats.tokens / stats.kept, "the prepared rows', as their manifest has them", supervised
-        )
-    if not run.run.passport.is_file() or run.rows is None:
-        return Lengths()
-    passport = read_json(run.run.passport)
-    whole = passport.get("lengths", {}).get("whole", {})
-    if passport.get("sha256") != run.rows.sha256 or passport.get("unit") != "tokens" or "max" not in whole:
-        return Lengths()
-    source = "the real rows', as passport.json has them"
-    return Lengths(whole["max"], whole["mean"], source, passport.get("supervised_share") or 1.0)
+        source = "the prepared rows', as their manifest has them"
+        return Lengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all")
+    if run.run.passport.is_file() and run.rows is not None:
+        passport = read_json(run.run.passport)
+        whole = passport.get("lengths", {}).get("whole", {})
+        if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in whole:
+            source = "the real rows', as passport.json has them"
+            return Lengths(whole["max"], whole["mean"], source, passport.get("supervised_share") or 1.0, "all")
+    return _sampled(run) or Lengths()
+
+
+def _sampled(run: Prepared) -> Lengths | None:
+    """The lengths of some rows of each source; None where one is not on this machine, or its tokenizer."""
+    from surefit.data.lengths import sampled_lengths
+    from surefit.facts.tokenizer import facts_of_tokenizer
+    from surefit.plan.forecast import Lengths
+
+    config, sources = run.resolved.config, [(run.rows, 1.0)]
+    if run.rows is None or len(run.mixed) < len(config.data.mix):
+        return None
+    sources += [(run.mixed[source], passes) for source, passes in config.data.mix.items()]
+    try:
+        tokenizer = facts_of_tokenizer(run.model)
+    except SureFitError:  # the check says so
+        return None
+    found = [(sampled_lengths(rows, run.recipe, config, tokenizer), passes) for rows, passes in sources if rows]
+    sampled = [(lengths, lengths.total * passes) for lengths, passes in found if lengths is not None]
+    if not sampled or len(sampled) < len(sources):
+        return None
+    looked_at, total = (sum(getattr(lengths, name) for lengths, _ in sampled) for name in ("rows", "total"))
+    mean = sum(lengths.mean * seen for lengths, seen in sampled) / sum(seen for _, seen in sampled)
+    source = f"those of {looked_at:,} of {total:,} rows, the largest among them"
+    longest = max(lengths.longest for lengths, _ in sampled)
+    return Lengths(longest, mean, source, known="all" if looked_at >= total else "sample")
 
 
 def run_directory(target: Path) -> RunDir:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from surefit.core.output import output_file, text_with
 from surefit.core.rundir import RunDir
 from surefit.stages.concluding import concluded
 from surefit.stages.events import noted
@@ -27,7 +28,10 @@ def report_on_several(runs: Sequence[RunDir], watcher: Watcher, output: Path | N
     from surefit import recipes
     from surefit.report.comparison import build_comparison
 
+    page = output or runs[0].path.parent / COMPARISON
+    mark = text_with('<meta name="generator" content="SureFit', "SureFit comparison of")
+    output_file(page, {str(run.path): run.path for run in runs}, earlier=mark)
     for run in runs:
         if not run.report.exists():
             report(run, watcher)
-    return build_comparison(runs, output or runs[0].path.parent / COMPARISON, recipes.get)
+    return build_comparison(runs, page, recipes.get)

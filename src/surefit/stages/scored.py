@@ -38,6 +38,7 @@ def scored_facts(
     *,
     counted: bool = False,
     look: bool = False,
+    kept: dict[str, Rows] | None = None,
 ) -> tuple[ScoredFacts | None, list[SureFitError]]:
     """What is asked, and what is wrong with those sets, where they are on this machine: what reading them and
     converting a sample of them runs into, and tokens that the tokenizer does not have. There are no facts without a
@@ -48,8 +49,9 @@ def scored_facts(
         mixed: those of `data.mix` that are on this machine, by source.
         counted: prompts are tokenised in any case (`data.scored.scored_set`).
         look: of many rows read some (`data.glance`).
+        kept: gets the rows of each set that was read, by config key.
     """
-    from surefit.data.sampled import tokens_missing
+    from surefit.data.sampled import template_missing, tokens_missing
     from surefit.data.scored import scored_set
     from surefit.facts.scored import ScoredFacts
 
@@ -63,13 +65,17 @@ def scored_facts(
         sets.append(scored_set("eval", held_out, examples, config, tokenizer, counted=counted))
     for key, source in scored_sources(config).items():
         try:
-            count, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look)
+            read, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look)
         except SureFitError as error:
             error.about(key)
             problems.append(error)
             continue
+        if kept is not None and read is not None:
+            kept[key] = read
+        count = None if read is None else read.total
         if examples is not None:
             problems += tokens_missing(config, key, source, examples, tokenizer)
+            problems += template_missing(key, source, examples, tokenizer)
         name = "eval" if key == "data.eval" else key.removeprefix("evaluate.also.")
         sets.append(scored_set(name, count, examples, config, tokenizer, counted=counted))
     if recipe is None or problems:
@@ -101,7 +107,7 @@ def _some(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[E
 
 def _read(
     config: Config, recipe: TaskRecipe | None, key: str, source: str, train: Rows | None, look: bool
-) -> tuple[int | None, Examples | None]:
+) -> tuple[Rows | None, Examples | None]:
     """(rows, a sample of the examples they become); nothing of what the hub has."""
     from surefit.data.formats import load_held_out, to_examples
     from surefit.data.glance import glance
@@ -117,10 +123,10 @@ def _read(
         return None, None
     require_other_rows(rows, train, source)
     if recipe is None:
-        return rows.total, None
+        return rows, None
     if key == "data.eval" and (missing := tasks_without_rows(recipe, key, [rows])):
         raise missing[0]
-    return rows.total, to_examples(rows.sample(SAMPLED_ROWS), recipe, section.format, section.bad_rows)
+    return rows, to_examples(rows.sample(SAMPLED_ROWS), recipe, section.format, section.bad_rows)
 
 
 def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) -> list[SureFitError]:

@@ -36,6 +36,7 @@ from surefit.data.sources import files_of, resolve_source
 from surefit.data.stream import Range, ranges, stream_rows
 from surefit.facts.gguf_source import gguf_source
 from surefit.launch.cluster import on_ray
+from surefit.stages.placing import require_shards_apart
 from surefit.stages.shard_lock import alone
 from surefit.stages.watcher import Watcher
 
@@ -138,6 +139,8 @@ def prepared_directory(config: Config) -> Path:
     if config.data.prepared is None:
         raise ConfigError("is not set", code="E8033", field="data.prepared", help="name the directory for the shards")
     refuse_limit(config)
+    names = {PLAN: False, MANIFEST: False, HELD_OUT: False, "shard-000000": True}
+    require_shards_apart(config, names, PLAN)
     return Path(config.data.prepared)
 
 

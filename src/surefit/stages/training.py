@@ -18,11 +18,12 @@ from surefit.config.oom_ladder import adapted as adapted_config
 from surefit.config.resolve import write_resolved
 from surefit.config.trackers import TRACKERS
 from surefit.core.errors import ConfigError, ShortOfMemory
-from surefit.core.malloc import SMALL, freed_given_back, keep_what_is_freed
+from surefit.core.malloc import freed_given_back, keep_what_is_freed
 from surefit.core.rundir import RunDir, write_json
 from surefit.core.units import count_text, quoted
 from surefit.stages.checking import checked, require_no_errors
 from surefit.stages.events import noted, trained
+from surefit.stages.placing import require_inputs_apart, require_new_or_run
 from surefit.stages.planning import planned_run
 from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
@@ -104,6 +105,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
     from surefit.facts.record import environment_record
 
     directory = run.run
+    require_inputs_apart(run)
     if overwrite and not resume:
         _delete_run(directory)
     elif not resume and directory.resolved.exists() and (directory.checkpoints.exists() or trained(directory)):
@@ -114,6 +116,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
             field="output_dir",
             help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
         )
+    require_new_or_run(directory)
     directory.create()
     if run.loaded.path != directory.resolved or adaptations(run.resolved):
         write_resolved(run.resolved, directory.resolved)
@@ -291,7 +294,7 @@ def _adapt(run: Prepared, changes: dict[str, Any], dry_run: bool) -> tuple[Prepa
 def _stays_small(planned: dict[str, Any] | None, kind: str) -> bool:
     """Whether the plan, where it has an estimate, says so; of a GPU run it speaks of the GPU's memory."""
     estimate = planned["estimate"] if planned and kind == "cpu" else None
-    return estimate is not None and estimate["training"]["high_bytes"] <= SMALL
+    return estimate is not None and bool(estimate["keeps_freed_memory"])
 
 
 def _train_once(

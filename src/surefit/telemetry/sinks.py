@@ -9,6 +9,7 @@ from typing import Any
 from surefit.config.trackers import TRACKERS, TelemetrySection, Tracker, switched_on
 from surefit.core import env
 from surefit.core.errors import MachineError
+from surefit.core.packaging import install_extra
 from surefit.core.rundir import RunDir
 from surefit.telemetry.sink import Concluding, Sink
 
@@ -43,7 +44,7 @@ def _problems(extra: str, config: TelemetrySection) -> Iterator[MachineError]:
     for tracker in TRACKERS.values():
         env.set_defaults(tracker.quiet)
     tracker = TRACKERS[extra]
-    field, pip = tracker.key, "pip install --upgrade"
+    field, upgrade = tracker.key, True
     # Here and not in the sinks' threads: a package that cannot be imported is said before the model is loaded.
     try:
         importlib.import_module(tracker.module)
@@ -51,8 +52,9 @@ def _problems(extra: str, config: TelemetrySection) -> Iterator[MachineError]:
         problem = f"{tracker.module} cannot be imported: {type(error).__name__}: {env.first_line(error)}"
         if isinstance(error, ImportError):
             problem = f"needs a package that is not installed or does not fit: {env.first_line(error)}"
-            pip = "pip install"
-        yield MachineError(problem, code="E5095", field=field, help=f"{pip} 'surefit[{extra}]', or take {field} out")
+            upgrade = False
+        advice = f"{install_extra(extra, upgrade=upgrade)}; or take {field} out"
+        yield MachineError(problem, code="E5095", field=field, help=advice)
     if extra == "mlflow" and config.mlflow_address is None:
         yield MachineError(
             "MLFLOW_TRACKING_URI is not set",

@@ -28,6 +28,7 @@ from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import RunDir, machine_errors, write_json
 from surefit.core.units import bytes_text, duration_text
 from surefit.data.collate import tokens_in
+from surefit.model.finite import why_not_finite
 from surefit.parallel.engine import SINGLE, Engine
 from surefit.parallel.flat import Lazy, part_of
 from surefit.parallel.mesh import World, by_first, gathered, together
@@ -82,16 +83,57 @@ class DryPass:
         )
 
     def _memory(self, estimate: Mapping[str, Any]) -> str:
-        """On a GPU tensors against the planned steps; on a CPU the whole process against the planned range."""
+        """On a GPU tensors against the planned first step; on a CPU the whole process against the planned range."""
         measured = self.phases["dry step"]
+        low, high = planned_range(estimate, "allocated" in measured)
         if "allocated" in measured:
-            steps = [p["allocated_bytes"] for p in estimate.get("phases", ()) if p["name"] in ("first step", "step")]
-            said = f" of {bytes_text(max(steps))} planned" if steps else ""
+            said = f" of {bytes_text(high)} planned" if high else ""
             return f"{bytes_text(measured['allocated'])}{said}"
-        alone = estimate.get("training", estimate)
-        low, high = alone.get("low_bytes"), alone.get("high_bytes")
         said = f" ({bytes_text(low)} to {bytes_text(high)} planned)" if low and high else ""
         return f"{bytes_text(measured['resident'])} of RAM{said}"
+
+    def against(self, planned: Mapping[str, Any] | None) -> str | None:
+        """Return "above" or "below" where the worst case took more or less than the plan says; None where it is as
+        planned, or nothing is. Rows that are shorter than the plan could know take less and say nothing about it."""
+        measured, estimate = self.phases["dry step"], (planned or {}).get("estimate") or {}
+        on_gpu = "allocated" in measured
+        low, high = planned_range(estimate, on_gpu)
+        if low is None or high is None:
+            return None
+        took = measured["allocated" if on_gpu else "resident"]
+        margin = GPU_MARGIN if on_gpu else 0.0
+        if took > high * (1 + margin):
+            return "above"
+        full = self.tokens >= NEARLY * estimate.get("tokens", 0)
+        return "below" if full and took < low * (1 - margin) else None
+
+    def warning(self, planned: Mapping[str, Any] | None) -> str | None:
+        """Return what to say where the plan was wrong."""
+        where = self.against(planned)
+        if where is None:
+            return None
+        more = " If memory is short here, expect the run to end for want of it." if where == "above" else ""
+        return (
+            f"WARNING: the dry pass took {'more' if where == 'above' else 'less'} memory than the plan says "
+            f"({self._memory((planned or {}).get('estimate') or {})}): the plan is wrong for this model.{more} "
+            "Please report plan.json and dry_pass.json"
+        )
+
+
+NEARLY = 0.9
+"""Of the planned tokens, from which on a batch is as full as planned."""
+GPU_MARGIN = 0.03
+"""How far the tensors on a GPU may be from a simulation (`plan.verdict.MARGIN`)."""
+
+
+def planned_range(estimate: Mapping[str, Any], on_gpu: bool) -> tuple[int | None, int | None]:
+    """Return what the plan says of the first step at least and at most, which is what a dry pass runs: tensors on a
+    GPU, on a CPU the process; (None, None) where it says nothing. Later steps hold the optimizer's state beside it."""
+    if on_gpu:
+        steps = [phase["allocated_bytes"] for phase in estimate.get("phases", ()) if phase["name"] == "first step"]
+        return (steps[0], steps[0]) if steps else (None, None)
+    first = estimate.get("first_step") or {}
+    return first.get("low_bytes"), first.get("high_bytes")
 
 
 def dry_pass(
@@ -165,14 +207,14 @@ def _step(
             chunked=config.speed.chunked_loss, scaling=scaling, engine=engine,
         )  # fmt: skip
     if not math.isfinite(result.loss):
-        raise GateError(
-            f"the loss of the fullest batch ({tokens_in(batch):,} tokens) is {result.loss} before anything was trained",
-            code="E5100",
-            field="model.dtype",
-            help="the base model's weights are damaged, or its dtype overflows: try bfloat16 or float32; no step was "
-            "taken",
-        )
+        raise _not_finite("fullest batch", tokens_in(batch), result.loss, model, config)
     return tokens_in(batch), repeated, result.loss, time.perf_counter() - start
+
+
+def _not_finite(what: str, tokens: int, loss: float, model: torch.nn.Module, config: Config) -> GateError:
+    why = why_not_finite(model, config.model.dtype)
+    problem = f"the loss of the {what} ({tokens:,} tokens) is {loss} before anything was trained: {why.message}"
+    return GateError(problem, code="E5100", field=why.field, help=f"{why.help}; no step was taken")
 
 
 def _evaluate(
@@ -185,7 +227,9 @@ def _evaluate(
     batch = held_out.make(micros[0])
     start = time.perf_counter()
     with memory.during("dry eval"):
-        mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
+        measured = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
+    if measured is not None and not math.isfinite(measured[0]):
+        raise _not_finite("fullest held-out batch", tokens_in(batch), measured[0], model, config)
     return tokens_in(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,49 @@ FREE_ON_RESUME = (
 """Settings of `train` that do not change what a step learns; the last two do so by `total_steps`, which is compared."""
 
 
-def identity(config: Config, survey: Survey, total_steps: int) -> dict[str, Any]:
-    """Everything that decides what is learnt, by its config key, as JSON can hold it."""
+HELD_OUT = "data.eval: content"
+SCORING = (
+    "max_examples", "max_new_tokens", "constrained", "num_beams", "samples", "temperature", "chat_template_kwargs",
+)  # fmt: skip
+"""Settings of `evaluate` that the scores in training depend on."""
+
+
+def identity(config: Config, survey: Survey, held_out: Survey, total_steps: int) -> dict[str, Any]:
+    """Return everything that decides what is learnt and which checkpoint is the best, by its config key, as JSON can
+    hold it: measurements on other held-out rows cannot be compared with those before the resume.
+
+    Args:
+        survey: of the training rows.
+        held_out: of the held-out rows.
+        total_steps: optimizer steps of the run.
+    """
     values = {f"adapter.{key}": value for key, value in leaves(config.adapter)}
     values |= {f"train.{key}": value for key, value in leaves(config.train) if key not in FREE_ON_RESUME}
-    return values | {
-        "model.name_or_path": config.model.name_or_path,
-        "model.revision": config.model.revision,
-        "model.dtype": config.model.dtype,
-        "model.quantization": config.model.quantization,
-        "model.chat_template_kwargs": config.model.chat_template_kwargs,
-        "model.add_tokens": config.model.add_tokens,
-        "data.train: rows": len(survey.lengths),
-        "data.train: content": survey.sha256,
-        "total_steps": total_steps,
-    }
+    return (
+        values
+        | {
+            "model.name_or_path": config.model.name_or_path,
+            "model.revision": config.model.revision,
+            "model.dtype": config.model.dtype,
+            "model.quantization": config.model.quantization,
+            "model.chat_template_kwargs": config.model.chat_template_kwargs,
+            "model.add_tokens": config.model.add_tokens,
+            "data.train: rows": len(survey.lengths),
+            "data.train: content": survey.sha256,
+            "data.eval: rows": len(held_out.lengths),
+            HELD_OUT: held_out.sha256,
+            "total_steps": total_steps,
+        }
+        | _scoring(config)
+    )
+
+
+def _scoring(config: Config) -> dict[str, Any]:
+    """Return what the scores that are measured in training depend on; nothing where none are."""
+    if not config.evaluate.in_training:
+        return {}
+    settings = config.evaluate.model_dump(mode="json")
+    return {f"evaluate.{key}": settings[key] for key in SCORING}
 
 
 def carried_out(config: Config, mode: str = "single", data_size: int = 1) -> dict[str, Any]:
@@ -81,6 +109,33 @@ ADDED = {
 """What runs did whose checkpoints are older than a key."""
 
 
+LATER = ("data.eval: ", "evaluate.")
+"""Keys of which an older checkpoint, or one of a run that measured no scores, says nothing."""
+
+
+def require_same_held_out(lines: Iterable[Mapping[str, Any]], held_out: Survey, path: Path) -> None:
+    """Compare the held-out rows by their supervised tokens, where the checkpoint is too old to hold their hash.
+
+    Args:
+        lines: of metrics.jsonl.
+        held_out: of this config's held-out rows.
+        path: the run directory, for the message.
+
+    Raises:
+        ConfigError: other tokens were measured before.
+    """
+    for line in lines:
+        if (was := line.get("eval_tokens", held_out.supervised)) != held_out.supervised:
+            raise ConfigError(
+                f"the held-out rows had {was:,} supervised tokens when the checkpoint was written and have "
+                f"{held_out.supervised:,} now",
+                code="E5350",
+                path=path,
+                field="data.eval",
+                help="put them back to resume, or start anew in another output_dir",
+            )
+
+
 def require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
     """Refuse to continue another run.
 
@@ -93,6 +148,8 @@ def require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> Non
         ConfigError: naming the first difference with both values.
     """
     for key, value in now.items():
+        if key not in before and key.startswith(LATER):
+            continue
         was = before.get(key, ADDED.get(key))
         if was != value:
             raise ConfigError(

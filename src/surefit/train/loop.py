@@ -44,7 +44,7 @@ from surefit.train.out_of_memory import explained
 from surefit.train.preflight import AUDITED, require_sound_batches
 from surefit.train.progress import Counters, TrainResult
 from surefit.train.reporting import Pace, Reporting, meter_of
-from surefit.train.sampler import dropout_seed, lengths_of, survey
+from surefit.train.sampler import dropout_seed, read_all, survey
 from surefit.train.saving import Saving
 from surefit.train.scaling import LossScale
 from surefit.train.schedule import learning_rate
@@ -101,7 +101,8 @@ class Training:
         pad = tokenizer.pad_token_id or 0  # masked wherever it stands, so any token does
         ranks = engine.data_size
         self.batches = Batches(rows, self.survey.lengths, config, pad, ranks)
-        held_out = Batches(data.eval_rows, lengths_of(data.eval_rows), config, pad, ranks)
+        self.held_out_survey = read_all(data.eval_rows)
+        held_out = Batches(data.eval_rows, self.held_out_survey.lengths, config, pad, ranks)
         self.held_out = HeldOut(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
         lines, every = self.held_out.at_checkpoints, config.checkpoint.every
         self.saving = Saving(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
@@ -123,7 +124,7 @@ class Training:
             MachineError: no disk space at the start, no GPU memory; another process is at work in the run directory.
             ConfigError, ModelError: checkpoints are there and not to be resumed, are of other settings, or all damaged.
         """
-        params = dict(leaves(self.config)) | identity(self.config, self.survey, self.total_steps)
+        params = dict(leaves(self.config)) | identity(self.config, self.survey, self.held_out_survey, self.total_steps)
         sent = self.sinks.during(str(self.run.path), params)
         stopping = StopRequest(lambda flag: any_of(flag, self.world))
         with stopping as stop, self.saving.open(stop), self._memory_noted(), sent:
@@ -182,6 +183,9 @@ class Training:
         self.expert_use.taken()  # it has counted the worst case
         self.pace.pause = found.eval_batches * found.eval_seconds
         self.note(found.text(self.environment.planned))
+        if warning := found.warning(self.environment.planned):
+            self.note(warning)
+            self.run.note("train", "dry pass outside the plan", where=found.against(self.environment.planned))
         if write and self.world.is_first:
             with unless_full():
                 found.write(self.run)
@@ -279,7 +283,7 @@ class Training:
         return True
 
     def _save(self) -> None:
-        same = identity(self.config, self.survey, self.total_steps)
+        same = identity(self.config, self.survey, self.held_out_survey, self.total_steps)
         how = carried_out(self.config, self.engine.name, self.engine.data_size)
         trainer = {"counters": self.counters.as_dict(), "identity": same, "carried_out": how}
         if self.scaling is not None:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from surefit.config.schema import TrainSection
 from surefit.core.errors import ConfigError
+from surefit.core.packaging import install_extra
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
@@ -319,5 +320,5 @@ def _bitsandbytes(kind: str) -> Any:
             f"the optimizer {kind} is one of bitsandbytes, which cannot be imported here: {error}",
             code="E5109",
             field="train.optimizer",
-            help='pip install "surefit[quant]", or use adamw',
+            help=f"{install_extra('quant')}; or use adamw",
         ) from error

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from surefit.checkpoint import manager
+from surefit.core.rundir import read_jsonl
 from surefit.parallel.engine import Engine
 from surefit.parallel.mesh import by_first
-from surefit.train.identity import identity, require_same, what_changed
+from surefit.train.identity import HELD_OUT, identity, require_same, require_same_held_out, what_changed
 from surefit.train.optim import MasterOptimizer
 from surefit.train.progress import Counters
 
@@ -33,8 +34,8 @@ def resume(job: Training) -> int | None:
     if latest.path is None:
         return None
     state = manager.load(latest.path)
-    now = identity(job.config, job.survey, job.total_steps)
-    by_first(job.engine.world, lambda: require_same(state.trainer["identity"], now, job.run.path))
+    now = identity(job.config, job.survey, job.held_out_survey, job.total_steps)
+    by_first(job.engine.world, lambda: _require_same_run(job, state.trainer["identity"], now))
     restore(state, job.optimizer, job.engine, latest.path)
     job.optimizer.load_tensors(job.engine.shares(state.optimizer, like(state.optimizer, job.optimizer.parameters)))
     if job.scaling is not None:
@@ -50,6 +51,12 @@ def resume(job: Training) -> int | None:
     if job.engine.world.is_first:
         job.run.note("train", "resumed", step=latest.step, skipped=[path.name for path, _ in latest.skipped])
     return latest.step
+
+
+def _require_same_run(job: Training, before: dict[str, Any], now: dict[str, Any]) -> None:
+    require_same(before, now, job.run.path)
+    if HELD_OUT not in before and job.run.metrics.exists():
+        require_same_held_out(read_jsonl(job.run.metrics), job.held_out_survey, job.run.path)
 
 
 def restore_the_best(job: Training) -> int | None:

@@ -8,7 +8,7 @@ fill is completed with the first rows of the next epoch. A resumed run needs not
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -45,10 +45,12 @@ class Survey:
     Attributes:
         lengths: tokens of each row.
         sha256: of all ids and labels; a resumed run must see the same.
+        supervised: tokens that the loss counts; 0 of prepared data, where nobody asks.
     """
 
     lengths: RowLengths
     sha256: str
+    supervised: int = 0
 
 
 def survey(rows: Rows) -> Survey:
@@ -61,26 +63,38 @@ def survey(rows: Rows) -> Survey:
         raise DataError("no rows to train on", code="E5111", field="data.train", help="name data that has usable rows")
     if isinstance(rows, ShardedTokens):
         return Survey(rows.lengths, rows.sha256)
+    return read_all(rows, _require_supervised)
+
+
+def _require_supervised(index: int, length: int, supervised: int) -> None:
+    if not supervised:
+        raise DataError(
+            f"tokenised row {index} has no supervised token among its {length}",
+            code="E5112",
+            field="data.train",
+            help="its answer is empty or was cut off: raise data.max_length, or leave the row out",
+        )
+
+
+def read_all(rows: Rows, look: Callable[[int, int, int], None] | None = None) -> Survey:
+    """Read every row once; there may be none.
+
+    Args:
+        look: called with (number, tokens, supervised tokens) of each row.
+    """
     digest = hashlib.sha256()
     lengths = np.empty(len(rows), dtype=np.int64)
+    supervised = 0
     for index in range(len(rows)):
         ids, labels = rows[index]
-        if not np.any(labels[1:] != MASKED):
-            raise DataError(
-                f"tokenised row {index} has no supervised token among its {len(ids)}",
-                code="E5112",
-                field="data.train",
-                help="its answer is empty or was cut off: raise data.max_length, or leave the row out",
-            )
+        counted = int(np.count_nonzero(labels[1:] != MASKED))
+        if look is not None:
+            look(index, len(ids), counted)
+        supervised += counted
         lengths[index] = len(ids)
         for part in (lengths[index : index + 1], ids, labels):
             digest.update(np.ascontiguousarray(part, dtype=np.int32).data)
-    return Survey(lengths, digest.hexdigest())
-
-
-def lengths_of(rows: Rows) -> npt.NDArray[np.int64]:
-    """Tokens of each row."""
-    return np.array([len(rows[index][0]) for index in range(len(rows))], dtype=np.int64)
+    return Survey(lengths, digest.hexdigest(), supervised)
 
 
 @lru_cache(maxsize=2)

@@ -20,7 +20,7 @@ from surefit.config.edit import edit_text
 from surefit.config.load import parse_yaml, read_text
 from surefit.config.resolve import one_line_yaml
 from surefit.config.schema import Config
-from surefit.config.starter import starter
+from surefit.config.starter import runs_as_it_is, starter
 from surefit.core.errors import ConfigError
 from surefit.ui.pages import Ui, text_of
 from surefit.ui.workspace import LONGEST_NAME, version
@@ -51,7 +51,8 @@ def show(ui: Ui, request: Request) -> Response:
         known=known,
         editing=opened is not None or recipe is not None,
         configs=ui.workspace.configs(),
-        recipes=recipes.names(),
+        complete=[name for name in recipes.names() if runs_as_it_is(name)],
+        own_rows=[name for name in recipes.names() if not runs_as_it_is(name)],
         fields=list(fields()),
     )
 

@@ -35,6 +35,7 @@ from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import NANO, ModelFacts, catalogue, model_facts
 from surefit.facts.vocabulary import with_new_tokens
+from surefit.plan.assumptions import assumption_text
 from surefit.plan.document import planned
 from surefit.plan.profile import device_of, rates_of, speed_at
 from surefit.plan.verdict import upper_end
@@ -143,13 +144,14 @@ def _model(name: str, revision: str | None) -> ModelFacts:
 
 
 @lru_cache(maxsize=64)
-def _hardware(gpu: str) -> HardwareFacts:
-    return hardware_facts(gpu)
+def _hardware(gpu: str, disk: str | None) -> HardwareFacts:
+    return hardware_facts(gpu, disk=disk)
 
 
 def closed_form(config: Config) -> dict[str, Any]:
     """plan.json by arithmetic alone, with the phases' bytes and the arithmetic's time added."""
-    model, hardware = _model(config.model.name_or_path, config.model.revision), _hardware(config.hardware.gpu)
+    model = _model(config.model.name_or_path, config.model.revision)
+    hardware = _hardware(config.hardware.gpu, config.hardware.disk)
     model = with_new_tokens(model, config.model.add_tokens, None)
     loaded = Loaded(config, Path("config.yaml"), {}, frozenset())
     steps = config.train.max_steps
@@ -220,12 +222,19 @@ def said(document: dict[str, Any], config: Config, price: float | None) -> dict[
         "cost_text": f"{least}{price * hours:,.2f}" if price is not None and hours is not None else "–",
         "disk_text": bytes_text(document["disk_total_bytes"]) if document["disk_total_bytes"] else "not known",
         "disk": [term | {"text": bytes_text(term["bytes"])} for term in document["disk"]],
-        "free_text": bytes_text(document["disk_free_bytes"]),
+        "free_text": _free_text(document),
+        "assumed": "; ".join(assumption_text(each) for each in document["assumptions"]),
         "decided": document.get("decided"),
         "ranks": document["ranks"]["which"] if document["ranks"] else None,
         "does_not_fit": document["does_not_fit"],
         "left_out": document["left_out"],
     }
+
+
+def _free_text(document: dict[str, Any]) -> str:
+    free = document["disk_free_bytes"]
+    where = "here" if document["disk_source"] == "detected" else "by hardware.disk"
+    return "free space not known" if free is None else f"{bytes_text(free)} free {where}"
 
 
 def _scoring_text(scoring: dict[str, Any] | None) -> str:

@@ -19,6 +19,7 @@ from surefit.report.artefacts import read_artefacts
 from surefit.report.scores import set_scores
 from surefit.report.timeline import EVENTS, attempts
 from surefit.report.verdict import effects
+from surefit.stages.events import latest
 from surefit.ui.pages import Ui
 from surefit.ui.security import REPORT_POLICY
 
@@ -79,7 +80,7 @@ def watch(ui: Ui, request: Request) -> Response:
             "next": following,
             "anew": anew,
             "more": more,
-            "event": events[-1] if events else None,
+            "event": latest(events),
             "disk": bytes_text(_size(run.path)),
             "free": bytes_text(shutil.disk_usage(run.path).free),
         }

@@ -7,7 +7,7 @@ configs are written, and never inside a run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -15,9 +15,10 @@ from starlette.exceptions import HTTPException
 
 from surefit.config.edit import write_edited
 from surefit.config.load import MAX_BYTES, parse_yaml, read_text
-from surefit.config.schema import Config
+from surefit.config.schema import Config, path_texts
 from surefit.core.errors import ConfigError, SureFitError
-from surefit.core.rundir import RunDir, file_sha256, write_atomic
+from surefit.core.lock import folder_locked
+from surefit.core.rundir import RunDir, file_sha256, machine_errors, write_atomic
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 DEPTH = 4
@@ -132,15 +133,18 @@ class Workspace:
             raise ConfigError(
                 "this is inside a run, whose files are only read", code="E1073", help="choose another folder"
             )
-        if version(path) != expected:
-            what = "was changed by someone else" if expected is not None else "is there already"
-            raise HTTPException(409, f"{text} {what}: open it again, or save under another name")
-        if expected is None:
-            write_atomic(path, content)
-        else:
-            # A text area has line feeds only.
-            content = content.replace("\n", "\r\n") if b"\r\n" in path.read_bytes() else content
-            write_edited(path, content)
+        with machine_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with folder_locked(path.parent):  # two saves at once: the second one sees what the first one wrote
+            if version(path) != expected:
+                what = "was changed by someone else" if expected is not None else "is there already"
+                raise HTTPException(409, f"{text} {what}: open it again, or save under another name")
+            if expected is None:
+                write_atomic(path, content)
+            else:
+                # A text area has line feeds only.
+                content = content.replace("\n", "\r\n") if b"\r\n" in path.read_bytes() else content
+                write_edited(path, content)
         return path
 
     def refuse(self, config: Config) -> list[SureFitError]:
@@ -152,7 +156,7 @@ class Workspace:
                 field=key,
                 help="move it there, or use the command line: `surefit check`",
             )
-            for key, text in (*named_paths(config), *self._named_by_accelerate(config))
+            for key, text in (*path_texts(config), *self._named_by_accelerate(config))
             if not self._may_be_read(text)
         ]
 
@@ -189,25 +193,6 @@ class Workspace:
 def version(path: Path) -> str | None:
     """A hash of a file as it is now; None where there is none."""
     return file_sha256(path) if path.is_file() else None
-
-
-def named_paths(config: Config) -> list[tuple[str, str]]:
-    """(dotted key, text) of all that a config names and that may be a path."""
-    gate = config.evaluate.gate
-    found: Sequence[tuple[str, object]] = [
-        ("model.name_or_path", config.model.name_or_path),
-        ("model.chat_template", config.model.chat_template),
-        ("adapter.start_from", config.adapter.start_from),
-        ("data.train", config.data.train),
-        ("data.eval", config.data.eval),
-        *(("data.mix", name) for name in config.data.mix),
-        *((f"evaluate.also.{name}", text) for name, text in config.evaluate.also.items()),
-        ("evaluate.gate.not_worse_than", gate.not_worse_than if gate else None),
-        ("parallel.accelerate_config", config.parallel.accelerate_config),
-        ("parallel.deepspeed_config", config.parallel.deepspeed_config),
-        ("output_dir", config.output_dir),
-    ]
-    return [(key, text) for key, text in found if isinstance(text, str)]
 
 
 def is_run(directory: Path) -> bool:

@@ -42,6 +42,7 @@ class Hardware:
     name: str = "NVIDIA H100"
     memory_bytes: int | None = 80 * GIB
     bf16: bool = True
+    source: str = "detected"
 
 
 CPU = Hardware("cpu", "CPU", None, True)

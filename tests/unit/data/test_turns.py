@@ -260,6 +260,6 @@ def test_words_that_begin_the_next_turn_end_none():
 
 def test_a_comparison_without_the_end_is_noticed(monkeypatch):
     assert judge(PUBLISHED["glm4moe"]).wrong == []
-    monkeypatch.setattr("surefit.data.tokenize.ends_by_next", lambda tokenizer: {})
+    monkeypatch.setattr("surefit.data.tokenize.ends_by_next", lambda tokenizer, tools: {})
     assert all("without the '<|" in what for what in judge(PUBLISHED["glm4moe"]).wrong)
     assert judge(PUBLISHED["glm4moe"]).wrong

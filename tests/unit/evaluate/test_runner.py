@@ -238,12 +238,13 @@ def test_answers_with_strange_line_ends_are_read_back(letters, monkeypatch):
 
 
 def test_the_gate_passes_and_fails(letters):
-    passed = scored(letters, gate={"min": 0.5, "not_worse_than": "base"})["gate"]
+    passed = scored(letters, gate={"min": 0.5, "not_worse_than": "base", "margin": 0.5})["gate"]
     assert passed["passed"]
     assert passed["reason"].startswith("exact_match of merged is ")
     assert "against the base" in passed["reason"]
     failed = scored(letters, gate={"metric": "valid", "min": 1.0}, max_new_tokens=3)["gate"]
-    assert failed == {"passed": False, "reason": "valid of merged is 0.000; at least 1 is required"}
+    reason = "valid of merged is 0.000; at least 1 is required"
+    assert failed == {"outcome": "failed", "passed": False, "margin": 0.05, "reason": reason}
 
 
 def test_a_gate_on_an_unknown_metric_stops_after_the_first_set(letters, monkeypatch):

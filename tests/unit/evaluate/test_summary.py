@@ -6,9 +6,10 @@ import pytest
 
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
+from surefit.evaluate.estimates import estimates
 from surefit.evaluate.gate import judge
 from surefit.evaluate.paired import paired_comparisons
-from surefit.evaluate.summary import estimates, summarise
+from surefit.evaluate.summary import summarise
 from surefit.task import TaskRecipe
 
 RECIPE = TaskRecipe(
@@ -73,36 +74,45 @@ def test_corpus_scores_use_the_recipes_aggregate_for_means_and_differences():
 
 
 @pytest.mark.parametrize(
-    ("gate", "base", "tuned", "passed", "reason"),
+    ("gate", "base", "tuned", "outcome", "reason"),
     [
-        ({"min": 0.7}, [0] * 4, [1, 1, 1, 0], True, "right of merged is 0.750; at least 0.7 is required"),
-        ({"min": 0.75}, [0] * 4, [1, 1, 1, 0], True, "at least 0.75"),
-        ({"min": 0.8}, [0] * 4, [1, 1, 1, 0], False, "right of merged is 0.750; at least 0.8 is required"),
-        ({"not_worse_than": "base"}, [1] * 30 + [0] * 70, [1] * 28 + [0] * 72, True, "-0.020 ["),
-        ({"not_worse_than": "base"}, [1] * 60 + [0] * 40, [1] * 30 + [0] * 70, False, "-0.300 [-0.387, -0.202]"),
-        ({"not_worse_than": "base", "min": 0.9}, [0] * 9 + [1], [1] * 8 + [0, 1], True, "against the base"),
-        ({"not_worse_than": "base", "min": 1}, [0] * 9 + [1], [1] * 8 + [0, 1], False, "0.900; at least 1 is required"),
-        ({}, [1], [0], True, "right of merged is 0.000"),
+        ({"min": 0.7}, [0] * 400, [1] * 300 + [0] * 100, "passed", "0.750; at least 0.7 is required"),
+        ({"min": 0.7}, [0] * 4, [1, 1, 1, 0], "cannot tell", "right of merged is 0.750; at least 0.7 is required"),
+        ({"min": 0.7, "margin": 0.5}, [0] * 4, [1, 1, 1, 0], "passed", "at least 0.7"),
+        ({"min": 0.8}, [0] * 4, [1, 1, 1, 0], "failed", "right of merged is 0.750; at least 0.8 is required"),
+        ({"not_worse_than": "base"}, [1] * 30 + [0] * 70, [1] * 28 + [0] * 72, "cannot tell", "-0.020 [-0.058"),
+        ({"not_worse_than": "base"}, [1] * 90 + [0] * 210, [1] * 88 + [0] * 212, "passed", "-0.007 [-0.020, +0.006]"),
+        (
+            {"not_worse_than": "base", "margin": 0.01}, [1] * 90 + [0] * 210, [1] * 88 + [0] * 212, "cannot tell",
+            "-0.007 [-0.020, +0.006]",
+        ),
+        ({"not_worse_than": "base"}, [1] * 60 + [0] * 40, [1] * 30 + [0] * 70, "failed", "-0.300 [-0.387, -0.202]"),
+        ({"not_worse_than": "base", "min": 0.5}, [0] * 9 + [1], [1] * 8 + [0, 1], "passed", "against the base"),
+        ({"not_worse_than": "base", "min": 0.9}, [0] * 9 + [1], [1] * 8 + [0, 1], "cannot tell", "at least 0.9"),
+        ({"not_worse_than": "base", "min": 1}, [0] * 9 + [1], [1] * 8 + [0, 1], "failed", "at least 1 is required"),
+        ({}, [1], [0], "passed", "right of merged is 0.000"),
     ],
-)
-def test_the_gate(gate, base, tuned, passed, reason):
+)  # fmt: skip
+def test_the_gate(gate, base, tuned, outcome, reason):
     found = verdict(gate, base, tuned)
-    assert found["passed"] is passed
+    assert (found["outcome"], found["passed"]) == (outcome, outcome == "passed")
     assert reason in found["reason"]
 
 
 def test_a_gate_that_cannot_be_judged_does_not_pass():
     gate = GateSection(min=0.5, not_worse_than="base")
     only_base = summarise(RECIPE, gate, {"eval": {"base": rows_of(1)}}, [])
-    assert only_base["gate"] == {"passed": False, "reason": "the tuned model has not been scored"}
+    assert only_base["gate"] == {
+        "outcome": "cannot tell", "passed": False, "margin": 0.05, "reason": "the tuned model has not been scored",
+    }  # fmt: skip
     only_tuned = summarise(RECIPE, gate, {"eval": {"merged": rows_of(1)}}, [])
-    assert only_tuned["gate"]["passed"] is False
+    assert only_tuned["gate"]["outcome"] == "cannot tell"
     assert "the base has not been scored" in only_tuned["gate"]["reason"]
-    assert judge(gate, RECIPE, {}, None)["passed"] is False
+    assert judge(gate, RECIPE, {}, None)["outcome"] == "cannot tell"
 
 
 def test_the_gate_looks_at_what_ships():
-    variants = {"base": rows_of(0), "adapter": rows_of(1), "merged": rows_of(0)}
+    variants = {"base": rows_of(*[0] * 40), "adapter": rows_of(*[1] * 40), "merged": rows_of(*[0] * 40)}
     assert not summarise(RECIPE, GateSection(min=0.5), {"eval": variants}, [])["gate"]["passed"]
     del variants["merged"]
     assert summarise(RECIPE, GateSection(min=0.5), {"eval": variants}, [])["gate"]["passed"]

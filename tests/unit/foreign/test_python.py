@@ -40,7 +40,7 @@ arguments = SFTConfig(
     fp16=False, max_length=1024, packing=False, optim="adamw_torch", lr_scheduler_type="cosine", report_to="none",
 )
 lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=["q_proj", "v_proj"], use_dora=False)
-trainer = SFTTrainer(model=model, args=arguments, peft_config=lora)
+trainer = SFTTrainer(model=model, args=arguments, eval_dataset=held_out, peft_config=lora)
 trainer.train()
 """
 COMPUTING = (

@@ -337,7 +337,6 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         b"base_model: a\n" + b"x: 1\n" * 200_000,
         b"base_model: a\n" + BOMB.encode(),
         b"base_model: " + b"[" * 600,
-        b"base_model: a\nbase_model: b\n",
         b"base_model: !!python/object:os.system a\n",
     ],
 )

@@ -190,7 +190,7 @@ def test_without_the_package(model, tiny_tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(MachineError, match="needs the package xgrammar") as caught:
         generate(model, tiny_tokenizer, [[5]], Decoding(4, 1), grammars=[GRAMMARS[1]])
-    assert "pip install surefit[constrained]" in caught.value.help
+    assert "'.[constrained]'" in caught.value.help
     assert generate(model, tiny_tokenizer, [[5]], Decoding(4, 1), grammars=[None]), "not needed for free answers"
     monkeypatch.undo()
     constrained._xgrammar.cache_clear()

@@ -62,7 +62,7 @@ def test_with_full_training_they_have_no_effect() -> None:
 @pytest.mark.parametrize("key", ["use_rslora", "use_dora"])
 def test_an_adapter_goes_on_as_it_was_trained(tmp_path: Path, key: str) -> None:
     (tmp_path / "adapter_model.safetensors").touch()
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 16, "lora_alpha": 32, key: True}))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 16, "lora_alpha": 32, key: True}))
     (one,) = found({"start_from": str(tmp_path)})
     assert one.field == f"adapter.{key}"
     assert one.message.endswith(f"was trained with {key} true, and adapter.{key} is false")

@@ -99,7 +99,10 @@ def test_only_a_merge_that_reads_the_weights_again_is_ruined() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw", "paged_adamw_8bit"])
 def test_what_needs_bitsandbytes(optimizer: str) -> None:
     (found,) = judge(StackFacts(versions={"torch": "2.13.0"}), optimizer=optimizer)
-    assert (found.code, found.help) == ("STK014", 'pip install "surefit[quant]", or train with adamw')
+    assert (found.code, found.help) == (
+        "STK014",
+        "in the clone of SureFit: pip install -c constraints.txt '.[quant]', or train with adamw",
+    )
     assert codes(StackFacts(versions={"torch": "2.13.0"}), optimizer="adamw") == set()
 
 

@@ -16,7 +16,7 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, GateError
 from surefit.core.rundir import read_json
 from surefit.merge.adapter_file import read_adapter
-from surefit.merge.combine import combine
+from surefit.merge.combine import Combined, combine
 from surefit.merge.merge import MergeJob, certify_merged, merge_adapter
 from surefit.model.adapter import completeness, lora_modules
 from surefit.model.streamed import FromFiles, Weights
@@ -70,6 +70,11 @@ def job(folder, **changes):
         "certificate": folder / "certificate.json",
     }
     return MergeJob(**(given | changes))
+
+
+def empty(folder):
+    """The base without its weights."""
+    return FromFiles(job(folder).base, folder / "base", "cpu").model
 
 
 @pytest.fixture(scope="module")
@@ -199,9 +204,9 @@ def test_a_stack_without_factors_is_refused_by_name(tmp_path, tiny_tokenizer, ro
 
 def test_adapters_of_experts_are_not_combined(tmp_path, tiny_tokenizer):
     folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[DOWN])
-    streamed = FromFiles(ModelSection(name_or_path=str(folder / "base"), dtype="float32"), folder / "base", "cpu")
+    twice = Combined("cat", ((folder / "adapter", 0.5), (folder / "adapter", 0.5)))
     with pytest.raises(GateError, match="factors for experts"):
-        combine(streamed, [(folder / "adapter", 0.5), (folder / "adapter", 0.5)], "cat", tmp_path / "out")
+        combine(empty(folder), twice, tmp_path)
 
 
 def test_a_parameter_that_is_no_stack_of_experts_is_refused(tmp_path, tiny_tokenizer, rows):
@@ -270,20 +275,23 @@ def test_a_merge_that_another_tool_made_is_certified_or_not(tmp_path, tiny_token
     assert "merge_rounding" in wrong["reason"]
 
 
-@pytest.mark.parametrize("way", ["cat", "linear", "ties", "dare_linear"])
+@pytest.mark.parametrize("way", ["cat", "linear", "ties", "magnitude_prune", "dare_linear", "dare_ties", "svd"])
 def test_two_adapters_are_combined_as_peft_combines_them(tmp_path, tiny_tokenizer, rows, way):
     folder = make(tmp_path, tiny_tokenizer)
     other = make(tmp_path / "other", tiny_tokenizer, r=8 if way == "cat" else 4)
     parts = [(folder / "adapter", 0.7), (other / "adapter", 0.5)]
-    combined = combine(FromFiles(job(folder).base, folder / "base", "cpu"), parts, way, folder / "both")
-    certificate = merge_adapter(job(folder, adapter=combined), Cpu(), rows)
+    density = 1.0 if "dare" in way else 0.5  # dare drops at random, and the draws of PEFT are others
+    combined = Combined(way, tuple(parts))
+    adapter = combine(empty(folder), combined, tmp_path, density)
+    certificate = merge_adapter(job(folder, adapter=adapter, combined=combined), Cpu(), rows)
     assert certificate["passed"]
+    assert certificate["combined"]["exact_sum"] is (way == "cat")
     theirs = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(folder / "base"), parts[0][0], "a", autocast_adapter_dtype=False
     )
     theirs.load_adapter(parts[1][0], "b", autocast_adapter_dtype=False)
     torch.manual_seed(0)
-    options = {} if way in ("cat", "linear") else {"density": 0.5}
+    options = {} if way in ("cat", "linear", "svd") else {"density": density}
     theirs.add_weighted_adapter(["a", "b"], [0.7, 0.5], "both", combination_type=way, **options)
     theirs.set_adapter("both")
     merged = AutoModelForCausalLM.from_pretrained(folder / "merged").eval()
@@ -295,6 +303,6 @@ def test_two_adapters_are_combined_as_peft_combines_them(tmp_path, tiny_tokenize
 def test_adapters_that_cannot_be_combined_in_this_way(tmp_path, tiny_tokenizer):
     folder = make(tmp_path, tiny_tokenizer)
     other = make(tmp_path / "other", tiny_tokenizer, r=8)
-    parts = [(folder / "adapter", 1.0), (other / "adapter", 1.0)]
+    both = Combined("ties", ((folder / "adapter", 1.0), (other / "adapter", 1.0)))
     with pytest.raises(ConfigError, match="by ties"):
-        combine(FromFiles(job(folder).base, folder / "base", "cpu"), parts, "ties", folder / "both")
+        combine(empty(folder), both, tmp_path)

@@ -111,8 +111,9 @@ def test_another_model_than_the_certified_one_is_refused(ready):
 def test_what_is_no_export_is_not_replaced(ready, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
-    with pytest.raises(DataError, match="no export"):
+    with pytest.raises(ConfigError) as caught:
         export_hub(source_of(ready.run), tmp_path / "mine", card)
+    assert caught.value.code == "E1604"
     assert (tmp_path / "mine/thesis.txt").exists()
     for _ in range(2):
         export_hub(source_of(ready.run), tmp_path / "out", card)

@@ -40,6 +40,8 @@ def test_scores_have_their_set_and_variant_and_the_ends_of_their_interval() -> N
 
 def test_a_gate_is_a_number_too() -> None:
     assert score_numbers(summary() | {"gate": {"passed": False}})["gate/passed"] == 0.0
+    undecided = {"passed": False, "outcome": "cannot tell"}
+    assert "gate/passed" not in score_numbers(summary() | {"gate": undecided})
 
 
 def test_under_a_grammar_the_tuned_model_stands_against_the_base_under_one() -> None:
@@ -221,4 +223,4 @@ def test_a_missing_package_is_said_and_prometheus_is_not_asked(run: RunDir, monk
     section = TelemetrySection(mlflow_uri="http://127.0.0.1:1", prometheus_port=0)
     faults = send(Conclusion({}, [], []), section, run)
     assert list(faults) == ["MLflow"]
-    assert "pip install 'surefit[mlflow]'" in faults["MLflow"]
+    assert "'.[mlflow]'" in faults["MLflow"]

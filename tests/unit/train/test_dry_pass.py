@@ -94,15 +94,30 @@ def test_its_line_compares_with_the_plan() -> None:
     on_gpu = {"dry step": {"allocated": int(21.3 * gib), "reserved": 22 * gib, "held": 1}}
     found = DryPass(8192, 1, 2.0, 1.9, 100, 0.2, 3, 0.3, 0.1, 168 * 1024**2, on_gpu)
     plan = {"estimate": {"phases": [{"name": "load", "allocated_bytes": 30 * gib},
-                                    {"name": "step", "allocated_bytes": int(22.1 * gib)}]}}  # fmt: skip
+                                    {"name": "first step", "allocated_bytes": int(22.1 * gib)},
+                                    {"name": "step", "allocated_bytes": 30 * gib}]}}  # fmt: skip
     assert found.text(plan) == (
         "dry pass: worst batch 8,192 tokens, 21.30 GiB of 22.10 GiB planned, 1.9 s; "
         "a checkpoint takes 0.3 s and 168.0 MiB"
     )
     assert "21.30 GiB, 1.9 s" in found.text(None)
     on_cpu = DryPass(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"resident": gib}})
-    plan = {"estimate": {"low_bytes": gib, "high_bytes": 2 * gib, "phases": []}}
+    plan = {"estimate": {"first_step": {"low_bytes": gib, "high_bytes": 2 * gib}, "phases": []}}
     assert "1.00 GiB of RAM (1.00 GiB to 2.00 GiB planned), 1.9 s" in on_cpu.text(plan)
+
+
+@pytest.mark.parametrize(
+    ("took", "where"), [(0.9, "below"), (1.0, None), (1.5, None), (2.0, None), (2.01, "above")], ids="M1-{}".format
+)
+def test_a_worst_case_outside_the_plan_is_said(took: float, where: str | None) -> None:
+    gib = 1024**3
+    found = DryPass(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"resident": int(took * gib)}})
+    plan = {"estimate": {"first_step": {"low_bytes": gib, "high_bytes": 2 * gib}, "phases": []}}
+    assert (found.against(plan), found.warning(plan) is None) == (where, where is None)
+    assert found.against(None) is None
+    on_gpu = DryPass(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"allocated": int(took * gib)}})
+    plan = {"estimate": {"phases": [{"name": "first step", "allocated_bytes": int(1.5 * gib)}]}}
+    assert on_gpu.against(plan) == ("below" if took < 1.4 else "above" if took > 1.6 else None)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_its_first_step(base: Path, tmp_path: Path) -> None:

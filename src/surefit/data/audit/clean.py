@@ -93,7 +93,7 @@ def clean_path(source: Source, out: Path | None) -> Path:
         out = (Path() if source.kind == "sample" else source.path.parent) / f"{name}.clean.jsonl"
     if out is None:
         raise DataError(
-            "the copy has no default place", code="E4001", path=source.name, help="name one: --out FILE.jsonl"
+            "the copy has no default place", code="E4001", path=source.name, help="name one: --clean-copy FILE.jsonl"
         )
     if out.suffix != ".jsonl":
         raise DataError(
@@ -121,7 +121,10 @@ def write_clean(rows: Audited, removals: Removals, out: Path) -> None:
     for path in (out, removed_path(out)):
         if path.exists() and any(path.samefile(file) for file in rows.files):
             raise DataError(
-                "the copy would replace its own source", code="E4004", path=path, help="name another file: --out FILE"
+                "the copy would replace its own source",
+                code="E4004",
+                path=path,
+                help="name another file: --clean-copy FILE",
             )
     with ExitStack() as stack:
         kept, gone = (stack.enter_context(file_atomic(path)) for path in (out, removed_path(out)))

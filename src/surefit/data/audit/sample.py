@@ -11,6 +11,7 @@ from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
 from surefit.core.units import MIB, shortened
 from surefit.data.detectors import Detector, Sighting, detectors, file_detectors
+from surefit.data.detectors.conventions import NAMES
 from surefit.data.sources import files_of, resolve_source
 from surefit.facts.audit import AuditFacts, Observation
 
@@ -104,6 +105,20 @@ def file_observations(source: str, largest: int | None = None) -> dict[str, Obse
 def _together(a: Observation, b: Observation) -> Observation:
     detail = "; ".join(part for part in (a.detail, b.detail) if part)
     return Observation(a.rows + b.rows, a.of + b.of, (*a.examples, *b.examples)[:EXAMPLES], detail)
+
+
+def convention_detectors(columns: Collection[str], recipe: str | None) -> list[Detector]:
+    """Return those of the detectors that see how something is written."""
+    return [each for each in chosen_detectors(columns, recipe) if NAMES.intersection(each.names)]
+
+
+def conventions_of(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> dict[str, Observation]:
+    """Return how up to `limit` rows, spread evenly, write what can be written in several ways."""
+    numbers = evenly(len(rows), limit)
+    sample = [(index, rows[index]) for index in numbers]
+    columns = dict.fromkeys(name for _, row in sample for name in row)
+    looking = convention_detectors(columns, recipe)
+    return detected(look_at_rows(looking, sample), looking, len(sample), rows.where)
 
 
 def sample_audit(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> AuditFacts:

@@ -24,7 +24,7 @@ from surefit.core.progress import OnProgress, silent
 from surefit.data.audit import chunk
 from surefit.data.audit.chunk import DIGEST, Looker, Question, Seen
 from surefit.data.audit.lengths import Lengths
-from surefit.data.audit.sample import SAMPLE, Tally, chosen_detectors, detected
+from surefit.data.audit.sample import SAMPLE, Tally, chosen_detectors, convention_detectors, detected
 from surefit.data.load import Rows
 from surefit.data.looking import NAMES as RENDERINGS
 from surefit.data.near_duplicates import near_duplicates, near_matches
@@ -149,10 +149,18 @@ def audit(
             on_progress(total, total, name)
         leaks = {name: _leaks(whole, seen) for name, whole in theirs.items()}
         observations = _observations(question, seen) | _leak_observations(leaks, theirs, seen.spool)
+        several = expected is None  # each task has ways of its own
         if and_then:
             and_then(question, seen, theirs)
         return Audit(
-            facts=AuditFacts(rows.source, len(rows), len(rows), observations, question.max_length),
+            facts=AuditFacts(
+                rows.source,
+                len(rows),
+                len(rows),
+                observations,
+                question.max_length,
+                {} if several else {name: _conventions(question, scored[name], seen) for name, seen in theirs.items()},
+            ),
             dataset=_of_all_rows(sample, seen, observations["duplicate"].rows),
             sha256=rows.sha256,
             content_sha256=seen.sha256.hexdigest(),
@@ -293,6 +301,12 @@ def _observations(question: Question, seen: Whole) -> dict[str, Observation]:
     if question.target:
         found["constant_target"] = _constant(seen)
     return found | _repeated(seen)
+
+
+def _conventions(question: Question, rows: Audited, seen: Whole) -> dict[str, Observation]:
+    """Return how the rows of a scored set write what can be written in several ways."""
+    looking = convention_detectors(rows.columns, question.recipe_name)
+    return detected(seen.tally, looking, len(seen), seen.spool.where)
 
 
 def _detail(name: str, question: Question, seen: Whole) -> str:

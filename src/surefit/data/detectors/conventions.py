@@ -170,3 +170,5 @@ class CodeStyle:
 
 
 DETECTORS = (Graphs(), FinalAnswers(), JsonStyle(), CodeStyle())
+NAMES = frozenset(name for detector in DETECTORS for name in detector.names) | {"name_first", "arguments_first"}
+"""The ways of writing that are compared, those of calls among them, which `tools` looks at."""

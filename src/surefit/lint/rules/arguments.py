@@ -121,9 +121,7 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
             message=f"{_tool(setup)} does not know {setup.name(key)} and ignores it"
             if setup.tool != "trl"
             else f"{_tool(setup)}'s own commands do not take {setup.name(key)}",
-            help="take it out, or correct its name"
-            if setup.tool != "trl"
-            else "leave it in only for a script of your own that takes it",
+            help=_where_it_belongs(setup, key),
         )
 
 
@@ -197,6 +195,66 @@ def import_gone(setup: Setup) -> Iterator[Finding]:
     """
     for name, instead in setup.gone_imports.items():
         yield Finding(field=name, message=f"{name} can no longer be imported", help=instead)
+
+
+@rule("ARG023", "key-set-twice", severity="warning")
+def key_set_twice(setup: Setup) -> Iterator[Finding]:
+    """A key is set more than once.
+
+    ## What it does
+    Looks for keys of another tool's YAML or JSON that stand in two places. SureFit's own configs and LLaMA-Factory stop
+    at such a key: there it is an error.
+
+    ## Why it is bad
+    Only the last place counts, and whoever changes the first one changes nothing.
+
+    ## Example
+    `adapter: lora` on line 12 of an Axolotl config and again on line 50.
+
+    ## Fix
+    Take one of the two out.
+
+    ## Evidence
+    `yaml.safe_load` and `json.load`, which read the configs of Axolotl, TRL, Accelerate and PEFT, keep the last value.
+    """
+    for key, (first, last) in setup.repeated.items():
+        yield Finding(
+            field=key,
+            message=f"{setup.name(key)} is set on line {first} and on line {last}, and the last one counts",
+            help=f"take out the one on line {first}",
+        )
+
+
+@rule("ARG024", "value-out-of-range", severity="warning")
+def value_out_of_range(setup: Setup) -> Iterator[Finding]:
+    """A number that another tool takes and that makes no sense.
+
+    ## What it does
+    Compares the numbers of another tool's config with what SureFit's own config takes for the same setting.
+
+    ## Why it is bad
+    The tool does not stop at it, and the run is worthless, or fails after the model is loaded.
+
+    ## Example
+    `weight_decay: 10` for 0.1.
+
+    ## Fix
+    Write a number in the range that the finding names.
+
+    ## Evidence
+    A sign or a decimal point that is left out is the usual slip (`2e4` for `2e-4`), and the schemas of Axolotl,
+    LLaMA-Factory and transformers set no upper bound.
+    """
+    for key, expected in setup.out_of_range.items():
+        yield Finding(field=key, message=f"{setup.name(key)}: expected {expected}", help=f"write {expected}")
+
+
+def _where_it_belongs(setup: Setup, key: str) -> str:
+    if setup.tool == "trl":
+        return "leave it in only for a script of your own that takes it"
+    if setup.tool == "accelerate" and key.startswith("deepspeed_config."):
+        return "write it into a DeepSpeed JSON, and name that as deepspeed_config_file"
+    return "take it out, or correct its name"
 
 
 def _tool(setup: Setup, key: str = "") -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from surefit.facts.audit import AuditFacts
+from surefit.facts.audit import AuditFacts, Observation
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.audit import ANY, first_text, rows_found, rows_text
 from surefit.lint.rules.audit_texts import DAMAGED, FREQUENT
@@ -144,12 +144,13 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
 
 @rule("AUD033", "mixed-conventions", severity="warning")
 def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
-    """The same thing is written in two ways in one data set.
+    """The same thing is written in two ways in the data of one run.
 
     ## What it does
     Counts, row by row, how concepts of several words are joined in graphs, how final answers are marked, how JSON is
-    spaced, which key of a call comes first and what code is indented by. Fires if the rarer way has 2 % of the rows or
-    more.
+    spaced, which key of a call comes first and what code is indented by: in the training rows, those of `data.mix`
+    among them, and in each set that is scored (`data.eval`, `evaluate.also`). Fires if the rarer way has 2 % of the
+    training rows or more, or if a scored set is written in a way that the training rows are not.
 
     ## Why it is bad
     The model learns to toss a coin, and half of its right answers are scored as wrong: text that is compared character
@@ -159,23 +160,45 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
     Graphs with the concept `bi_kich` in one file and `bi kich` in the other.
 
     ## Fix
-    Write all rows in the form in which they will be scored.
+    Write all rows, those to train on and those to score, in one form.
 
     ## Evidence
     measured: in a published Vietnamese AMR data set one file joins words by `_` and the other leaves spaces; gold
     against its own underscored self scores 0.873 Smatch.
     """
+    mixed = [seen for key, seen in audit.conventions.items() if key.startswith("data.mix.")]
+    scored = {key: seen for key, seen in audit.conventions.items() if not key.startswith("data.mix.")}
     for left, right in [*_PAIRS, *combinations(_FINALS, 2)]:
-        one, other = audit.seen(left), audit.seen(right)
-        if not one or not other:
-            continue
-        rarer = min(one, other, key=lambda seen: seen.rows)
-        if rarer.rows > FEW and rarer.rows >= MINORITY * (one.rows + other.rows):
+        trained = {way: _summed([audit.observations, *mixed], way) for way in (left, right)}
+        common, rare = sorted(trained, key=lambda way: -trained[way].rows)
+        if _matters(trained[rare], trained[common]):
             yield Finding(
                 field="data.train",
-                message=f"{one.rows:,} rows {_WAYS[left]}, {other.rows:,} {_WAYS[right]}{first_text(rarer)}",
+                message=f"{trained[left].rows:,} rows {_WAYS[left]}, {trained[right].rows:,} {_WAYS[right]}"
+                f"{first_text(trained[rare])}",
                 help="write all rows in the form in which answers will be compared",
             )
+            continue
+        for key, seen in scored.items():
+            other, same = _summed([seen], rare), _summed([seen], common)
+            if trained[common].rows > FEW and _matters(other, same):
+                yield Finding(
+                    field=key,
+                    message=f"{other.rows:,} of its rows {_WAYS[rare]}, and {trained[common].rows:,} rows that are "
+                    f"trained on {_WAYS[common]}{first_text(other)}",
+                    help="write the rows to train on and those to score in one form",
+                )
+
+
+def _summed(sources: Sequence[Mapping[str, Observation]], name: str) -> Observation:
+    """Return an observation of all sources together."""
+    found = [seen[name] for seen in sources if name in seen]
+    examples = tuple(example for seen in found for example in seen.examples)
+    return Observation(sum(seen.rows for seen in found), sum(seen.of for seen in found), examples)
+
+
+def _matters(rarer: Observation, other: Observation) -> bool:
+    return rarer.rows > FEW and rarer.rows >= MINORITY * (rarer.rows + other.rows)
 
 
 _FINALS = ("final_hashes", "final_letter_a", "final_boxed", "final_sentence")

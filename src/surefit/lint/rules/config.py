@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
+from surefit.config.inputs import overwritten_inputs
 from surefit.config.resolve import KERNEL_PACKAGES
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, MachineError, ModelError, did_you_mean
+from surefit.core.packaging import install_extra
+from surefit.core.rundir import RunDir
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
@@ -20,7 +24,8 @@ def output_is_input(config: Config) -> Iterator[Finding]:
     """The run would write into the directory its data or its model is read from.
 
     ## What it does
-    Compares `output_dir` with `data.train`, `data.eval` and `model.name_or_path` where those are directories.
+    Compares `output_dir` with `data.train`, `data.eval` and `model.name_or_path` where those are directories, and what
+    the run writes there (`model/`, `eval/`, `checkpoints/`, …) with everything that the config names.
 
     ## Why it is bad
     A data directory is read file by file, so the next stage would find `metrics.jsonl` among the rows.
@@ -47,6 +52,13 @@ def output_is_input(config: Config) -> Iterator[Finding]:
                 message=f"the run would be written into {config.output_dir}, which is also {key}",
                 help="choose a separate output_dir, for example runs/NAME",
             )
+            return
+    for key, path in overwritten_inputs(config, RunDir(Path(config.output_dir))).items():
+        yield Finding(
+            field="output_dir",
+            message=f"{key} ({path}) is where the run writes files of its own: it would be overwritten",
+            help="choose a separate output_dir, for example runs/NAME",
+        )
 
 
 def _same_directory(one: str, other: str) -> bool:
@@ -255,10 +267,12 @@ def fused_kernels_not_there(
     Training stops once the model is loaded.
 
     ## Example
-    `speed.kernels: true` after `pip install surefit`, beside the Liger that another tool has brought, or on a T4.
+    `speed.kernels: true` after `pip install .` in the clone, beside the Liger that another tool has brought, or on a
+    T4.
 
     ## Fix
-    `pip install "surefit[kernels]"`, or leave it at auto, which trains without them where they cannot run.
+    `pip install -c constraints.txt '.[kernels]'` in the clone, or leave it at auto, which trains without them where
+    they cannot run.
 
     ## Evidence
     `auto` asks for the same releases; `surefit doctor` names those that are here.
@@ -284,5 +298,5 @@ def fused_kernels_not_there(
         yield Finding(
             field="speed.kernels",
             message=f"fused kernels need {package}{wanted}, and {found} installed",
-            help='pip install "surefit[kernels]"; or leave it at auto',
+            help=f"{install_extra('kernels')}; or leave it at auto",
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.facts.dataset import DatasetFacts
+from surefit.facts.examples import ExampleFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
 FEW = 20
@@ -230,4 +231,34 @@ def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFac
             message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: too few to measure anything",
             help=f"{f'hold out more, such as {larger:.2g}' if enough else 'collect more rows'}, "
             "or name a file of rows in data.eval",
+        )
+
+
+@rule("DAT010", "one-prompt", severity="error")
+def one_prompt(context: LintContext, config: Config, examples: ExampleFacts) -> Iterator[Finding]:
+    """All rows have the same prompt, and a share of them is to be held out.
+
+    ## What it does
+    Counts the different prompts in a sample of at least 20 rows, where `data.eval` is a share.
+
+    ## Why it is bad
+    Which rows are held out goes by the hash of each prompt, so that no prompt is both trained on and scored. Rows of
+    one prompt all fall on the same side: nothing is held out, or nothing is left to train on.
+
+    ## Example
+    A thousand rows that answer "Write a tweet." in the voice of one person, with `eval: 0.1`.
+
+    ## Fix
+    Put some of the rows into a file of their own, and name it in `data.eval`.
+
+    ## Evidence
+    Sets of a persona have one prompt (modelscope/ms-swift#2750).
+    """
+    if context.is_foreign or not isinstance(config.data.eval, float):
+        return
+    if examples.examples >= FEW and examples.prompts == 1:
+        yield Finding(
+            field="data.eval",
+            message=f"all {examples.examples} rows that were looked at have the same prompt: no share can be held out",
+            help="put some of the rows into a file of their own, and name it in data.eval",
         )

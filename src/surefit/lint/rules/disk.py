@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from surefit.config.resolve import Resolved
 from surefit.core.units import bytes_text
-from surefit.facts.disk import disk_terms
+from surefit.facts.disk import disk_terms, download_term
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.lint.rule import Finding, rule
@@ -17,9 +18,10 @@ def run_does_not_fit_the_disk(resolved: Resolved, model: ModelFacts, hardware: H
     """The run's files are larger than the free space.
 
     ## What it does
-    Adds up the checkpoints that are kept and the one being written, the trained adapter or model, and the merged model,
-    and compares with the free space where `output_dir` is. Skipped if the config names a GPU that this machine does not
-    have: then it is meant for another machine's disk.
+    Adds up the checkpoints that are kept and the one being written, the trained adapter or model, the merged model and,
+    if the base model is still to be downloaded to the same disk, its files. Compares with `hardware.disk` or, without
+    it, with the free space where `output_dir` is. Skipped if the config names a GPU that this machine does not have and
+    does not say `hardware.disk`: then it is meant for another machine's disk.
 
     ## Why it is bad
     The disk fills in the middle of a save, hours into the run; other tools leave a half-written checkpoint behind.
@@ -28,19 +30,25 @@ def run_does_not_fit_the_disk(resolved: Resolved, model: ModelFacts, hardware: H
     Full training of an 8B model keeps 3 checkpoints of 112 GB.
 
     ## Fix
-    Lower `save_total_limit`, or choose an `output_dir` on a larger disk.
+    Lower `save_total_limit`, choose an `output_dir` on a larger disk, or rent a larger one.
 
     ## Evidence
     A published report on distilling Llama-3.1-8B stopped at step 9,000 with a full disk although `save_total_limit` was
     set: the limit does not count the checkpoint that is being written, nor the merged model.
     """
     terms = disk_terms(resolved, model)
-    needed = sum(term.bytes for term in terms)
-    if hardware.source == "detected" and needed > hardware.disk_free_bytes:
-        yield Finding(
-            field="checkpoint.save_total_limit",
-            message=f"the run will write {bytes_text(needed)}, and {bytes_text(hardware.disk_free_bytes)} are free "
-            f"where {resolved.config.output_dir} is",
-            help="lower checkpoint.save_total_limit, or choose an output_dir on a larger disk",
-            evidence="; ".join(f"{term.term} {bytes_text(term.bytes)}" for term in terms),
-        )
+    directory = Path(resolved.config.output_dir)
+    if terms and (download := download_term(model, hardware, directory)):
+        terms.append(download)
+    needed, free = sum(term.bytes for term in terms), hardware.disk_free_bytes
+    if free is None or needed <= free:
+        return
+    rented = hardware.disk_source == "config"
+    where = "as hardware.disk says" if rented else f"where {resolved.config.output_dir} is"
+    larger = "rent a larger disk" if rented else "choose an output_dir on a larger disk"
+    yield Finding(
+        field="hardware.disk" if rented else "checkpoint.save_total_limit",
+        message=f"the run will write {bytes_text(needed)}, and {bytes_text(free)} are free {where}",
+        help=f"lower checkpoint.save_total_limit, or {larger}",
+        evidence="; ".join(f"{term.term} {bytes_text(term.bytes)}" for term in terms),
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
+from statistics import NormalDist
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
@@ -155,10 +157,12 @@ def gate_on_a_handful(config: Config) -> Iterator[Finding]:
     """The gate decides on a handful of rows.
 
     ## What it does
-    With a gate, looks for an `evaluate.max_examples` below 10. (A share that holds out too few: DAT006.)
+    With a gate, looks for an `evaluate.max_examples` below 10; with `not_worse_than`, below the rows that could rule
+    out a loss of `margin` if both models scored the same on every row. (A share that holds out too few: DAT006.)
 
     ## Why it is bad
-    One row is more than ten points, and the 95 % interval covers nearly everything: the gate passes or fails by chance.
+    One row is more than ten points, and the 95 % interval covers nearly everything: unless the tuned model is far
+    better, the gate cannot tell, and `surefit evaluate` ends with exit code 5.
 
     ## Example
     `max_examples: 5` from a first try, kept in a config whose exit code a pipeline relies on.
@@ -167,13 +171,20 @@ def gate_on_a_handful(config: Config) -> Iterator[Finding]:
     Remove `max_examples`, or score some hundred rows.
 
     ## Evidence
-    The binomial interval: 6 of 9 correct is anything from 30 % to 93 %.
+    The binomial interval: 6 of 9 correct is anything from 30 % to 93 %. The paired interval of n rows that all tie is
+    ± 1.96 √2 / (n + 2) (Bonett & Price 2012): 54 rows for the default margin of 0.05.
     """
-    rows = config.evaluate.max_examples
-    if config.evaluate.gate is not None and rows is not None and rows < SMALL_EVALUATION:
+    rows, gate = config.evaluate.max_examples, config.evaluate.gate
+    if gate is None or rows is None:
+        return
+    z = NormalDist().inv_cdf((1 + gate.confidence) / 2)
+    ties = math.ceil(z * math.sqrt(2) / gate.margin) - 2 if gate.not_worse_than and gate.margin else 0
+    if rows < max(SMALL_EVALUATION, ties):
+        beside = f"; with fewer than {ties}, not even ties on every row rule out a loss of {100 * gate.margin:g} points"
         yield Finding(
             field="evaluate.max_examples",
-            message=f"the gate decides on {rows} rows, where one row is {100 / rows:.0f} points",
+            message=f"the gate decides on {rows} rows, where one row is {100 / rows:.2g} points"
+            + (beside if ties else ""),
             help="remove max_examples, or score some hundred rows",
         )
 

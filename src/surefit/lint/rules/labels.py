@@ -118,8 +118,8 @@ def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[F
     """Rows over the limit are cut at the right, where the answer is.
 
     ## What it does
-    Looks at the side on which the tool cuts, if the loss falls on the answers only. If the rows are available and none
-    is too long, nothing is reported. SureFit never cuts there: if asked to, it cuts the document.
+    Looks at the side on which the tool cuts conversations, or rows whose loss falls on the answers only. If the rows
+    are available and none is too long, nothing is reported. SureFit never cuts there: it would cut the document.
 
     ## Why it is bad
     The prompt stays and the answer goes: the end-of-turn token first, then the answer. Such a row teaches the model
@@ -134,7 +134,7 @@ def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[F
     ## Evidence
     A published report on summarising legal documents lost its summaries to right truncation; huggingface/trl#6668.
     """
-    masked = setup.loss_on in ("completion", "assistant") or (setup.conversations and setup.loss_on != "all")
+    masked = setup.loss_on in ("completion", "assistant") or setup.conversations
     rows = context.examples
     harmless = rows is not None and rows.measured == rows.examples and not rows.too_long
     if setup.truncation_side == "right" and masked and not harmless:

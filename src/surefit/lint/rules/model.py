@@ -11,7 +11,7 @@ from surefit.facts.all_linear import closed_to_lora, ends_with
 from surefit.facts.budget import OUTPUT_HEADS
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.model import ModelFacts, original_of
+from surefit.facts.model import ModelFacts, open_copy, original_of
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import known_tokens
@@ -189,17 +189,20 @@ def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment:
     `meta-llama/Llama-3.2-3B-Instruct` on a new machine.
 
     ## Fix
-    Accept the licence on the model's page, make a token, and put `HF_TOKEN=…` into the environment or a `.env` file.
+    Accept the licence on the model's page, make a token, and put `HF_TOKEN=…` into the environment or a `.env` file. Or
+    train the copy without a gate that the finding names, where one is known; the same licence holds for it.
 
     ## Evidence
     Two of five published reports on fine-tuning stopped at a gated model; one had no fallback.
     """
     absent = not model.has_weights and model.source != "local"
     if model.gated and absent and not environment.hub_token and hardware.source == "detected":
+        copy = open_copy(model.name)
         yield Finding(
             field=NAME,
             message=f"{model.name} is gated, and no Hugging Face token is set",
-            help=f"accept its licence at https://huggingface.co/{model.name} and set HF_TOKEN (environment or .env)",
+            help=f"accept its licence at https://huggingface.co/{model.name} and set HF_TOKEN (environment or .env)"
+            + (f"; or name the same model without a gate: {copy}" if copy else ""),
         )
 
 
@@ -247,6 +250,8 @@ def makes_conversations(context: LintContext, config: Config) -> bool:
         return bool(context.setup.conversations) and context.setup.chat_template is None
     if context.columns or config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
         return True
+    if context.examples is not None and config.data.format == "auto":
+        return context.examples.conversations > 0
     columns = context.dataset.columns if context.dataset else {}
     return any(name in columns for name in ("messages", "conversations", "instruction", "prompt"))
 
@@ -256,7 +261,7 @@ def makes_conversations(context: LintContext, config: Config) -> bool:
     "longer-than-context",
     severity="warning",
 )
-def longer_than_context(config: Config, model: ModelFacts) -> Iterator[Finding]:
+def longer_than_context(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """Training examples may be longer than the model's context.
 
     ## What it does
@@ -275,11 +280,12 @@ def longer_than_context(config: Config, model: ModelFacts) -> Iterator[Finding]:
     ## Evidence
     Press et al. 2022 (arXiv 2108.12409), figure 1: perplexity explodes beyond the training length.
     """
-    limit = model.max_position_embeddings
-    if limit is not None and config.data.max_length > limit:
+    limit, asked = model.max_position_embeddings, setup.max_length
+    if limit is not None and asked is not None and asked > limit and setup.length_unit != "characters":
         yield Finding(
-            field="data.max_length",
-            message=f"max_length {config.data.max_length:,} is beyond the {limit:,} tokens of {model.name}",
+            field="max_length",
+            message=f"{setup.name('max_length').rpartition('.')[2]} {asked:,} is beyond the {limit:,} tokens of "
+            f"{model.name}",
             help=f"write {limit} or less",
         )
 
@@ -289,7 +295,7 @@ def longer_than_context(config: Config, model: ModelFacts) -> Iterator[Finding]:
     "target-modules-match-nothing",
     severity="error",
 )
-def target_modules_match_nothing(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def target_modules_match_nothing(context: LintContext, setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """A name in `target_modules` matches no layer of this model.
 
     ## What it does
@@ -309,25 +315,25 @@ def target_modules_match_nothing(context: LintContext, config: Config, model: Mo
     "Target modules … not found in the base model" is the most frequent error in PEFT's issue threads; names copied from
     a Llama config are the usual cause.
     """
-    adapter = config.adapter
-    if adapter.kind != "lora" or adapter.target_modules == "all-linear" or not model.linear_modules:
+    targets = setup.target_modules or ()
+    if setup.adapter not in ("lora", "dora") or set(targets) & {"all-linear", "custom"} or not model.linear_modules:
         return
     known = sorted({name.rpartition(".")[2] for name in model.linear_modules})
     tied_heads = OUTPUT_HEADS if model.tied_embeddings else ()
     missing = [
         target
-        for target in adapter.target_modules
+        for target in targets
         if target not in tied_heads
         and not closed_to_lora(model.model_type, target)  # ADP008 says that
         and not any(ends_with(name, target) for name in model.linear_modules)
     ]
-    some_match = len(missing) < len(adapter.target_modules)
+    some_match = len(missing) < len(targets)
     for target in missing:
         # PEFT takes a list of which some match: in another tool's config a name for other models is no fault.
         misspelt = bool(get_close_matches(target, known, n=1, cutoff=MISSPELT))
         if misspelt or not some_match or not context.is_foreign:
             yield Finding(
-                field=TARGETS,
+                field="target_modules",
                 message=f"no linear layer of {model.name} is called {target!r}{did_you_mean(target, known)}",
                 help=f"write all-linear, or choose from {', '.join(known)}",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from surefit.config.modes import MODES
 from surefit.config.schema import Config
@@ -88,7 +89,10 @@ def device_map_with_processes(setup: Setup) -> Iterator[Finding]:
         why = "ZeRO-3 spreads the weights itself"
     elif spread and (several or setup.parallel in MANY_PROCESSES):
         count = setup.processes or setup.world_size or setup.processes_per_machine
-        why = f"each of {count} processes" if count and count > 1 else f"each process of {setup.parallel}"
+        started = setup.places.get("processes")
+        elsewhere = started is not None and started.path != getattr(setup.places.get("device_map"), "path", None)
+        by = f" ({Path(started.path).name}:{started.line})" if started and started.path and elsewhere else ""
+        why = f"each of {count} processes{by}" if count and count > 1 else f"each process of {setup.parallel}"
         why += " would spread its own copy over all GPUs"
     else:
         return

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from surefit.facts.setup import Setup
-from surefit.facts.stack import StackFacts
+from surefit.facts.stack import PACKAGES, StackFacts
 from surefit.lint.rule import Finding, rule
+
+OFTEN_USED = frozenset({
+    "sentencepiece", "tiktoken", "einops", "evaluate", "tensorboard", "sentence-transformers", "huggingface-hub",
+    "matplotlib", "seaborn", "requests", "gradio", "openai", "jsonlines", "optimum", "auto-gptq", "autoawq", "ninja",
+})  # fmt: skip
+"""Packages that training projects ask for beside those of `PACKAGES`."""
+REAL = frozenset({
+    "dataset", "torchdata", "torchtune", "torchtext", "torchao", "torchrl", "torchmetrics", "pytorch", "triton-windows",
+    "pytorch-triton", "outline", "kernel", "vllm-flash-attn", "flash-attention", "tensorboardx", "evaluator", "request",
+    "nvidia-triton", "accelerator", "scikit-learn-extra", "transformer", "jsonline", "panda", "peft-utils", "openapi",
+    "sentence-transformer", "axolotl-contribs-lgpl", "cupy", "numba", "protobuf3", "tokenizer", "vllm-omni",
+})  # fmt: skip
+"""Other packages with names as near to them."""
+ALIKE = 0.86
+"""How alike two names have to be, as difflib counts."""
 
 
 @rule("STK015", "numpy-left-open", severity="warning")
@@ -44,7 +60,8 @@ def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding
     """The requirements ask for flash-attn, which has to be compiled.
 
     ## What it does
-    Looks for flash-attn in a requirements file, without a URL or an index of its own for its wheel.
+    Looks for flash-attn in a requirements file or in a shell script that installs it, without a URL or an index of its
+    own for its wheel.
 
     ## Why it is bad
     The package index has only its source. Compiling takes 20 to 40 minutes, hours without ninja; and its build needs
@@ -65,6 +82,38 @@ def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding
         yield Finding(
             field="flash-attn",
             message=f"{stack.said('flash-attn')} has no wheels on the package index: it is compiled for 20 to 40 "
-            "minutes, and its build does not find torch",
+            f"minutes{'' if 'flash-attn' in stack.in_place else ', and its build does not find torch'}",
             help="take it out and use sdpa, or name a wheel by its URL",
         )
+
+
+@rule("STK029", "package-misspelt", severity="warning")
+def package_misspelt(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
+    """A requirement is a letter or two off the name of a package for training.
+
+    ## What it does
+    Compares the names in a requirements file, or in a shell script that installs packages, with those of the packages
+    that a fine-tuning project uses. Names of other packages that lie as near are left alone.
+
+    ## Why it is bad
+    Usually there is no such package and the installation stops; sometimes somebody else has registered the name, and
+    what is installed runs with your rights.
+
+    ## Example
+    `transfomers==4.51.3`.
+
+    ## Fix
+    Correct the name.
+
+    ## Evidence
+    https://docs.pypi.org/project_metadata: anybody may register a free name.
+    """
+    known = {*PACKAGES, *OFTEN_USED}
+    for name in stack.pinned:
+        near = get_close_matches(name, known, n=1, cutoff=ALIKE) if name not in known | REAL else []
+        if near and name.replace("-", "") != near[0].replace("-", ""):
+            yield Finding(
+                field=name,
+                message=f"{name} is no package that is known here; did you mean {near[0]!r}?",
+                help=f"write {near[0]}",
+            )

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from surefit.config.resolve import Resolved, rounds, warmup_steps
 from surefit.config.schema import Config
 from surefit.core.units import count_text
+from surefit.facts.families import size_in_name
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, LintContext, rule
 from surefit.lint.rules.evaluation import ALWAYS_MEASURED
 
 TINY = 20_000_000
+ADAPTERS = ("lora", "dora")
 LORA_RANGE = (1e-5, 5e-3)
 FULL_MAXIMUM = 1e-4
 SHORT_RUN = 50
@@ -46,7 +48,8 @@ def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
     peak = f"{setup.learning_rate:g}" if setup.learning_rate else "its peak"
     yield Finding(
         field="warmup_steps",
-        message=f"the warmup takes {steps:,} steps and the run has {total:,}: the learning rate never reaches {peak}",
+        message=f"the warmup takes {steps:,} steps and the run has {_count(setup, total)}: the learning rate never "
+        f"reaches {peak}",
         help="write the warmup as a share of the run, warmup: 0.03" if own else "warm up over 3 % of the run",
         fix=Fix("train.warmup", 0.03) if own else None,
     )
@@ -57,6 +60,10 @@ def _total_steps(context: LintContext, setup: Setup) -> int | None:
     if setup.total_steps is not None or setup.tool == "surefit":
         return setup.total_steps
     return setup.max_steps or (context.resolved.total_steps if context.resolved else None)
+
+
+def _count(setup: Setup, total: int) -> str:
+    return f"at most {total:,}" if setup.steps_at_most else f"{total:,}"
 
 
 @rule("SCH002", "checkpoint-never-comes", severity="warning")
@@ -96,13 +103,13 @@ def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding
     "learning-rate-high",
     severity="warning",
 )
-def learning_rate_high(config: Config, model: ModelFacts) -> Iterator[Finding]:
+def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The learning rate is above what pretrained models tolerate.
 
     ## What it does
     Flags more than 5e-3 for LoRA and more than 1e-4 for full training. Models under 20 million parameters are exempt:
     the rate a model tolerates falls as it gets wider (Yang et al. 2022, arXiv 2203.03466), and small ones train well at
-    rates that ruin a large one. So is a model whose size is not known.
+    rates that ruin a large one. So is a model whose size neither its files nor its name (8B) say.
 
     ## Why it is bad
     The first steps after warmup destroy what the model knew. The loss often still looks reasonable, because the model
@@ -118,14 +125,16 @@ def learning_rate_high(config: Config, model: ModelFacts) -> Iterator[Finding]:
     LoRA's best rate is about ten times that of full training (Biderman et al. 2024, arXiv 2405.09673; Schulman et al.,
     "LoRA Without Regret", 2025).
     """
-    rate, lora = config.train.learning_rate, config.adapter.kind == "lora"
-    limit = LORA_RANGE[1] if lora else FULL_MAXIMUM
-    if model.parameters is not None and model.parameters >= TINY and rate > limit:
+    rate, full, model = setup.learning_rate, setup.adapter == "full", context.model
+    limit = FULL_MAXIMUM if full else LORA_RANGE[1]
+    parameters = (model.parameters if model else None) or size_in_name(setup.base_model or "")
+    if parameters is not None and parameters >= TINY and rate is not None and rate > limit:
+        how = "training all of" if full else "LoRA on" if setup.adapter in ADAPTERS else "fine-tuning"
         yield Finding(
-            field="train.learning_rate",
-            message=f"learning_rate {rate:g} is high for {'LoRA on' if lora else 'training all of'} a model of "
-            f"{count_text(model.parameters)} parameters: above {limit:g} what it knows is usually lost",
-            help=f"start at {'2e-4' if lora else '1e-5'}",
+            field="learning_rate",
+            message=f"learning_rate {rate:g} is high for {how} a model of "
+            f"{count_text(parameters)} parameters: above {limit:g} what it knows is usually lost",
+            help=f"start at {'1e-5' if full else '2e-4'}",
         )
 
 
@@ -134,7 +143,7 @@ def learning_rate_high(config: Config, model: ModelFacts) -> Iterator[Finding]:
     "learning-rate-low",
     severity="warning",
 )
-def learning_rate_low(config: Config, model: ModelFacts) -> Iterator[Finding]:
+def learning_rate_low(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """The learning rate is so low that a LoRA adapter hardly moves.
 
     ## What it does
@@ -154,11 +163,11 @@ def learning_rate_low(config: Config, model: ModelFacts) -> Iterator[Finding]:
     LoRA's best rate is about ten times that of full training (Biderman et al. 2024, arXiv 2405.09673; Schulman et al.,
     "LoRA Without Regret", 2025).
     """
-    rate, limit = config.train.learning_rate, LORA_RANGE[0]
+    rate, limit = setup.learning_rate, LORA_RANGE[0]
     big = model.parameters is not None and model.parameters >= TINY
-    if big and config.adapter.kind == "lora" and rate < limit:
+    if big and setup.adapter in ADAPTERS and rate is not None and rate < limit:
         yield Finding(
-            field="train.learning_rate",
+            field="learning_rate",
             message=f"learning_rate {rate:g} is below {limit:g}: at that rate a LoRA adapter hardly leaves zero",
             help="start at 2e-4",
         )
@@ -199,7 +208,7 @@ def eval_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     elif setup.eval_strategy != "epoch" and total and every and every > total:
         yield Finding(
             field="eval_steps",
-            message=f"the first evaluation would come at step {every:,} of a run of {total:,}",
+            message=f"the first evaluation would come at step {every:,} of a run of {_count(setup, total)}",
             help=f"write {max(1, total // 4)} or less",
         )
 
@@ -231,7 +240,7 @@ def save_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     if total and every and total >= SHORT_RUN and every > total:
         yield Finding(
             field="save_steps",
-            message=f"the first checkpoint would come at step {every:,} of a run of {total:,}",
+            message=f"the first checkpoint would come at step {every:,} of a run of {_count(setup, total)}",
             help=f"write {max(1, total // 4)} or less",
         )
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from surefit.core.units import duration_text
-from surefit.facts.job_script import JobScript
+from surefit.facts.job_script import COMMANDS, TRAINING, JobScript
 from surefit.lint.rule import Finding, rule
 
 LOCAL = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
@@ -75,7 +75,8 @@ def processes_are_not_gpus(job: JobScript) -> Iterator[Finding]:
     if launch is None or not gpus or launch.multiplied or (launch.processes or 0) % (launch.machines or 1):
         return
     count = launch.per_node
-    plain = launch.tool == "python" and (not launch.srun or count == 1)
+    trains = launch.srun and TRAINING.search(launch.script or "") is not None and not job.spreads
+    plain = launch.tool == "python" and (not launch.srun or count == 1) and not trains
     if count and count < gpus and not plain and not {"cpu", "use_cpu"} & set(launch.flags):
         flag = next((name for name in ("nproc_per_node", "num_processes", "num_gpus") if name in launch.flags), None)
         what = f"{launch.tool} --{flag} {launch.flags[flag]}" if flag else launch.tool
@@ -258,10 +259,11 @@ def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
         launch.srun and launch.tool != "python" and launch.tasks_per_node == 1 and launch.machines not in (None, nodes)
     ):
         flag = "nnodes" if launch.tool == "torchrun" else "num_machines"
+        variable = launch.tool in COMMANDS
         apart = "each trains a run of its own" if launch.machines == 1 else "it waits for machines that never come"
         message = f"{launch.tool} is told {launch.machines} machine{'s' * (launch.machines != 1)}, and the job has "
         message += f"{nodes} nodes: {apart}"
-        help_ = f"write --{flag}=$SLURM_NNODES"
+        help_ = "set NNODES=$SLURM_NNODES" if variable else f"write --{flag}=$SLURM_NNODES"
     else:
         return
     yield Finding(path=job.path, line=launch.lines.get("nnodes", launch.line), message=message, help=help_)

@@ -130,7 +130,7 @@ def python_behind_a_launcher(job: JobScript) -> Iterator[Finding]:
         )
 
 
-@rule("SLM015", "no-bf16-on-the-node", severity="error")
+@rule("SLM015", "no-bf16-on-the-node", severity="warning")
 def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
     """The job asks for bf16, and for GPUs that do not support it.
 
@@ -139,8 +139,7 @@ def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
     launch.
 
     ## Why it is bad
-    GPUs before Ampere emulate bf16: transformers refuses it ("Your setup doesn't support bf16/gpu"), or a step takes
-    many times as long.
+    GPUs before Ampere emulate bf16: a step takes many times as long, and nothing says why.
 
     ## Example
     `#SBATCH --gres=gpu:v100:4` and `accelerate launch --mixed_precision bf16 train.py`.
@@ -159,7 +158,7 @@ def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
             yield Finding(
                 path=job.path,
                 line=job.bf16_line,
-                message=f"bf16 is asked for, and --{name} asks for {found[0].upper()}, which does not have it",
+                message=f"bf16 is asked for, and --{name} asks for {found[0].upper()}, which emulates it",
                 help="write fp16, or ask for GPUs from Ampere on (A100, L4, H100)",
             )
             return
@@ -194,3 +193,93 @@ def port_not_usable(job: JobScript) -> Iterator[Finding]:
                 message=f"{name} is {port}, and a job can open ports from {LOWEST_PORT:,} to {HIGHEST_PORT:,}",
                 help="write MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
             )
+
+
+@rule("SLM029", "unquoted-version", severity="warning")
+def unquoted_version(job: JobScript) -> Iterator[Finding]:
+    """The shell takes a version for a file.
+
+    ## What it does
+    Looks for `>` and `<` without quotes in the packages of `pip install`.
+
+    ## Why it is bad
+    The shell cuts the word there: pip is given the name alone and installs any release, and what it prints goes into a
+    file called `=0.43`. With `<` the command stops if there is no such file.
+
+    ## Example
+    `pip install bitsandbytes>=0.43`.
+
+    ## Fix
+    Put the requirement into quotes: `pip install "bitsandbytes>=0.43"`.
+
+    ## Evidence
+    A published function-calling project installed an old bitsandbytes this way. Bash's manual, "Redirections".
+    """
+    for one in job.installs:
+        if one.redirected:
+            becomes = "reads it" if "<" in one.text else f"writes it, and pip installs any {one.written}"
+            yield Finding(
+                path=job.path,
+                line=one.line,
+                message=f"{one.redirected} of {one.text} is a file to the shell, which {becomes}",
+                help=f'write "{one.text}"',
+            )
+
+
+@rule("SLM030", "gpus-miscounted", severity="error")
+def gpus_miscounted(job: JobScript) -> Iterator[Finding]:
+    """A command that is to count the GPUs gives something else.
+
+    ## What it does
+    Looks for `nvidia-smi -L | wc` without `-l`, and for `nvidia-smi --format=csv | wc -l` with the headings.
+
+    ## Why it is bad
+    `wc` prints three numbers, of which the launcher takes the first and the script the others as arguments; a heading
+    makes one process too many, which finds no GPU.
+
+    ## Example
+    `NUM_GPUS=$(nvidia-smi -L | wc)`.
+
+    ## Fix
+    `$SLURM_GPUS_ON_NODE`, or `nvidia-smi -L | wc -l`.
+
+    ## Evidence
+    A published function-calling project had to fix how its job counted GPUs. wc(1): "Print newline, word, and byte
+    counts".
+    """
+    for command, why, line in job.miscounts:
+        yield Finding(
+            path=job.path,
+            line=line,
+            message=f"{command} does not give the number of GPUs: {why}",
+            help="write nvidia-smi -L | wc -l, or $SLURM_GPUS_ON_NODE",
+        )
+
+
+@rule("SLM031", "argument-the-script-lacks", severity="error")
+def argument_the_script_lacks(job: JobScript) -> Iterator[Finding]:
+    """The launch passes an argument that the script does not take.
+
+    ## What it does
+    Compares the arguments behind the script with those that its `ArgumentParser` has, where the script lies beside and
+    all of them are written out.
+
+    ## Why it is bad
+    argparse stops every process with "unrecognized arguments", after the job has waited for its GPUs.
+
+    ## Example
+    `torchrun train.py --metrics_port 9400` where `train.py` has no such option.
+
+    ## Fix
+    Take the argument out, or add it to the script's parser.
+
+    ## Evidence
+    A published function-calling project documented ports for its metrics that no parser of it defined.
+    """
+    for name, script, line in job.lacking:
+        yield Finding(
+            path=job.path,
+            line=line,
+            message=f"{script} takes no --{name}: its parser stops at it",
+            help=f"take --{name} out, or add it to the parser of {script}",
+        )

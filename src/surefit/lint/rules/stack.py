@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.trackers import TRACKERS
+from surefit.core.packaging import install_extra
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts, Unmet
@@ -224,7 +225,8 @@ def quantization_without_bitsandbytes(context: LintContext, setup: Setup, stack:
     `load_in_4bit: true` in an environment made for full training.
 
     ## Fix
-    `pip install bitsandbytes` (for SureFit: `pip install "surefit[quant]"`), or do not quantize.
+    `pip install bitsandbytes` (for SureFit, in its clone: `pip install -c constraints.txt '.[quant]'`), or do not
+    quantize.
 
     ## Evidence
     huggingface/diffusers#3194, and the first error in many notebooks on QLoRA.
@@ -238,7 +240,7 @@ def quantization_without_bitsandbytes(context: LintContext, setup: Setup, stack:
 
 
 def _install_bitsandbytes(setup: Setup) -> str:
-    return 'pip install "surefit[quant]"' if setup.tool == "surefit" else "pip install bitsandbytes"
+    return install_extra("quant") if setup.tool == "surefit" else "pip install bitsandbytes"
 
 
 @rule("STK007", "quantized-cpu-forward-corrupts", severity="error")
@@ -462,10 +464,11 @@ def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: St
     The run stops when the optimizer is made, after the model has been loaded.
 
     ## Example
-    `optimizer: adamw_8bit` after `pip install surefit`.
+    `optimizer: adamw_8bit` after `pip install .` in the clone of SureFit.
 
     ## Fix
-    `pip install bitsandbytes` (for SureFit: `pip install "surefit[quant]"`), or train with `adamw`.
+    `pip install bitsandbytes` (for SureFit, in its clone: `pip install -c constraints.txt '.[quant]'`), or train with
+    `adamw`.
 
     ## Evidence
     transformers 5.23, trainer_optimizer.py, stops at the same place: "You need to install `bitsandbytes` in order to

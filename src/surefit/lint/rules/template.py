@@ -10,6 +10,7 @@ from surefit.core.errors import did_you_mean
 from surefit.core.units import shortened
 from surefit.facts.audit import AuditFacts
 from surefit.facts.chat_template import with_defaults
+from surefit.facts.families import END_TOKENS, family_of, family_of_template, foreign_end_token
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.facts.template import TemplateRefused, render, variables_of
@@ -145,6 +146,36 @@ def pad_is_eos(setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
             field="collator",
             message=f"{class_name(setup.collator)} masks every {tokenizer.pad_token!r} (id {tokenizer.pad_id}), and "
             "that is the token that ends an answer: no end is ever learnt",
+            help="give the tokenizer a padding token of its own, or use a collator that masks by position",
+        )
+
+
+@rule("TPL025", "pad-made-eos", severity="warning")
+def pad_made_eos(setup: Setup) -> Iterator[Finding]:
+    """A script pads with the end-of-sequence token, and its collator masks every padding token.
+
+    ## What it does
+    Looks in a Python script for `pad_token = eos_token` beside a collator that makes labels by masking all tokens equal
+    to the padding token, which SFTTrainer made itself before TRL 0.16. Where the tokenizer is on this machine and says
+    so itself: TPL003.
+
+    ## Why it is bad
+    The end-of-sequence token at the end of each text is masked with the padding: the model does not learn to stop.
+
+    ## Example
+    `tokenizer.pad_token = tokenizer.eos_token` with `DataCollatorForLanguageModeling(tokenizer, mlm=False)`.
+
+    ## Fix
+    Pad with a token of its own (a reserved one, or `<unk>`), or use a collator that masks by position.
+
+    ## Evidence
+    huggingface/transformers#23530, huggingface/trl#976.
+    """
+    if setup.pad_is_eos and class_name(setup.collator) in OVERWRITING_COLLATORS:
+        yield Finding(
+            field="pad_is_eos",
+            message=f"the padding token is made the end-of-sequence token, and {class_name(setup.collator)} masks "
+            "every padding token: no end is learnt",
             help="give the tokenizer a padding token of its own, or use a collator that masks by position",
         )
 
@@ -450,3 +481,67 @@ def _parting(first: str, second: str) -> int:
 def _end(text: str, same: int) -> str:
     """Where two prompts part, with a little of what is before."""
     return repr(shortened(text[max(0, same - 20) :], 80))
+
+
+@rule("TPL028", "template-of-another-family", severity="warning")
+def template_of_another_family(setup: Setup) -> Iterator[Finding]:
+    """Another tool's config writes the rows with the chat template of another family of models.
+
+    ## What it does
+    Compares the family that a template is named after (`llama3`, `qwen`, `mistral`…) with that in the model's name.
+    Templates of no family, such as `chatml`, and models whose name says none are left alone.
+
+    ## Why it is bad
+    The markers of the other family are no tokens of this one: they are split into pieces, turns do not end where the
+    model ends them, and a server that uses the model's own template asks it in another way than it was trained.
+
+    ## Example
+    `template: llama3` for `Qwen/Qwen2.5-7B-Instruct` in LLaMA-Factory.
+
+    ## Fix
+    Name the template of the model's family, or leave it to the tokenizer.
+
+    ## Evidence
+    LLaMA-Factory's README: "make sure to use the corresponding template for the instruct/chat models". A published
+    project trains DeepSeek-R1-Distill-Qwen-7B with `template: qwen`.
+    """
+    if setup.tool in ("axolotl", "llamafactory") and setup.base_model and setup.chat_template:
+        family, other = family_of(setup.base_model), family_of_template(setup.chat_template)
+        if family and other and family != other:
+            yield Finding(
+                field="chat_template",
+                message=f"{setup.name('chat_template')} {setup.chat_template} is {other}'s, and {setup.base_model} is "
+                f"a model of the family {family}",
+                help=f"name {family}'s template",
+            )
+
+
+@rule("TPL029", "end-token-of-another-family", severity="warning")
+def end_token_of_another_family(setup: Setup) -> Iterator[Finding]:
+    """The token that is to end answers belongs to another family of models.
+
+    ## What it does
+    Compares the end token that another tool's config sets with those of the model's family, by its name. `<|im_end|>`,
+    which is often added on purpose, is left alone.
+
+    ## Why it is bad
+    The token is not in the vocabulary: it is added, with a new row that knows nothing, or split into pieces. The model
+    is taught to end its answers with it, and servers wait for the one that the model had.
+
+    ## Example
+    `special_tokens: {eos_token: "</s>"}` for `meta-llama/Llama-3.1-8B`.
+
+    ## Fix
+    Take it out, or write one of the family's.
+
+    ## Evidence
+    `</s>` is copied from configs for Llama 2 into those for Llama 3, whose tokens are `<|eot_id|>` and
+    `<|end_of_text|>`.
+    """
+    if setup.base_model and setup.eos_token and (other := foreign_end_token(setup.base_model, setup.eos_token)):
+        own = ", ".join(sorted(END_TOKENS[family_of(setup.base_model) or ""]))
+        yield Finding(
+            field="eos_token",
+            message=f"{setup.name('eos_token')} {setup.eos_token} is {other}'s; {setup.base_model} ends with {own}",
+            help="take it out: the tokenizer has one",
+        )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefit.config.schema import Config
 from surefit.config.trackers import TRACKERS
+from surefit.core.packaging import install_extra
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
@@ -112,9 +114,37 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
     for name in setup.trackers or ():
         packages = TRACKERS[name].packages if name in TRACKERS else ()
         if packages and not set(packages) & stack.versions.keys():
-            wanted = f"surefit[{name}]" if setup.tool == "surefit" else packages[0]
             yield Finding(
                 field="trackers",
                 message=f"{setup.name('trackers')} names {name}, and {packages[0]} is not installed",
-                help=f"pip install '{wanted}'",
+                help=install_extra(name) if setup.tool == "surefit" else f"pip install {packages[0]}",
             )
+
+
+@rule("TRK007", "address-variable-missing", severity="warning")
+def address_variable_missing(config: Config, environment: EnvironmentFacts) -> Iterator[Finding]:
+    """A tracker's address is to be taken from a variable, and the variable is not set.
+
+    ## What it does
+    Where `telemetry.mlflow_uri` is `env`: looks for `MLFLOW_TRACKING_URI` in the environment and in `.env`.
+
+    ## Why it is bad
+    Training stops before its first step: a job does so only after it has waited in the queue.
+
+    ## Example
+    `telemetry: {mlflow_uri: env}` in a shell without `MLFLOW_TRACKING_URI`.
+
+    ## Fix
+    Set the variable where the job runs, or write the address into the config. Ignore the finding if only the node has
+    the variable.
+
+    ## Evidence
+    A team's batch script exported it in one shell, and submitted the job from another.
+    """
+    if config.telemetry.mlflow_uri == "env" and "mlflow" not in environment.trackers:
+        yield Finding(
+            field="telemetry.mlflow_uri",
+            message="telemetry.mlflow_uri is env, and MLFLOW_TRACKING_URI is not set here: a run stops at its start "
+            "unless it is set where it runs",
+            help="export MLFLOW_TRACKING_URI, put it into .env, or write the address in place of env",
+        )

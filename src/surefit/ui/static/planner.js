@@ -58,12 +58,13 @@ function facts(plan) {
   const decided = plan.decided
     ? Object.entries(plan.decided).map(([key, value]) => `${key.split(".")[1].replaceAll("_", " ")} ${value}`).join(" · ") : null;
   const rows = [
+    ["Assumed", plan.assumed],
     ["Steps", plan.steps_text],
     ["Time", plan.time_text],
     ["Time of scoring", plan.scoring_text],
     ["Per step", `${plan.step_text}; ${plan.how === "simulation" ? "" : "at most "}${plan.speed_text}`],
     ["Cost", plan.cost_text],
-    ["Disk", `${plan.disk_text} (${plan.disk.map((term) => `${term.term} ${term.text}`).join(", ")}); ${plan.free_text} free here`],
+    ["Disk", `${plan.disk_text} (${plan.disk.map((term) => `${term.term} ${term.text}`).join(", ")}); ${plan.free_text}`],
     ["Decided", decided],
     ["Memory is of", plan.ranks],
     ["Rates", plan.rates],

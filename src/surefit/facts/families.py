@@ -1,0 +1,91 @@
+"""Which family of models a name belongs to, and which family a chat template or an end token is for.
+
+Only what names say: a name with two families in it, or none, has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+FAMILIES: tuple[tuple[str, str], ...] = (
+    ("DeepSeek", r"deepseek"),
+    ("Llama 4", r"llama[-_]?4"),
+    ("Llama 3", r"llama[-_]?3"),
+    ("Llama 2", r"llama[-_]?2"),
+    ("Qwen", r"qwen|qwq"),
+    ("Mistral", r"(?:mi[sx]|mini|code)tral"),
+    ("Gemma", r"gemma"),
+    ("Phi", r"\bphi[-_]?[1-4]"),
+    ("GLM", r"glm[-_]?\d"),
+    ("Yi", r"\byi[-_]\d"),
+)
+"""(family, how names of its models look): of a distilled model, whose name has two, the first one counts."""
+TEMPLATES: tuple[tuple[str, str], ...] = (
+    ("DeepSeek", r"deepseek(?!coder)"),
+    ("Llama 4", r"llama4"),
+    ("Llama 3", r"llama3"),
+    ("Llama 2", r"llama2"),
+    ("Qwen", r"qwen"),
+    ("Mistral", r"(?:mini|mi[sx])tral"),
+    ("Gemma", r"gemma"),
+    ("Phi", r"phi_?[34]?(?:_|\d|$)"),
+    ("GLM", r"(?:chat)?glm\d"),
+    ("Yi", r"yi(?:_|$)"),
+)
+"""(family, beginnings of the names of its templates in LLaMA-Factory and Axolotl); `chatml` is nobody's."""
+END_TOKENS: Mapping[str, frozenset[str]] = {
+    "DeepSeek": frozenset({"<\uff5cend\u2581of\u2581sentence\uff5c>"}),
+    "Llama 4": frozenset({"<|eot|>", "<|end_of_text|>", "<|eom|>"}),
+    "Llama 3": frozenset({"<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"}),
+    "Llama 2": frozenset({"</s>"}),
+    "Qwen": frozenset({"<|im_end|>", "<|endoftext|>"}),
+    "Mistral": frozenset({"</s>"}),
+    "Gemma": frozenset({"<eos>", "<end_of_turn>", "<turn|>"}),
+    "Phi": frozenset({"<|endoftext|>", "<|end|>", "<|im_end|>"}),
+    "GLM": frozenset({"<|endoftext|>", "<|user|>", "<|observation|>", "</s>"}),
+    "Yi": frozenset({"<|endoftext|>", "<|im_end|>"}),
+}
+"""Family → tokens that end its answers or its documents."""
+ADDED = frozenset({"<|im_end|>"})
+"""ChatML's, which is often added to models that do not have it."""
+DISTILLED = re.compile(r"deepseek.*distill", re.IGNORECASE)
+SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z\d])", re.IGNORECASE)
+
+
+def family_of(name: str) -> str | None:
+    """The family of a model's name.
+
+    >>> family_of("meta-llama/Llama-3.1-8B"), family_of("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"), family_of("a/b")
+    ('Llama 3', 'DeepSeek', None)
+    """
+    leaf = name.rstrip("/").rpartition("/")[2].lower()
+    found = [family for family, pattern in FAMILIES if re.search(pattern, leaf)]
+    return found[0] if len(found) == 1 or (found and DISTILLED.search(leaf)) else None
+
+
+def family_of_template(name: str) -> str | None:
+    """The family that a template's name belongs to.
+
+    >>> family_of_template("qwen3_nothink"), family_of_template("mistral_v7_tekken"), family_of_template("chatml")
+    ('Qwen', 'Mistral', None)
+    """
+    return next((family for family, pattern in TEMPLATES if re.match(pattern, name.lower())), None)
+
+
+def foreign_end_token(name: str, token: str) -> str | None:
+    """The family that an end token belongs to, where that of the model's name does not have it."""
+    family = family_of(name)
+    if family is None or token in END_TOKENS[family] | ADDED:
+        return None
+    return next((other for other, tokens in END_TOKENS.items() if token in tokens), None)
+
+
+def size_in_name(name: str) -> int | None:
+    """The parameters that a model's name says it has.
+
+    >>> size_in_name("Qwen/Qwen2.5-1.5B-Instruct"), size_in_name("gemma-3-270m-it"), size_in_name("microsoft/phi-2")
+    (1500000000, 270000000, None)
+    """
+    found = SIZE.search(name.rpartition("/")[2].replace("_", "-"))
+    return round(float(found[1]) * (10**9 if found[2].lower() == "b" else 10**6)) if found else None

@@ -1,0 +1,180 @@
+"""Which settings of an adapter_config.json change the arithmetic of a LoRA adapter.
+
+`merge`, `--with`, `certify`, `adapter.start_from` and rule ADP005 read this one table. It was written from the source
+of PEFT 0.20.0 and 0.21.2: `LoraConfig`, `LoraLayer.update_layer`, the `*_init` functions it calls, and variants.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+PREFIX = "base_model.model."
+"""What PEFT writes before a module's name."""
+
+READ = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "exclude_modules",
+    "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha",
+    "lora_bias", "lora_dropout", "modules_to_save", "peft_type", "r", "rank_pattern", "revision", "target_modules",
+    "target_parameters", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
+}  # fmt: skip
+"""Settings that are read here or by PEFT, or say nothing about the weights. PEFT sets `fan_in_fan_out` itself by the
+kind of layer, so a wrong one changes nothing."""
+TRAINING_ONLY = {
+    "corda_config", "eva_config", "loftq_config", "lora_ga_config", "megatron_core", "merge_weights",
+    "monteclora_config", "peft_version", "qalora_group_size", "runtime_config", "velora_config",
+    "lora_dtype", "lorap_lr_ratio", "lorap_emb_lr",
+}  # fmt: skip
+"""Settings that only matter while an adapter is trained: of VeLoRA the backward pass, of MonteCLoRA the noise; answers
+are those of W + scaling · B A. The last three are ms-swift's."""
+OTHER_ARITHMETIC = {
+    "layer_replication": "the adapter repeats layers of the base",
+    "megatron_config": "the adapter was made for Megatron's layers",
+    "use_bdlora": "its factors are block-diagonal",
+    "alora_invocation_tokens": "it is active after certain tokens only, which no weight can be",
+    "kasa_config": "KaSA removes the smallest singular values of the base, and has a third factor",
+    "arrow_config": "a router chooses among several adapters for every token",
+    "use_qalora": "its inputs are averaged in groups",
+}
+"""Settings under which factors mean something else than W + scaling · B A, and what is said of them."""
+KEEPS_BASE = ("true", "false", "none", "gaussian", "orthogonal", "eva", "mica")
+"""Values of init_lora_weights (lower case) that leave the base's own weights as they are."""
+REPEATABLE = ("pissa", "olora")
+"""Those that take the first values of the factors out of the base's weights by a decomposition that gives the same
+again: PEFT takes them out once more while it loads, and so answers right."""
+GRADIENT_OR_DATA = ("corda", "lora_ga", "loftq")
+"""Those that do so by gradients, data or a quantization that the adapter does not hold. `pissa_niter_N` draws at random
+and belongs to them."""
+NOT_CONTINUED = (
+    "bias", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "ensure_weight_tying", "velora_config",
+    "monteclora_config",
+)  # fmt: skip
+"""Settings that `merge` reads, and training does not continue with."""
+
+CONVERT = "save it where it was trained, with save_pretrained(…, path_initial_model_for_weight_conversion=…)"
+SIDE_BY_SIDE = "serve it beside its base model with PEFT"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A setting under which an adapter is not W + scaling · B A over its base.
+
+    Attributes:
+        key: in adapter_config.json.
+        reason: half a sentence. help: what can be done, which was tried.
+    """
+
+    key: str
+    reason: str
+    help: str
+
+
+def is_off(value: Any) -> bool:
+    """Whether a setting is switched off: null, false, or empty."""
+    return value is None or value is False or value in ("none", "", {}, [])
+
+
+def changes_arithmetic(config: Mapping[str, Any]) -> Problem | None:
+    """Return the first setting that makes an adapter something else than W + scaling · B A over its own base; None
+    where it is that.
+
+    Args:
+        config: adapter_config.json, of the shape that `door.require_sound_adapter` checks.
+    """
+    if config.get("peft_type") != "LORA":
+        kind = config.get("peft_type")
+        reason = f"it is of the kind {kind}" if kind else "adapter_config.json has no peft_type"
+        return Problem("peft_type", reason, f"{SIDE_BY_SIDE}, or convert it to LoRA with peft.convert_to_lora")
+    for key, reason in OTHER_ARITHMETIC.items():
+        if not is_off(config.get(key)):
+            return Problem(key, reason, SIDE_BY_SIDE)
+    return _initialization(config.get("init_lora_weights", True)) or _unknown(config)
+
+
+def _initialization(value: Any) -> Problem | None:
+    """The problem of an adapter whose factors began as a part of the base's weights, which were changed for it."""
+    key, name = "init_lora_weights", str(value).lower()
+    if name in KEEPS_BASE and type(value) in (bool, str, type(None)):
+        return None
+    taken = f"its factors were initialised by {value}, which changes the base's weights"
+    if name in REPEATABLE:
+        again = "PeftModel.from_pretrained(base, adapter).merge_and_unload() merges it, as PEFT changes the base again"
+        return Problem(key, taken, f"{CONVERT}; or, in Python, {again}")
+    if name in GRADIENT_OR_DATA or name.startswith("pissa_niter_"):
+        return Problem(key, f"{taken} in a way that cannot be repeated", f"{CONVERT}, or train again without {value}")
+    return Problem(key, f"init_lora_weights is {value!r}, which PEFT 0.21 does not have", _newer({}))
+
+
+def _unknown(config: Mapping[str, Any]) -> Problem | None:
+    known = READ | TRAINING_ONLY | OTHER_ARITHMETIC.keys()
+    for key in sorted(config.keys() - known):
+        if not is_off(config[key]):
+            value = f"{config[key]!r:.60}"
+            return Problem(key, f"{key} is {value}, a setting that PEFT 0.21 does not have", _newer(config))
+    return None
+
+
+def _newer(config: Mapping[str, Any]) -> str:
+    version = config.get("peft_version")
+    by = f", which was written by PEFT {version}" if isinstance(version, str) else ""
+    return (
+        f"take a version of SureFit that knows this setting{by}; if it only matters while training, take it out of "
+        "adapter_config.json"
+    )
+
+
+def not_continued(config: Mapping[str, Any]) -> str | None:
+    """Return the first setting of an adapter that training cannot go on from, though it can be merged; None if none."""
+    return next((key for key in NOT_CONTINUED if not is_off(config.get(key))), None)
+
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+"""What torch.compile, activation checkpointing and FSDP put into the names of modules."""
+_NAMED = re.compile(
+    r"\.lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)(\.(?!weight|bias)[^.]+)(?:\.weight|\.bias)?$"
+)
+
+
+def rename_problem(names: Iterable[str]) -> tuple[str, str | None] | None:
+    """Say what is wrong with an adapter's tensor names that PEFT would not find, and how they are right.
+
+    PEFT reads names that `PeftModel.save_pretrained` writes, ignores all others and answers as the base.
+
+    Returns:
+        (half a sentence with the first such name, a Python expression in `k` that gives the right name, None where no
+        such expression does); None where every name is one of PEFT's.
+
+    >>> rename_problem(["base_model.model.q_proj.lora_A.default.weight"])[1]
+    "k.replace('.default', '')"
+    >>> rename_problem(["base_model.model.q_proj.lora_A.weight"]) is None
+    True
+    """
+    listed = list(names)
+    adapters = sorted({found[1] for name in listed if (found := _NAMED.search(name))})
+    if len(adapters) > 1:
+        called = ", ".join(name.removeprefix(".") for name in adapters)
+        return f"it holds the factors of {len(adapters)} adapters, {called}", None
+    steps: list[tuple[str, Callable[[str], str]]] = []
+    for part in (*(part for part in WRAPPERS if any(part in name for name in listed)), *adapters):
+        steps.append((f".replace({part!r}, '')", partial(_without, part)))
+    if listed and all(name.startswith("module.") for name in listed):
+        steps.append((".removeprefix('module.')", lambda name: name.removeprefix("module.")))
+    if listed and all(name.startswith(PREFIX * 2) for name in listed):
+        steps.append((f".removeprefix({PREFIX!r})", lambda name: name.removeprefix(PREFIX)))
+    expression, right = "k" + "".join(text for text, _ in steps), listed
+    for _, change in steps:
+        right = [change(name) for name in right]
+    if bare := [name for name in right if not name.startswith(PREFIX)]:
+        whole = len(bare) == len(right)
+        expression = f"{PREFIX!r} + {expression}" if whole else f"k if k.startswith({PREFIX!r}) else {PREFIX!r} + k"
+        if steps and not whole:
+            return f"{bare[0]} is no name that PEFT reads", None
+    first = next((old for old, new in zip(listed, right, strict=True) if old != new or new in bare), None)
+    return (f"{first} is no name that PEFT reads", expression) if first else None
+
+
+def _without(part: str, name: str) -> str:
+    return name.replace(part, "")

@@ -1,0 +1,95 @@
+"""What a script's calls contradict each other in, or hand to a library that stops at it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from surefit.core.errors import ConfigError, did_you_mean
+from surefit.foreign.python_calls import ARGUMENTS, OTHER_STAGES, OTHER_TRAINERS, TRAINERS, Call
+from surefit.foreign.python_script import Notes
+from surefit.foreign.python_source import Source
+from surefit.foreign.releases import NEWEST
+
+FOUR_BIT_TYPES = ("fp4", "nf4")
+EVALUATES = ("steps", "epoch")
+
+
+def read_conflicts(notes: Notes, source: Source, calls: list[Call]) -> None:
+    """Evaluation without rows, and a quantization that cannot be."""
+    notes.problems += _without_rows(notes, source, calls)
+    for call in calls:
+        if call.kind == "BitsAndBytesConfig":
+            notes.problems += _quantization(notes, call)
+            _read_unused(notes, call)
+
+
+def arguments_of(source: Source, trainer: Call, calls: list[Call]) -> Call | None:
+    """The arguments that a trainer is given, where they can be told."""
+    if "args" not in trainer.given:
+        return None
+    inside, _, _ = source.before(*trainer.given["args"], trainer.line)
+    return next((call for call in calls if call.node is inside and call.kind in (*ARGUMENTS, *OTHER_STAGES)), None)
+
+
+def _without_rows(notes: Notes, source: Source, calls: list[Call]) -> Iterator[ConfigError]:
+    """Trainers that are to measure held-out rows while training, and are given none."""
+    for trainer in calls:
+        if trainer.kind not in (*TRAINERS, *OTHER_TRAINERS) or trainer.open or "eval_dataset" in source.set_attributes:
+            continue
+        given = trainer.given.get("eval_dataset")
+        if given is not None and source.value(*given) is not None:
+            continue
+        arguments = arguments_of(source, trainer, calls)
+        known = arguments.known if arguments else {}
+        key = next((name for name in ("eval_strategy", "evaluation_strategy") if name in known), None)
+        if key and arguments and str(known[key]) in EVALUATES:
+            yield ConfigError(
+                f"{key} is {known[key]}, and {trainer.kind} is given no eval_dataset", code="E3501", path=notes.path,
+                line=arguments.lines[key], field=key,
+                help=f"pass eval_dataset to {trainer.kind} (line {trainer.line}), or take {key} out",
+            )  # fmt: skip
+
+
+def _quantization(notes: Notes, call: Call) -> Iterator[ConfigError]:
+    """A BitsAndBytesConfig that transformers or bitsandbytes refuses."""
+    if call.known.get("load_in_4bit") is True and call.known.get("load_in_8bit") is True:
+        yield ConfigError(
+            "load_in_4bit and load_in_8bit are both true, and a model is held in one of them", code="E3502",
+            path=notes.path, line=call.lines["load_in_8bit"], field="load_in_8bit", help="take one of them out",
+        )  # fmt: skip
+    kind = call.known.get("bnb_4bit_quant_type", "nf4")
+    if isinstance(kind, str) and kind not in FOUR_BIT_TYPES:
+        yield ConfigError(
+            f"bitsandbytes has no 4-bit type {kind!r}{did_you_mean(kind, FOUR_BIT_TYPES)}", code="E3503",
+            path=notes.path, line=call.lines["bnb_4bit_quant_type"], field="bnb_4bit_quant_type",
+            help="write nf4 or fp4",
+        )  # fmt: skip
+    for name in ("load_in_4bit", "load_in_8bit"):
+        value = call.known.get(name, False)
+        if not isinstance(value, bool):
+            yield ConfigError(
+                f"{name} must be True or False, got {value!r}", code="E3504", path=notes.path, line=call.lines[name],
+                field=name, help="write True or False",
+            )  # fmt: skip
+
+
+def _read_unused(notes: Notes, call: Call) -> None:
+    """Arguments of a BitsAndBytesConfig that it takes and never looks at."""
+    known = set(NEWEST.keys("BitsAndBytesConfig", "taken"))
+    for name in sorted(set(call.given) - known - {"quant_method"}):
+        key = f"BitsAndBytesConfig.{name}"
+        notes.passed_over.append(key)
+        notes.place(key, name, call.lines[name])
+
+
+def pads_with_eos(source: Source) -> int | None:
+    """The line at which the tokenizer's padding token is made its end-of-sequence token, if nothing else sets it."""
+    lines = []
+    for node, _ in source.each(ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Attribute) and target.attr in ("pad_token", "pad_token_id"):
+                same = isinstance(node.value, ast.Attribute) and node.value.attr == target.attr.replace("pad", "eos")
+                model = isinstance(target.value, ast.Attribute) and target.value.attr in ("config", "generation_config")
+                lines += [] if model else [node.lineno if same else None]
+    return lines[0] if lines and None not in lines else None

@@ -1,0 +1,175 @@
+"""Which release of transformers, TRL and PEFT takes which argument, and which of them a project is judged by.
+
+The table, schemas/releases.json, was read from the packages' sources by scripts/releases.py. A project is judged by the
+newest release that its requirements admit, and without requirements by the newest one in the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from surefit.facts.pins import compatible
+
+TABLE = Path(__file__).parent / "schemas/releases.json"
+NAMES = {"transformers": "transformers", "trl": "TRL", "peft": "PEFT", "unsloth": "Unsloth"}
+Verdict = Literal["taken", "deprecated", "gone", "not yet", "unknown"]
+
+
+@lru_cache(maxsize=1)
+def table() -> Mapping[str, Any]:
+    """The file, with the keys of each span of releases as lists."""
+    found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+def releases(package: str) -> list[str]:
+    """The minor releases in the table, oldest first."""
+    found: list[str] = table()["releases"].get(package, [])
+    return found
+
+
+@lru_cache(maxsize=256)
+def spans(name: str, what: str) -> Mapping[str, tuple[tuple[int, int], ...]]:
+    """Argument of a class → the runs of releases, by index, that take it (`takes`) or warn about it (`deprecated`)."""
+    entry = table()["classes"].get(name, {})
+    return _spans(entry.get(what, {}), entry.get("package", ""))
+
+
+@lru_cache(maxsize=2)
+def exports() -> Mapping[str, tuple[tuple[int, int], ...]]:
+    """Name → the releases of TRL that have it at their top."""
+    return _spans(table()["names"], "trl")
+
+
+def _spans(written: Mapping[str, str], package: str) -> dict[str, tuple[tuple[int, int], ...]]:
+    order = {release: i for i, release in enumerate(releases(package))} | {"now": len(releases(package)) - 1}
+    found = {}
+    for span, keys in written.items():
+        runs = tuple((order[a], order[b]) for a, b in (part.split(" to ") for part in span.split(", ")))
+        found.update(dict.fromkeys(keys.split(), runs))
+    return found
+
+
+def requirements_of(package: str, version: str) -> tuple[str, ...]:
+    """What a release asks of others ("transformers>=4.46.0"); empty where it is not in the table."""
+    minor = ".".join(version.split(".")[:2])
+    return tuple(table()["requires"].get(package, {}).get(minor, "").split())
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Which releases count for a project.
+
+    Attributes:
+        asked: package → the versions that its requirements admit.
+        source: package → the file that says so.
+        unsloth: Unsloth is imported, which replaces TRL's configs and trainers by its own.
+    """
+
+    asked: Mapping[str, str]
+    source: Mapping[str, str]
+    unsloth: bool = False
+
+    @cached_property
+    def bounds(self) -> Mapping[str, str]:
+        """Package → versions, with what Unsloth asks for where the project leaves that open."""
+        found = {package: versions for package, versions in self.asked.items() if versions}
+        if not self.unsloth:
+            return found
+        release = self._newest("unsloth", found) or ""
+        for text in requirements_of("unsloth", release):
+            package = next((name for name in NAMES if text.startswith(name)), None)
+            if package and package not in found:
+                found[package] = text[len(package) :]
+        return found
+
+    def _newest(self, package: str, bounds: Mapping[str, str]) -> str | None:
+        """The newest release that the bounds admit; None where they admit none of the table's."""
+        asked = bounds.get(package, "")
+        order = reversed(releases(package))
+        return next((release for release in order if not asked or compatible(f"=={release}.*", asked)), None)
+
+    @cached_property
+    def _counting(self) -> Mapping[str, str | None]:
+        return {package: self._newest(package, self.bounds) for package in NAMES}
+
+    def release(self, package: str) -> str | None:
+        """The release that counts; None where the requirements admit none that is known."""
+        return self._counting[package]
+
+    def is_open(self, package: str) -> bool:
+        """Whether the package is not pinned beside another that is held to an older release: its own is not known."""
+        if package in self.bounds:
+            return False
+        others = [name for name in ("transformers", "trl", "peft") if name != package]
+        return any(name in self.bounds and self.release(name) != releases(name)[-1] for name in others)
+
+    def takes(self, name: str, key: str) -> Verdict:
+        """Whether a class takes an argument, in the release that counts."""
+        package = table()["classes"][name]["package"]
+        runs = spans(name, "takes").get(key)
+        if not runs:
+            return "unknown"
+        return self._verdict(package, runs, spans(name, "deprecated").get(key, ()))
+
+    def exports(self, name: str) -> Verdict:
+        """Whether `from trl import` finds a name, in the release that counts."""
+        runs = exports().get(name)
+        return self._verdict("trl", runs, ()) if runs else "unknown"
+
+    def _verdict(self, package: str, runs: tuple[tuple[int, int], ...], warned: tuple[tuple[int, int], ...]) -> Verdict:
+        order = releases(package)
+        release, last = self.release(package), len(order) - 1
+        kept = runs[-1][1] == last
+        if release is None or self.is_open(package):
+            return "taken" if kept or release is None else "deprecated"
+        at = order.index(release)
+        if any(first <= at <= end for first, end in runs):
+            # What the newest release still takes can wait.
+            return "deprecated" if not kept and any(first <= at <= end for first, end in warned) else "taken"
+        return "gone" if runs[0][1] < at else "not yet"
+
+    def since(self, name: str, key: str) -> str:
+        """ "transformers 4.51", the release that no longer takes an argument; or the first one that does."""
+        package = table()["classes"][name]["package"]
+        runs, order = spans(name, "takes")[key], releases(package)
+        first = order[runs[0][0]] if self.takes(name, key) == "not yet" else order[min(runs[-1][1] + 1, len(order) - 1)]
+        return f"{NAMES[package]} {first}"
+
+    def keys(self, name: str, *verdicts: Verdict) -> Iterator[str]:
+        """The arguments of a class for which this holds."""
+        return (key for key in spans(name, "takes") if self.takes(name, key) in verdicts)
+
+    def reaches(self, package: str, versions: str) -> bool:
+        """Whether the release that counts is one of these versions."""
+        if package not in table()["releases"]:
+            return not self.bounds.get(package) or compatible(self.bounds[package], versions)
+        release = self.release(package)
+        return release is not None and not self.is_open(package) and compatible(f"=={release}.*", versions)
+
+    def said(self) -> str:
+        """The releases, with the file that asks for them, as a note says it."""
+        parts = []
+        for package in ("transformers", "trl", "peft"):
+            release = self.release(package)
+            why = self.source.get(package) or (
+                "Unsloth" if package in self.bounds and package not in self.asked else None
+            )
+            if self.is_open(package):
+                parts.append(f"{NAMES[package]} (not pinned beside older releases: any)")
+            elif release is None:
+                parts.append(
+                    f"{NAMES[package]}{self.bounds.get(package, '')} ({why}): older than the table of releases"
+                )
+            else:
+                parts.append(f"{NAMES[package]} {release}" + (f" ({why})" if why else ""))
+        return ", ".join(parts)
+
+
+NEWEST = Judge({}, {})
+"""No requirements: the newest releases in the table."""

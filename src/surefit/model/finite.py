@@ -1,0 +1,54 @@
+"""Weights and logits that are not finite: named as what they are, before anything else is blamed for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from surefit.core.errors import ModelError
+from surefit.core.units import plural
+
+FIELD, DTYPE = "model.name_or_path", "model.dtype"
+
+
+def why_not_finite(model: torch.nn.Module, dtype: str) -> ModelError:
+    """Return the reason why a model computes NaN or infinity: values of its weights, or of what it makes of them.
+
+    Args:
+        model: loaded; every weight is read once.
+        dtype: what it computes in, such as "float16".
+    """
+    found = list(_not_finite(model))
+    if not found:
+        return ModelError(
+            f"the logits are not finite, though all weights are: values overflow {dtype}",
+            code="E5352",
+            field=DTYPE,
+            help="set model.dtype: bfloat16, or float32 where the device cannot compute in it"
+            if dtype == "float16"
+            else "compare the model with its source: config.json may not belong to the weights",
+        )
+    name, nan, infinite, total = found[0]
+    more = f"; {plural(len(found) - 1, 'more tensor')} likewise" if len(found) > 1 else ""
+    problem = f"{nan + infinite:,} of {total:,} values of {name} are not finite ({nan:,} NaN, {infinite:,} infinite)"
+    overflows = dtype == "float16" and not any(each[1] for each in found)
+    return ModelError(
+        problem + more,
+        code="E5353",
+        field=DTYPE if overflows else FIELD,
+        help="the weights are too large for float16: set model.dtype: bfloat16 or float32"
+        if overflows
+        else "the weights are damaged: download or convert the model again",
+    )
+
+
+def _not_finite(model: torch.nn.Module) -> Iterator[tuple[str, int, int, int]]:
+    """(name, NaN values, infinite values, values) of each parameter that has any."""
+    for name, parameter in model.named_parameters():
+        # Of a tensor that is shared out between processes, this one's part.
+        values = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if not values.is_floating_point() or bool(torch.isfinite(values).all()):
+            continue
+        nan, infinite = (int(count) for count in (torch.isnan(values).sum(), torch.isinf(values).sum()))
+        yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), nan, infinite, values.numel()

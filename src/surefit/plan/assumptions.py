@@ -1,0 +1,58 @@
+"""What a plan takes for granted of a machine that cannot be looked at: one with a GPU that is not here. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefit.config.modes import MODES
+from surefit.config.optimizers import OPTIMIZERS
+from surefit.config.resolve import KERNEL_PACKAGES, Resolved, kernels_obstacle
+from surefit.facts.hardware import HardwareFacts
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A package on the other machine.
+
+    Attributes:
+        package: its name, as pip takes it.
+        installed: what is assumed. False is the case that needs more memory and time.
+        why: what it decides, and how to plan the other case.
+    """
+
+    package: str
+    installed: bool
+    why: str
+
+
+def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumption]:
+    """Yield what is assumed of the machine with the GPU; nothing where it is this one."""
+    if not hardware.is_another_machine:
+        return
+    config = resolved.config
+    if resolved.provenance["speed.kernels"].kind == "auto" and not kernels_obstacle(config, hardware):
+        yield Assumption(
+            "liger-kernel",
+            False,
+            "no fused kernels, which need less memory and time: speed.kernels: true plans with them",
+        )
+    elif config.speed.kernels is True:
+        yield from (Assumption(package, True, "speed.kernels: true") for package in KERNEL_PACKAGES)
+    optimizer = OPTIMIZERS[config.train.optimizer]
+    if config.model.quantization == "nf4":
+        yield Assumption("bitsandbytes", True, "model.quantization: nf4")
+    elif optimizer.eight_bit or optimizer.paged:
+        yield Assumption("bitsandbytes", True, f"train.optimizer: {config.train.optimizer}")
+    mode = config.parallel.mode
+    if mode != "auto" and MODES[mode].zero_stage:
+        yield Assumption("deepspeed", True, f"parallel.mode: {mode}")
+    if config.speed.attention in ("flash_attention_2", "flash_attention_3"):
+        yield Assumption("flash-attn", True, f"speed.attention: {config.speed.attention}")
+
+
+def assumption_text(assumed: Mapping[str, Any]) -> str:
+    """Return an entry of plan.json's `assumptions` in words."""
+    state = "installed" if assumed["installed"] else "not installed"
+    return f"{assumed['package']} is {state} there ({assumed['why']})"

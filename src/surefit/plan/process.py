@@ -1,0 +1,41 @@
+"""What a run on a CPU takes of RAM beside its tensors: the process itself, measured in the one that plans. Torch-free.
+
+`surefit train` plans in the process that trains, and `surefit plan` imports the same libraries for its simulation, so
+what either has when the simulation is done is what a step will find there. Which libraries are installed decides it:
+transformers, PEFT and PyTorch import some of the others.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from contextlib import suppress
+
+from surefit.core.malloc import give_back
+from surefit.core.units import KIB, MIB
+
+ASSUMED = (500 * MIB, 740 * MIB)
+"""Where nothing has been imported yet, or the system does not say what a process has: 597 MiB before the weights are
+read, with torch, transformers and PEFT imported, the plan made and a tokenizer of 49,152 entries."""
+LATER = (-30 * MIB, 130 * MIB)
+"""What a run has in the end beside that: a plan's own objects go; the rows, a tokenizer, and the pages of the libraries
+that only a step with numbers reads come."""
+
+
+def process_bytes() -> tuple[int, int, bool]:
+    """Return what the process will take at least and at most, and whether that is measured."""
+    resident = _resident() if "torch" in sys.modules and "peft" in sys.modules else None
+    if resident is None:
+        return *ASSUMED, False
+    return resident + LATER[0], resident + LATER[1], True
+
+
+def _resident() -> int | None:
+    """The RAM this process has now, what it could give back left out; None where the system does not say."""
+    gc.collect()
+    give_back()
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * KIB
+    return None
