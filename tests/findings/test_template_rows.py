@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from benchmarks.template_rows import outcomes
 
-FOLDER = Path((find_spec("trl") or pytest.skip("trl is not installed", allow_module_level=True)).origin).parent
+SPEC = find_spec("trl") or pytest.skip("trl is not installed", allow_module_level=True)
+FOLDER = Path(next(iter(SPEC.submodule_search_locations)))
 NAMES = ("cohere", "deepseek_r1_distill", "gemma", "glm4moe", "gptoss", "lfm2", "llama3", "phi3", "qwen2_5", "qwen3")
 
 

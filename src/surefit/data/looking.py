@@ -22,7 +22,7 @@ from surefit.facts.tokenizer import TokenizerFacts
 from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example
 
-SECONDS = 0.5
+SECONDS = 0.3
 """After which no more rows are rendered."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
