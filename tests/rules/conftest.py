@@ -22,6 +22,7 @@ from surefit.data.audit.sample import sample_audit
 from surefit.data.audit.whole import audit
 from surefit.data.formats import Examples, load_mixed, to_examples
 from surefit.data.load import Rows, load_rows
+from surefit.data.looking import look_at_examples
 from surefit.data.sampled import example_facts
 from surefit.data.sources import is_local
 from surefit.data.thinking import with_thinking
@@ -167,6 +168,10 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         tokenizer = replace(found or TokenizerFacts(), **stated["tokenizer"]) if "tokenizer" in stated else found
         examples = sampled(rows, recipe, config) if rows and recipe else None
         counted = config.evaluate.in_training
+        rendered = audit_facts(config, columns, rows, stated.get("audit")) if rows and recipe else None
+        if rendered and examples and stated.get("audit") != "full" and "tokenizer" not in stated:
+            looked = look_at_examples(examples, tokenizer, config).observations
+            rendered = replace(rendered, observations={**looked, **rendered.observations})
         return LintContext(
             config=config,
             path=loaded.path,
@@ -184,7 +189,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             environment=EnvironmentFacts(**stated.get("environment", {"hub_token": True})),
             columns=columns,
             metrics=recipe.metrics if recipe else (),
-            audit=audit_facts(config, columns, rows, stated.get("audit")) if rows and recipe else None,
+            audit=rendered if rows and recipe else None,
             problems=tuple(problems),
         )
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.lint.rule import LintContext
 
-FAMILIES = ("AUD", "DAT")
+FAMILIES = ("AUD", "DAT", "TPL005", "TPL009")
 BAR = 32
 BLOCKS = " ▏▎▍▌▋▊▉█"
 

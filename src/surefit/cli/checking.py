@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.findings import say_report, without_facts
-from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, quoted
 from surefit.stages.checking import checked
 from surefit.stages.prepare import Gathered, gather
@@ -108,11 +108,13 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
 
 
 def _show_examples(out: Output, found: Gathered, count: int) -> None:
-    from surefit.data.formats import to_examples
+    from surefit.data.formats import placed, to_examples
     from surefit.data.show import segments
     from surefit.data.thinking import with_thinking
     from surefit.model.tokenizer import load_tokenizer
 
+    if found.rows is None and found.problems:
+        raise found.problems[0]
     if found.rows is None or found.recipe is None:
         raise ConfigError(
             "there are no local rows to show", code="E1010", field="data.train", help="name a file of rows"
@@ -122,7 +124,10 @@ def _show_examples(out: Output, found: Gathered, count: int) -> None:
     examples = to_examples(found.rows.sample(count), found.recipe, section.format, section.bad_rows)
     examples = with_thinking(examples, section.thinking)
     for example, where in zip(examples, examples.where, strict=True):
-        shown = segments(example, tokenizer)
+        try:
+            shown = segments(example, tokenizer)
+        except DataError as error:
+            raise placed(error, where) from None
         for number, one in enumerate(shown, start=1):
             part = f", example {number} of {len(shown)} (the template rewrites earlier turns)" if len(shown) > 1 else ""
             out.heading(f"{where}{part}: the loss falls on the marked text")

@@ -153,19 +153,21 @@ def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Map
 
 def _sequences(run: Prepared) -> list[list[int]]:
     """The held-out rows as tokens, prompt and gold answer."""
-    from surefit.data.dataset import build_dataset
+    from surefit.data.dataset import build_dataset, takes_all
     from surefit.data.formats import read_splits
     from surefit.model.saved import load_run_tokenizer
 
     config = run.resolved.config
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     tokenizer = load_run_tokenizer(config.model, run.run)
+    held_out = takes_all(held_out, tokenizer, config.data.bad_rows)
     rows = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)
     return [rows[index][0].tolist() for index in range(len(rows))]
 
 
 def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) -> dict[str, Any]:
     """The task's metrics of a conversion on the held-out rows, and their differences to the merged model's."""
+    from surefit.data.dataset import takes_all
     from surefit.data.formats import read_splits
     from surefit.data.shorten import prompt_cutter
     from surefit.evaluate.estimates import estimates
@@ -177,9 +179,9 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
 
     config = run.resolved.config
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-    rows = pick("eval", held_out, config.evaluate.max_examples)
     model, _ = reload(conversion, directory)
     tokenizer = load_tokenizer(conversion.section)
+    rows = pick("eval", takes_all(held_out, tokenizer, config.data.bad_rows), config.evaluate.max_examples)
     way = ways(config, run.recipe)[0]
     respondent = LocalModel(model, tokenizer, run.recipe, prompt_cutter(config, tokenizer))
     with out.progress("scoring") as on_progress:

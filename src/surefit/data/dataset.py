@@ -12,9 +12,10 @@ import numpy as np
 from surefit.core.errors import DataError
 from surefit.core.progress import OnProgress, silent
 from surefit.data.cache import Encoded, Stats, TokenDataset, cache_key, open_cached, store
-from surefit.data.formats import Examples, bad_rows_error
+from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed
 from surefit.data.shorten import shorten
-from surefit.data.tokenize import BATCH, TEMPLATE_DATE, encode_turns
+from surefit.data.tokenize import BATCH, encode_turns
+from surefit.facts.chat_template import TEMPLATE_DATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,19 +92,46 @@ def _encode_whole(
         try:
             encoded = encode_turns(tokenizer, batch)
         except DataError:
-            encoded = [_encode_placed(tokenizer, examples, i) for i in range(start, start + len(batch))]
+            problems = [*refused_examples(tokenizer, examples).values()]
+            raise bad_rows_error(problems, total, "data.train", WAY_OUT) from None
         tokens += sum(len(ids) for own in encoded for ids, _ in own)
         yield from encoded
         on_progress(start + len(batch), total, f"{tokens:,} tokens")
 
 
-def _encode_placed(tokenizer: PreTrainedTokenizerBase, examples: Examples, index: int) -> list[Encoded]:
-    """One example again, to say in which row the problem is."""
-    try:
-        return encode_turns(tokenizer, [examples[index]])[0]
-    except DataError as error:
-        path = examples.where[index]
-        raise DataError(error.message, code=error.code, path=path, field=error.field, help=error.help) from error
+def takes_all(examples: Examples, tokenizer: PreTrainedTokenizerBase, bad_rows: str) -> Examples:
+    """The examples, with `data.bad_rows: skip` without those that the chat template does not take: they are named among
+    the skipped ones.
+
+    Raises:
+        DataError: it takes none.
+    """
+    if bad_rows != "skip" or not examples:
+        return examples
+    refused = refused_examples(tokenizer, examples)
+    kept = [n for n in range(len(examples)) if n not in refused]
+    if not kept:
+        raise bad_rows_error([*refused.values()], len(examples), "data.train", "")
+    left_out = [f"{error.where}: {error.message}" for error in refused.values()]
+    return replace(examples.subset(kept), skipped=[*examples.skipped, *left_out])
+
+
+def refused_examples(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> dict[int, DataError]:
+    """The numbers of the examples that cannot be tokenised, each with the reason and the place of its row."""
+    errors = {}
+    for start in range(0, len(examples), BATCH):
+        batch = examples[start : start + BATCH]
+        try:
+            encode_turns(tokenizer, batch)
+            continue
+        except DataError:
+            pass
+        for index, example in enumerate(batch, start=start):
+            try:
+                encode_turns(tokenizer, [example])
+            except DataError as error:
+                errors[index] = placed(error, examples.where[index])
+    return errors
 
 
 def _shortened(

@@ -23,9 +23,11 @@ from surefit.data.messages import (
     from_sharegpt,
     json_list,
     message_list,
+    row_tools,
+    system_turn,
     text,
-    tool_list,
 )
+from surefit.data.other_layouts import layout_advice
 from surefit.data.thinking import with_thinking
 from surefit.task import Example, Message, Row, TaskRecipe, part_of
 
@@ -33,10 +35,13 @@ if TYPE_CHECKING:
     from surefit.config.schema import DataSection
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+PROMPTS = ("messages", "conversations", "prompt")
+"""Columns that hold a prompt, but for Alpaca's."""
 HELD_OUT = "heldout.jsonl"
 """The held-out rows of prepared data (data/shards.py)."""
 PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
 """Where rows that are only to be answered have what they ask."""
+WAY_OUT = "set data.bad_rows: skip to leave them out (counted)"
 SHOWN = 5
 """Problems that one error lists; the rest are counted."""
 
@@ -70,7 +75,12 @@ class Examples(Sequence[Example]):
 
 
 def _messages_row(row: Row) -> dict[str, Any]:
-    return {"messages": conversation(row["messages"], "messages"), "tools": tool_list(row.get("tools"))}
+    return _with_system(row, message_list(row["messages"], "messages"), "messages")
+
+
+def _with_system(row: Row, messages: list[Message], field: str) -> dict[str, Any]:
+    """A row's conversation, its system message from a column of its own among it, and its tools."""
+    return {"messages": answered([*system_turn(row, messages), *messages], field), "tools": row_tools(row)}
 
 
 def _prompt_completion_row(row: Row) -> dict[str, Any]:
@@ -79,7 +89,7 @@ def _prompt_completion_row(row: Row) -> dict[str, Any]:
         raise DataError("the last message must have the role assistant", code="E4009", field="completion")
     # The loss belongs to the completion: answers that stand in the prompt are given, not learnt.
     given = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in prompt]
-    return {"messages": answered(given + completion, "prompt"), "tools": tool_list(row.get("tools"))}
+    return _with_system(row, given + completion, "prompt")
 
 
 def _turns(value: Any, field: str, role: str) -> list[Message]:
@@ -102,15 +112,18 @@ def _alpaca_row(row: Row) -> dict[str, Any]:
     if not text(row["output"], "output").strip():
         raise DataError("empty", code="E4012", field="output")
     messages = [*_alpaca_prompt(row), {"role": "assistant", "content": row["output"]}]
-    return {"messages": conversation(messages, "history"), "tools": tool_list(row.get("tools"))}
+    return {"messages": conversation(messages, "history"), "tools": row_tools(row)}
 
 
 def _alpaca_prompt(row: Row) -> list[Message]:
-    instruction, context = text(row["instruction"], "instruction"), text(row.get("input") or "", "input")
+    instruction = text(row["instruction"], "instruction")
+    # Dolly's name for what others call input.
+    name = "context" if "context" in row and "input" not in row else "input"
+    context = text(row.get(name) or "", name)
     question = "\n\n".join(part for part in (instruction, context) if part.strip())
     if not question:
         raise DataError("empty", code="E4013", field="instruction")
-    messages = [{"role": "system", "content": text(row["system"], "system")}] if row.get("system") else []
+    messages = system_turn(row)
     for i, pair in enumerate(json_list(row.get("history") or [], "history")):
         messages += _history_turns(pair, f"history[{i}]")
     return [*messages, {"role": "user", "content": question}]
@@ -123,8 +136,8 @@ def _history_turns(pair: Any, field: str) -> list[Message]:
 
 
 def _sharegpt_row(row: Row) -> dict[str, Any]:
-    messages, field = from_sharegpt(row)
-    return {"messages": conversation(messages, field), "tools": tool_list(row.get("tools"))}
+    value, field = from_sharegpt(row)
+    return _with_system(row, message_list(value, field), field)
 
 
 @dataclass(frozen=True)
@@ -167,11 +180,12 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
         if all(column in columns for column in layout.columns):
             return name
     known = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
+    advice = layout_advice(columns)
     raise DataError(
         f"columns that fit no format: {_listed(columns)}",
         code="E4015",
         field="data.format",
-        help=f"known formats: {known}",
+        help=f"{advice}; known formats: {known}" if advice else f"known formats: {known}",
     )
 
 
@@ -212,6 +226,7 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     def convert(row: Row) -> Example:
         _require_values(row, layout.columns)
         _refuse_media(row)
+        _refuse_bad_answer(row)
         normal = layout.normal(row)
         return normal if isinstance(normal, Example) else recipe.to_example(normal)
 
@@ -265,6 +280,18 @@ def _refuse_media(row: Row) -> None:
             )
 
 
+def _refuse_bad_answer(row: Row) -> None:
+    """An answer that the row says is a bad one, as KTO's data sets do: it would be learnt as a good one."""
+    label = row.get("label")
+    if label is False or (isinstance(label, str) and label.strip().lower() == "false"):
+        raise DataError(
+            "the row says that its answer is a bad one (label: false), and every answer is learnt",
+            code="E4326",
+            field="label",
+            help="leave such rows out; SureFit learns from good answers alone",
+        )
+
+
 def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
     """Every row as the recipe's `Example`.
 
@@ -302,19 +329,20 @@ def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:
 
 
 def _prompt_row(row: Row) -> dict[str, Any]:
-    tools = tool_list(row.get("tools"))
+    if row.get("instruction") is not None and all(row.get(name) is None for name in PROMPTS):
+        return {"messages": _alpaca_prompt(row), "tools": row_tools(row)}
     if row.get("messages") is not None:
-        return {"messages": message_list(row["messages"], "messages"), "tools": tools}
-    if row.get("conversations") is not None:
-        return {"messages": message_list(*from_sharegpt(row)), "tools": tools}
-    if row.get("prompt") is not None:
-        return {"messages": _turns(row["prompt"], "prompt", "user"), "tools": tools}
-    if row.get("instruction") is not None:
-        return {"messages": _alpaca_prompt(row), "tools": tools}
-    if row.get("text") is not None:
+        messages = message_list(row["messages"], "messages")
+    elif row.get("conversations") is not None:
+        messages = message_list(*from_sharegpt(row))
+    elif row.get("prompt") is not None:
+        messages = _turns(row["prompt"], "prompt", "user")
+    elif row.get("text") is not None:
         return _text_row(row)
-    help_text = "a row has messages, conversations, prompt or instruction, or text to continue"
-    raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
+    else:
+        help_text = "a row has messages, conversations, prompt or instruction, or text to continue"
+        raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
+    return {"messages": [*system_turn(row, messages), *messages], "tools": row_tools(row)}
 
 
 def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Examples:
@@ -332,9 +360,16 @@ def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Ex
             error.path, error.line = rows.place(index)
             raise
     if problems and (bad_rows != "skip" or not examples):
-        way_out = "" if bad_rows == "refuse" else "set data.bad_rows: skip to leave them out (counted)"
+        way_out = "" if bad_rows == "refuse" else WAY_OUT
         raise bad_rows_error(problems, len(rows), rows.source, way_out)
     return Examples(examples, where, [f"{problem.where}: {problem.message}" for problem in problems])
+
+
+def placed(error: DataError, where: str) -> DataError:
+    """The error with the place of its row, which is `file:line` or words."""
+    file, _, number = where.rpartition(":")
+    path, line = (file, int(number)) if number.isdecimal() else (where, None)
+    return DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
 
 
 def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_out: str) -> DataError:

@@ -5,6 +5,7 @@ Everything here raises `DataError` with the field that is wrong; the caller adds
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,35 @@ ROLES = ("system", "user", "assistant", "tool")
 THOUGHTS = ("thinking", "reasoning")
 """`type` of an assistant's parts that hold reasoning: Mistral's and Anthropic's, and LLaMA-Factory's."""
 _TEXTS = ("text",)
+PYTHON_TEXT = 100_000
+"""Characters of a text that is no JSON, up to which it is tried as Python's notation."""
 TEXT_ALONE = "use rows with text only: images, audio and video are not trained on"
+MARKS = ("weight", "loss", "train", "training", "trainable", "loss_weight")
+"""Keys with which a turn says whether it is learnt: OpenAI's, ms-swift's, Axolotl's, and what else tools write."""
+PARTIAL_MARKS = ("train_detail", "training_detail")
+"""Axolotl's keys that mark parts of a turn."""
+ARGUMENTS = ("arguments", "parameters", "input", "args")
+"""Names under which a call has its arguments: OpenAI's, Llama 3's, Anthropic's, LangChain's."""
+SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
+"""Columns that hold a row's system message."""
+CALL_KEYS = ("name", "type", "id", "index", "call_id", "tool_call_id", "description", "strict")
+"""Keys of a call beside its arguments; no model writes more of them than the name."""
+OTHER_ROLES = {
+    "developer": "system",
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "ipython": "tool",
+    "function_response": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+}
+"""Roles of other formats, and the one to write in their place."""
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -89,9 +118,11 @@ def _message(item: Any, field: str) -> Message:
         raise DataError(
             f"a message must be an object with role and content, not {json_kind(item)}", code="E4053", field=field
         )
+    item = _with_tool_calls(item, field)
     role = item.get("role")
     if role not in ROLES:
         raise _bad_role(item, role, field)
+    item = _with_weight(item, role, field)
     thoughts, item = _thoughts(item, field) if role == "assistant" else ({}, item)
     message: Message = {"role": role, "content": _content(item, role, field)}
     if item.get("tool_calls"):
@@ -100,11 +131,57 @@ def _message(item: Any, field: str) -> Message:
         message["tool_calls"] = tool_calls(item["tool_calls"], f"{field}.tool_calls")
     if role == "assistant" and not message["content"].strip() and "tool_calls" not in message:
         raise DataError("the assistant's message is empty", code="E4055", field=f"{field}.content")
-    if item.get("weight") not in (None, 0, 1):
-        raise DataError(f"weight must be 0 or 1, not {item['weight']!r}", code="E4056", field=f"{field}.weight")
     rest = {key: value for key, value in item.items() if key not in ("role", "content", "tool_calls")} | thoughts
     # A key set to null is a key that the file's writer did not fill; templates ask whether a key is there.
     return message | {key: value for key, value in rest.items() if value is not None}
+
+
+def _with_weight(item: Mapping[str, Any], role: Any, field: str) -> Mapping[str, Any]:
+    """The message with `weight` in place of every mark that says whether it is learnt.
+
+    Raises:
+        DataError: a mark is neither true nor false, or says that a turn is learnt that never is.
+    """
+    found = {name: item[name] for name in (*MARKS, *PARTIAL_MARKS) if item.get(name) is not None}
+    if not found:
+        return item
+    for name, mark in found.items():
+        if name in PARTIAL_MARKS:
+            raise DataError(
+                f"{name} marks parts of a turn, and a turn is learnt as a whole or not at all",
+                code="E4320",
+                field=f"{field}.{name}",
+                help='leave it out, or set "weight": 0 on turns that must not be learnt',
+            )
+        if not isinstance(mark, (bool, int, float)) or mark not in (0, 1):
+            raise DataError(f"{name} must be 0 or 1, not {mark!r}", code="E4056", field=f"{field}.{name}")
+        if mark and role != "assistant" and name in ("train", "training", "trainable"):
+            raise DataError(
+                f"{name} asks for a {role} turn to be learnt, and only assistant turns are",
+                code="E4321",
+                field=f"{field}.{name}",
+                help="leave the mark out on turns that are no answers",
+            )
+    kept = {key: value for key, value in item.items() if key not in MARKS}
+    return kept | {"weight": min(int(mark) for mark in found.values())} if role == "assistant" else kept
+
+
+def _with_tool_calls(item: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """The message with `tool_calls` and the role tool in place of OpenAI's older `function_call` and role function."""
+    call = item.get("function_call")
+    if item.get("role") == "function":
+        item = {**item, "role": "tool"}
+    if not call:
+        return item
+    if item.get("tool_calls"):
+        raise DataError(
+            "the message has both tool_calls and function_call",
+            code="E4322",
+            field=f"{field}.function_call",
+            help="keep tool_calls, which can hold several calls",
+        )
+    kept = {key: value for key, value in item.items() if key != "function_call"}
+    return kept | {"tool_calls": [json_value(call, f"{field}.function_call")]}
 
 
 def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
@@ -112,7 +189,9 @@ def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
         help_text = "turns written as from and value belong in a column named conversations" if "from" in item else None
         return DataError("the message has no role", code="E4057", field=f"{field}.role", help=help_text)
     hint = did_you_mean(role, ROLES) if isinstance(role, str) else ""
-    help_text = f"the roles are {', '.join(ROLES)}"
+    write = OTHER_ROLES.get(role.lower()) if isinstance(role, str) else None
+    advice = f'write "role": "{write}" in its place; ' if write else ""
+    help_text = f"{advice}the roles are {', '.join(ROLES)}"
     return DataError(f"unknown role {role!r}{hint}", code="E4058", field=f"{field}.role", help=help_text)
 
 
@@ -155,6 +234,8 @@ def _content(item: Mapping[str, Any], role: str, field: str) -> str:
 def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
     if isinstance(part, str):
         return part
+    if isinstance(part, Mapping) and set(part) == {"text"}:  # Bedrock's parts have no type
+        part = {"type": "text", **part}
     if isinstance(part, Mapping) and part.get("type") in kinds:
         held = next((part[key] for key in (part["type"], "text", "value") if part.get(key) is not None), None)
         if isinstance(held, str) or (isinstance(held, list) and part["type"] != "text"):
@@ -192,13 +273,53 @@ def _tool_call(item: Any, field: str) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise DataError("the tool call has no name", code="E4062", field=f"{inner}.name")
-    arguments = json_value(function.get("arguments", {}), f"{inner}.arguments")
-    if not isinstance(arguments, Mapping):
-        raise DataError(
-            f"arguments must be an object, not {json_kind(arguments)}", code="E4063", field=f"{inner}.arguments"
-        )
+    arguments = _arguments(function, inner)
     call = {key: value for key, value in item.items() if wrapped and key not in ("type", "function")}
-    return call | {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+    return call | {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _arguments(function: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """A call's arguments under the one name that it has for them; none where it has no such name.
+
+    Raises:
+        DataError: they are no object, stand under two names, or under a name that is not known.
+    """
+    stated = {name: function[name] for name in ARGUMENTS if name in function}
+    given = {
+        name: {} if value is None or value == "" else json_value(value, f"{field}.{name}")
+        for name, value in stated.items()
+    }
+    filled = {name: value for name, value in given.items() if value != {}}
+    if len(filled) > 1:
+        first, second, *_ = filled
+        raise DataError(
+            f"the call has both {first} and {second}", code="E4323", field=f"{field}.{second}", help="keep arguments"
+        )
+    name, value = next(iter(filled.items()), (ARGUMENTS[0], {}))
+    if not isinstance(value, Mapping):
+        raise DataError(f"{name} must be an object, not {json_kind(value)}", code="E4063", field=f"{field}.{name}")
+    if name == "parameters" and value.get("type") == "object" and isinstance(value.get("properties"), Mapping):
+        raise DataError(
+            "the parameters of the call are a schema, not the arguments that the tool is called with",
+            code="E4325",
+            field=f"{field}.parameters",
+            help='write "arguments": {…} with their values; schemas belong in the column tools',
+        )
+    unknown = [key for key, held in function.items() if key not in (*ARGUMENTS, *CALL_KEYS) and held is not None]
+    if not given and unknown:
+        raise DataError(
+            f"the call has no arguments, but {', '.join(map(repr, unknown))}",
+            code="E4324",
+            field=f"{field}.{unknown[0]}",
+            help='write "arguments": {…}; of a call without any, "arguments": {}',
+        )
+    return dict(value)
+
+
+def row_tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The tools of a row, from its column `tools` or OpenAI's older `functions`."""
+    tools = tool_list(row.get("tools"))
+    return tools if tools is not None else tool_list(row.get("functions"), "functions")
 
 
 def tool_list(value: Any, field: str = "tools") -> list[dict[str, Any]] | None:
@@ -223,16 +344,25 @@ def _tool(value: Any, field: str) -> dict[str, Any]:
         raise DataError(
             "the tool has no name", code="E4065", field=f"{field}.function.name" if wrapped else f"{field}.name"
         )
+    if "input_schema" in function and "parameters" not in function:
+        schema = {"parameters" if key == "input_schema" else key: held for key, held in function.items()}
+        return {**item, "function": schema} if wrapped else {"type": "function", "function": schema}
     return dict(item) if wrapped else {"type": "function", "function": dict(item)}
 
 
 def from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:
     """The messages of a ShareGPT row, not yet checked, and the field that errors in them should name."""
     turns = json_list(row["conversations"], "conversations")
-    messages = [_sharegpt_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
-    if row.get("system"):
-        messages.insert(0, {"role": "system", "content": text(row["system"], "system")})
-    return messages, "conversations"
+    return [_sharegpt_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)], "conversations"
+
+
+def system_turn(row: Mapping[str, Any], messages: Sequence[Message] = ()) -> list[Message]:
+    """The system message that a row has in a column of its own; none where the conversation begins with the same."""
+    name = next((name for name in SYSTEM_COLUMNS if row.get(name)), None)
+    if name is None:
+        return []
+    turn = {"role": "system", "content": _joined(row[name], name)}
+    return [turn] if turn["content"].strip() and list(messages[:1]) != [turn] else []
 
 
 def _sharegpt_turn(turn: Any, field: str) -> Message:
@@ -249,11 +379,12 @@ def _sharegpt_turn(turn: Any, field: str) -> Message:
         help_text = f"known speakers: {', '.join(SHAREGPT_ROLES)}"
         raise DataError(f"unknown speaker {speaker!r}{hint}", code="E4068", field=f"{field}.from", help=help_text)
     value = text(turn.get("value"), f"{field}.value")
+    rest = {key: held for key, held in turn.items() if key not in ("from", "value")}
     if speaker == "function_call":
         calls = json_value(value, f"{field}.value")
         calls = calls if isinstance(calls, list) else [calls]
-        return {"role": "assistant", "content": "", "tool_calls": tool_calls(calls, f"{field}.value")}
-    return {"role": SHAREGPT_ROLES[speaker], "content": value}
+        return rest | {"role": "assistant", "content": "", "tool_calls": tool_calls(calls, f"{field}.value")}
+    return rest | {"role": SHAREGPT_ROLES[speaker], "content": value}
 
 
 def text(value: Any, field: str) -> str:
@@ -280,7 +411,18 @@ def json_value(value: Any, field: str) -> Any:
     try:
         return strict_json(value)
     except ValueError as error:
-        raise DataError(f"not valid JSON: {error}", code="E4071", field=field) from None
+        raise DataError(f"not valid JSON: {error}", code="E4071", field=field, help=_json_help(value)) from None
+
+
+def _json_help(value: str) -> str | None:
+    """What to do about a text that is a Python literal: `str(list)`, or what pandas writes of one."""
+    if not value.lstrip().startswith(("[", "{")) or len(value) > PYTHON_TEXT:
+        return None
+    try:
+        ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return "this is Python's notation, as str() writes it: write the column with json.dumps()"
 
 
 def json_list(value: Any, field: str) -> Sequence[Any]:

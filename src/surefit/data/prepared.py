@@ -15,7 +15,7 @@ from surefit.core.units import shortened
 from surefit.data.cache import CODE_VERSION
 from surefit.data.sharded import MEND, Manifest, read_manifest
 from surefit.data.shards import FORMAT, shard_path
-from surefit.data.tokenize import TEMPLATE_DATE
+from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.task import TaskRecipe
 
 DECIDING = ("train", "mix", "format", "split", "max_length", "too_long", "bad_rows", "thinking")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.config.schema import Config, DataSection
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
-from surefit.data.formats import Examples, bad_rows_error, prompt_position, split_eval
+from surefit.data.formats import Examples, bad_rows_error, placed, prompt_position, split_eval
 from surefit.data.given import require_known
 from surefit.data.messages import trained_on
 from surefit.data.turns import cut, renderings
@@ -170,9 +170,7 @@ def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
         try:
             require_known(example.tokens[0] if example.tokens else (), known)
         except DataError as error:
-            file, _, number = where.rpartition(":")
-            path, line = (file, int(number)) if number.isdecimal() else (where, None)
-            yield DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
+            yield placed(error, where)
 
 
 def text_of(example: Example, tokenizer: TokenizerFacts | None) -> str:

@@ -31,7 +31,7 @@ from surefit.core.reading import read_json_file
 from surefit.core.rundir import directory_atomic, file_sha256, is_full, write_json
 from surefit.core.units import MIB
 from surefit.data.cache import ARRAYS, Stats
-from surefit.data.dataset import encode_all
+from surefit.data.dataset import encode_all, refused_examples
 from surefit.data.formats import HELD_OUT, Examples, bad_rows_error, prompt_position, row_converter, row_position
 from surefit.data.opening import endings
 from surefit.data.readers import LINES, Placed
@@ -178,6 +178,9 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
         taken = _taken(task, making, found, held_out)
         while batch := list(islice(taken, BATCH)):
             examples = Examples([one for one, _ in batch], [where for _, where in batch], [])
+            refused = refused_examples(making.tokenizer, examples) if section.bad_rows == "skip" else {}
+            found.problems += refused.values()
+            examples = examples.subset([n for n in range(len(examples)) if n not in refused])
             cut: list[int] = []
             encoded = encode_all(examples, making.tokenizer, section.max_length, section.too_long, cut)
             for own, where in zip(encoded, examples.where, strict=True):

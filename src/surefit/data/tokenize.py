@@ -8,6 +8,7 @@ given when it is evaluated, whatever the answer's first letters would merge with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +18,17 @@ from surefit.core.errors import DataError, ModelError
 from surefit.core.garbage import uncollected
 from surefit.data.cache import Encoded
 from surefit.data.given import require_known
-from surefit.data.turns import Segment, cut, renderings
+from surefit.data.special_tokens import SpecialTokens, special_tokens
+from surefit.data.turns import Segment, cut, refusal, renderings
+from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.named_templates import template_for
 from surefit.facts.thinking import Reads, as_read, how_read
-from surefit.facts.turn_end import ends_of_turn
+from surefit.facts.turn_end import ends_of_turn, first_in
 from surefit.task import Example, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TEMPLATE_DATE = "26 Jul 2024"
-"""Llama's templates write a date; without this one (their own fallback) it would be today's, and every day's tokens
-would differ."""
 BATCH = 256
 """Examples that are handed to the tokenizer at once: it works on them in parallel."""
 
@@ -110,6 +110,18 @@ def ends_by_next(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dict[
     return ends_of_turn(template, tokenizer.special_tokens_map, tokenizer.get_added_vocab)
 
 
+def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+    """The special tokens of a tokenizer that texts are searched for."""
+    known = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    asks, end = None, None
+    with suppress(DataError, ModelError):
+        example = Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "surefit"}))
+        before, after, whole = _render([(example, 1, False), (example, 1, True), (example, 2, False)], tokenizer)
+        asks = after[len(before) :] if after.startswith(before) else None
+        end = first_in(whole.rpartition("surefit")[2], known)
+    return special_tokens(known, tokenizer.bos_token, [tokenizer.eos_token, end], asks)
+
+
 def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The first turns of each example as the chat template writes them, in the order asked for."""
     if not wanted:  # plain text and tokens need no template
@@ -144,12 +156,7 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
                 date_string=TEMPLATE_DATE,
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise DataError(
-                f"the model's chat template refuses this conversation: {error}",
-                code="E4136",
-                field="messages",
-                help="change the order or the roles of the messages to what the template accepts",
-            ) from error
+            raise refusal(error) from error
         for number, text in zip(numbers, rendered, strict=True):
             assert isinstance(text, str)
             texts[number] = text

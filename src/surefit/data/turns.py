@@ -28,6 +28,16 @@ _THOUGHT = re.compile(
 """A thought at the end of a prompt, as Qwen's and DeepSeek's, Google's and Cohere's templates write it."""
 
 
+def refusal(reason: object) -> DataError:
+    """The error about a conversation that the chat template does not take, with the template's own reason."""
+    return DataError(
+        f"the model's chat template refuses this conversation: {' '.join(str(reason).split())}",
+        code="E4136",
+        field="messages",
+        help="change the order or the roles of the messages to what the template accepts",
+    )
+
+
 def renderings(example: Example) -> list[Rendering]:
     """What has to be rendered to cut a conversation: (turns, with a generation prompt behind them), the whole first."""
     messages = example.messages

@@ -14,6 +14,9 @@ from surefit.facts.template import TemplateRefused, render
 FIELD = "model.chat_template"
 PLAIN_NAME = "plain"
 MAX_BYTES = 256 * KIB
+TEMPLATE_DATE = "26 Jul 2024"
+"""Llama's templates write a date; without this one (their own fallback) it would be today's, and every day's tokens
+would differ."""
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 """Any, for a first look: the model's own are not known where only the file is read."""
 PLAIN = """\

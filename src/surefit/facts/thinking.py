@@ -135,7 +135,7 @@ def _with_thoughts_moved(message: dict[str, Any], reads: Reads) -> dict[str, Any
     if own is not None:
         return {**message, reads.fields[0]: own}
     thoughts, answer = split_thoughts(str(message.get("content") or ""))
-    if reads.moves or not thoughts.strip():
+    if reads.moves or not thoughts.strip() or OPENING in thoughts:  # text before a thought is none
         return message
     return {**message, reads.fields[0]: thoughts.strip("\n"), "content": answer}
 

@@ -35,6 +35,7 @@ class TokenizerFacts:
         largest_id: of all tokens.
         largest_plain_id: of those that are not added ones.
         added: added token → id: special tokens, and what a user put behind the vocabulary.
+        special: those of them that are special: no text is meant to hold them.
         pad_token, eos_token, bos_token: their texts, None where the tokenizer has none; pad_id, eos_id, bos_id: their
             ids, None also where they are not known.
         stop_ids: where generation stops by generation_config.json, else by config.json; empty where neither says.
@@ -53,6 +54,7 @@ class TokenizerFacts:
     largest_id: int | None = None
     largest_plain_id: int | None = None
     added: Mapping[str, int] = field(default_factory=dict)
+    special: frozenset[str] = frozenset()
     pad_token: str | None = None
     pad_id: int | None = None
     eos_token: str | None = None
@@ -105,11 +107,12 @@ def tokenizer_facts(path: Path, template: str | None = None, tool_template: str 
     require_sound_tokenizer(path)
     config = _optional(path / "tokenizer_config.json")
     named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
-    vocabulary, added = _vocabulary(path / "tokenizer.json")
+    vocabulary, added, special = _vocabulary(path / "tokenizer.json")
     file = path / "tokenizer.json" if vocabulary else None
     own = {} if template else templates_in(path)
     template, tool_template = template or own.get(DEFAULT), tool_template or own.get(TOOL_USE)
-    return _facts(path, file, vocabulary, added, named, _stop_ids(path), template, tool_template)
+    facts = _facts(path, file, vocabulary, added, named, _stop_ids(path), template, tool_template)
+    return replace(facts, special=frozenset(special))
 
 
 def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> TokenizerFacts:
@@ -123,7 +126,9 @@ def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> Token
     template = chosen or header.metadata.get("tokenizer.chat_template")
     stops = () if ids["eos"] is None else (ids["eos"],)
     template = template if isinstance(template, str) else None
-    return _facts(header.path, header.path, vocabulary, added, named, stops, template)
+    facts = _facts(header.path, header.path, vocabulary, added, named, stops, template)
+    controls = {number for number, kind in enumerate(kinds) if kind == CONTROL} if kinds else set()
+    return replace(facts, special=frozenset(token for token, number in added.items() if number in controls))
 
 
 def known_tokens(facts: TokenizerFacts, tokens: Sequence[str]) -> list[str]:
@@ -207,10 +212,11 @@ def _text(config: Mapping[str, Any], path: Path, name: str) -> str | None:
     return entry if isinstance(entry, str) else None
 
 
-def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """(token → id of the vocabulary, token → id of the added tokens); both empty where there is no file."""
+def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """(token → id of the vocabulary, token → id of the added tokens, those that are special); all empty where there is
+    no file."""
     if not path.is_file():
-        return {}, {}
+        return {}, {}, []
     text = _text_of(path)
     try:
         added, vocabulary = _entry(text, '"added_tokens"'), _entry(text, '"vocab"')
@@ -218,7 +224,9 @@ def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int]]:
         whole = read_json_object(path)
         model = whole.get("model")
         added, vocabulary = whole.get("added_tokens"), model.get("vocab") if isinstance(model, Mapping) else None
-    return _token_ids(vocabulary), _added_ids(added)
+    entries = [entry for entry in added if isinstance(entry, Mapping)] if isinstance(added, list) else []
+    special = [text for entry in entries if entry.get("special") and isinstance(text := entry.get("content"), str)]
+    return _token_ids(vocabulary), _added_ids(added), special
 
 
 def _entry(text: str, key: str) -> Any:

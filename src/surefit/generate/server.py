@@ -23,7 +23,7 @@ from surefit.core.env import api_key, redact
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.progress import OnProgress, silent
 from surefit.core.units import shortened
-from surefit.data.tokenize import TEMPLATE_DATE
+from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.generate.constrained import choices_ebnf
 from surefit.generate.engine import Decoding, Generation
 from surefit.task import Grammar, Message

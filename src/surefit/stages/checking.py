@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from surefit.config.schema import Config
     from surefit.data.formats import Examples
     from surefit.data.load import Rows
-    from surefit.facts.audit import AuditFacts
+    from surefit.facts.audit import AuditFacts, Observation
     from surefit.facts.dataset import DatasetFacts
     from surefit.facts.examples import ExampleFacts
     from surefit.facts.tokenizer import TokenizerFacts
@@ -40,6 +40,8 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
     tokenizer, damaged = tokenizer_of(found)
     sample, unusable = _sample(found)
+    sample, rendered, refused = _rendered(found, sample, tokenizer)
+    unusable += refused
     examples, more = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
@@ -49,6 +51,9 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     scored, unread = scored_facts(
         loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked, kept=others
     )
+    audit = _audit(rows, others, loaded.config, recipe) if rows else None
+    if audit is not None:
+        audit = replace(audit, observations={**audit.observations, **rendered})
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -62,7 +67,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         dataset=_dataset(found, columns),
         examples=examples,
         scored=scored,
-        audit=_audit(rows, others, loaded.config, recipe) if rows else None,
+        audit=audit,
         environment=environment_facts(),
         stack=stack_facts(),
         columns=columns,
@@ -149,6 +154,27 @@ def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
     except SureFitError as error:
         _name_the_recipe(error, found.rows.columns, found.recipe)
         return None, [error]
+
+
+def _rendered(
+    found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
+) -> tuple[Examples | None, Mapping[str, Observation], list[SureFitError]]:
+    """The sample without the rows that the chat template does not take, what is seen of the others once they are
+    rendered, and those rows as an error, where they are not to be left out."""
+    from surefit.data.formats import WAY_OUT
+    from surefit.data.looking import left_out, look_at_examples, refused_rows, without_refused
+    from surefit.data.unread import unread_columns
+
+    if sample is None or found.rows is None or found.recipe is None:
+        return sample, {}, []
+    config = found.loaded.config
+    looked = look_at_examples(sample, tokenizer, config)
+    seen = {**looked.observations, **unread_columns(found.rows, found.recipe, config.data.format, tokenizer)}
+    kept = without_refused(sample, looked)
+    problem = refused_rows(looked, sample, found.rows.source, WAY_OUT)
+    if config.data.bad_rows == "skip" and kept:
+        return kept, seen | left_out(kept), []
+    return kept or None, seen, [problem] if problem else []
 
 
 def _examples(

@@ -60,15 +60,20 @@ def asks_the_result(variants: Sequence[str] | None) -> bool:
 
 def held_out_sets(run: Prepared) -> dict[str, Examples]:
     """The rows to be scored on: "eval", and those of `evaluate.also`."""
+    from surefit.data.dataset import takes_all
     from surefit.data.formats import read_splits, to_examples
     from surefit.data.load import load_rows
     from surefit.data.thinking import with_thinking
+    from surefit.model.tokenizer import load_tokenizer
 
     config = run.resolved.config
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    tokenizer = load_tokenizer(config.model) if config.data.bad_rows == "skip" else None
     sets = {"eval": held_out}
     for name, source in config.evaluate.also.items():
         rows = load_rows(source, split=config.data.split)
         examples = to_examples(rows, run.recipe, config.data.format, config.data.bad_rows)
         sets[name] = with_thinking(examples, config.data.thinking)
-    return sets
+    if tokenizer is None:
+        return sets
+    return {name: takes_all(examples, tokenizer, config.data.bad_rows) for name, examples in sets.items()}

@@ -66,7 +66,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
         ConfigError: nothing is trained yet.
         GateError: the result is not base + adapter.
     """
-    from surefit.data.dataset import build_dataset
+    from surefit.data.dataset import build_dataset, takes_all
     from surefit.data.formats import read_splits
     from surefit.merge.merge import merge
     from surefit.model.saved import load_run_tokenizer
@@ -85,6 +85,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
         watcher.log_to(run.run.log)
         tokenizer = load_run_tokenizer(config.model, run.run)
         _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+        held_out = takes_all(held_out, tokenizer, config.data.bad_rows)
         dataset = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)
         sequences = [dataset[index][0].tolist() for index in range(len(dataset))]
         return merge(config, run.hardware, run.run, sequences, on_progress, into)  # type: ignore[arg-type]

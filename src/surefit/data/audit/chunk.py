@@ -20,6 +20,7 @@ from surefit.data.audit.sample import Tally, chosen_detectors, look_at_rows
 from surefit.data.formats import row_converter
 from surefit.data.messages import trained_on
 from surefit.data.near_duplicates import Hashes, text_keys
+from surefit.data.rendered import Comparison, Segments, unclosed_thoughts
 from surefit.data.show import segments
 from surefit.data.thinking import thinking_as
 from surefit.facts.dataset import answer_of, is_blank, is_null
@@ -135,6 +136,10 @@ class Looker:
         self.convert = converter(question)
         self.tokenizer = question.tokenizer() if question.tokenizer else None
         self.detectors = chosen_detectors(question.columns, question.recipe_name)
+        self.comparison = self.tokens = None
+        if self.tokenizer is not None:
+            self.comparison = Comparison(self._segments)
+            self.tokens = tokenize.special_tokens_of(self.tokenizer)
 
     def look(self, first: int, rows: Sequence[Mapping[str, Any]]) -> Seen:
         """Rows `first`, `first` + 1, … of the data set."""
@@ -142,6 +147,7 @@ class Looker:
         empty = np.zeros(len(rows), np.bool_)
         examples = self._examples(first, rows, tally, empty)
         longest, lengths = self._lengths(first, examples, tally)
+        self._rendered(first, examples, tally)
         texts = [said(e, BOTH) if e else "" for e in examples] if self.convert else [row_text(row) for row in rows]
         asked = [said(e, USER) if e else "" for e in examples] if self.question.prompts else []
         if self.convert is None:
@@ -165,6 +171,23 @@ class Looker:
             asked=asked,
             empty=empty,
         )
+
+    def _segments(self, example: Example) -> Segments:
+        assert self.tokenizer is not None
+        return tokenize.conversation_segments(example, self.tokenizer)
+
+    def _rendered(self, first: int, examples: Sequence[Example | None], tally: Tally) -> None:
+        """What the chat template leaves out of each row, and texts that were rendered before."""
+        if self.comparison is None or self.tokens is None:
+            return
+        for index, example in enumerate(examples, start=first):
+            if example is None:
+                continue
+            sights = [*self.tokens.sights(example), *unclosed_thoughts(example)]
+            if example.text is None and self.tokenizer and self.tokenizer.chat_template:
+                sights += self.comparison.losses(example, self._segments(example))
+            for name, what in sights:
+                tally.add(name, index, what)
 
     def _examples(
         self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally, empty: npt.NDArray[np.bool_]

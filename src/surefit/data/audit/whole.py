@@ -26,6 +26,7 @@ from surefit.data.audit.chunk import DIGEST, Looker, Question, Seen
 from surefit.data.audit.lengths import Lengths
 from surefit.data.audit.sample import SAMPLE, Tally, chosen_detectors, convention_detectors, detected
 from surefit.data.load import Rows
+from surefit.data.looking import NAMES as RENDERINGS
 from surefit.data.near_duplicates import near_duplicates, near_matches
 from surefit.data.readers import Placed, characters
 from surefit.data.spool import Column, Spool, SpooledKeys, spooled
@@ -292,6 +293,7 @@ def _observations(question: Question, seen: Whole) -> dict[str, Observation]:
     if question.tokenizer:
         of |= dict.fromkeys(("no_supervised_token", "few_supervised_tokens"), usable)
         of["template_round_trip"] = seen.tried
+        of |= dict.fromkeys(RENDERINGS, usable)
     if question.max_length is not None and question.tokenizer:
         of["over_max_length"] = usable
     for name, possible in of.items():

@@ -12,6 +12,7 @@ from typing import Any
 from surefit.core.errors import DataError
 from surefit.data.detectors import Sighting
 from surefit.data.detectors.parts import roles, turns
+from surefit.data.messages import ARGUMENTS
 from surefit.metrics.bfcl_checker import check_calls
 from surefit.metrics.tool_calls import GoldCalls, ToolCall, is_call
 from surefit.metrics.tool_schema import function_document
@@ -155,10 +156,12 @@ def _answers(row: Mapping[str, Any], functions: Mapping[str, Any] | None) -> See
 def _calls_in_turns(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """`{"name", "arguments"}` of every call in a conversation; arguments that are JSON text, as OpenAI's, are read."""
     for turn in turns(row):
-        value = _parsed(turn.get("value")) if turn.get("from") == "function_call" else _parsed(turn.get("tool_calls"))
+        value = _parsed(turn.get("tool_calls") or turn.get("function_call"))
+        value = _parsed(turn.get("value")) if turn.get("from") == "function_call" else value
         for item in _objects(value if isinstance(value, list) else [value]):
             function = item["function"] if isinstance(item.get("function"), dict) else item
-            yield {"name": function.get("name"), "arguments": _parsed(function.get("arguments", {}))}
+            given = next((function[name] for name in ARGUMENTS if function.get(name)), {})
+            yield {"name": function.get("name"), "arguments": _parsed(given)}
 
 
 def _contradictions(calls: Sequence[ToolCall], functions: Mapping[str, Any]) -> Seen:

@@ -3,7 +3,7 @@
 FAMILIES = {
     "ADP": "adapter",
     "ARG": "arguments",
-    "AUD": "audit audit_texts audit_tasks",
+    "AUD": "audit audit_texts audit_tasks audit_rendering",
     "BAT": "batch",
     "CFG": "config",
     "CKP": "checkpoint",

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from surefit.config.schema import Config
 from surefit.core.units import plural
+from surefit.facts.audit import AuditFacts
 from surefit.facts.chat_template import with_defaults
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.template import TemplateRefused, variables_of
 from surefit.facts.thinking import Reads, how_read
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rules.audit import ANY, rows_found
 
 SWITCHES = ("enable_thinking", "thinking")
 """Under these names templates take whether the model is to reason."""
@@ -38,14 +40,13 @@ def _model(context: LintContext) -> str:
 
 
 @rule("TPL009", "reasoning-left-out", severity="warning")
-def reasoning_left_out(
-    context: LintContext, config: Config, examples: ExampleFacts, tokenizer: TokenizerFacts
-) -> Iterator[Finding]:
+def reasoning_left_out(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
     """The rows have reasoning, but the chat template leaves it out.
 
     ## What it does
-    Counts, in a sample, the rows with an answer that has reasoning: in `reasoning_content`, `reasoning` or `thinking`,
-    or in its content before `</think>`. Renders such an answer with the chat template and the switches of the run.
+    Renders a sample of the rows (an audit renders all) with the model's own chat template and the switches of the run,
+    and looks for the reasoning of every answer in what the model has to write: reasoning in `reasoning_content`,
+    `reasoning` or `thinking`, or in the content before `</think>`.
 
     ## Why it is bad
     A template silently leaves out what it does not know. The answers are trained on without what leads to them, and the
@@ -63,24 +64,19 @@ def reasoning_left_out(
     QwenLM/Qwen3#1398 and modelscope/ms-swift#4030 (what becomes of reasoning in fine-tuning is asked again and again).
     measured: of 147 published templates (docs/chat-templates.md) most read no field for reasoning.
     """
-    reads = _reads(config, tokenizer)
-    if reads is None or not (examples.in_fields or examples.in_tags):
-        return
-    by_field = 0 if reads.fields or reads.opens else examples.in_fields
-    by_tags = 0 if reads.fields or reads.tags or reads.opens else examples.in_tags
-    if not by_field + by_tags:
-        return
-    switch = _switch(tokenizer)
+    switch = _switch(context.tokenizer) if context.tokenizer else None
     way = (
         f"set model.chat_template_kwargs: {{{switch}: true}}"
         if switch
         else "write it into the content as <think>…</think>"
     )
-    yield Finding(
-        field="data.train",
-        message=f"{by_field + by_tags} of {plural(examples.examples, 'sampled row')} have reasoning, and the chat "
-        f"template of {_model(context)} leaves it out: only the answers would be learnt",
-        help=f"{way}, or data.thinking: drop if that is meant",
+    yield from rows_found(
+        audit,
+        "reasoning_left_out",
+        ANY,
+        f"the chat template of {_model(context)} leaves out the reasoning of {{rows}}: only the answers would be learnt"
+        "{first}",
+        f"{way}, or data.thinking: drop if that is meant",
     )
 
 
@@ -111,7 +107,8 @@ def learns_not_to_think(
     reasoning fine-tuning (training without reasoning degrades it).
     """
     reads = _reads(config, tokenizer)
-    without = examples.conversations - examples.in_fields - examples.in_tags
+    unclosed = context.audit.seen("unclosed_thought") if context.audit else None  # AUD042: they begin to think
+    without = examples.conversations - examples.in_fields - examples.in_tags - (unclosed.rows if unclosed else 0)
     if reads is None or not reads.empties or 2 * without <= examples.conversations:
         return
     switch = _switch(tokenizer)

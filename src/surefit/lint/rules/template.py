@@ -7,9 +7,9 @@ from typing import Any
 
 from surefit.config.schema import Config
 from surefit.core.errors import did_you_mean
-from surefit.core.units import plural, shortened
+from surefit.core.units import shortened
+from surefit.facts.audit import AuditFacts
 from surefit.facts.chat_template import with_defaults
-from surefit.facts.examples import ExampleFacts
 from surefit.facts.families import END_TOKENS, family_of, family_of_template, foreign_end_token
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
@@ -17,6 +17,7 @@ from surefit.facts.template import TemplateRefused, render, variables_of
 from surefit.facts.thinking import as_read, how_read
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.lint.rule import Finding, LintContext, rule
+from surefit.lint.rules.audit import ANY, rows_found
 from surefit.lint.rules.model import makes_conversations
 
 OVERWRITING_COLLATORS = ("DataCollatorForLanguageModeling", "DataCollatorForCompletionOnlyLM")
@@ -211,13 +212,12 @@ def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) 
 
 
 @rule("TPL005", "template-ignores-tools", severity="error")
-def template_ignores_tools(
-    context: LintContext, examples: ExampleFacts, tokenizer: TokenizerFacts
-) -> Iterator[Finding]:
-    """The rows have tools, and the chat template never writes any.
+def template_ignores_tools(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
+    """The rows have tools, and the chat template does not write them.
 
     ## What it does
-    Counts, in a sample, the examples that hand tools to the chat template, and looks for the variable `tools` in it.
+    Renders a sample of the rows (an audit renders all) with the model's own chat template, of several the one that is
+    used for rows with tools, and looks for the names of the tools in the result.
 
     ## Why it is bad
     The template silently leaves them out. The model is trained to call functions that it was never shown: it
@@ -233,13 +233,14 @@ def template_ignores_tools(
     axolotl-ai-cloud/axolotl#2115 (tools not passed on to the template); huggingface/transformers#32130 (a template
     that leaves them out).
     """
-    if examples.with_tools and tokenizer.chat_template and not tokenizer.mentions_tools:
-        yield Finding(
-            field="data.train",
-            message=f"{examples.with_tools} of {plural(examples.examples, 'sampled row')} have tools, and the chat "
-            f"template of {_model(context)} never mentions `tools`: the model would not see them",
-            help="use a model whose template writes tools, or a recipe that puts them into the system message",
-        )
+    yield from rows_found(
+        audit,
+        "tools_left_out",
+        ANY,
+        f"the chat template of {_model(context)} does not write the tools of {{rows}}: the model would not see them"
+        "{first}",
+        "use a model whose template writes tools, or a recipe that puts them into the system message",
+    )
 
 
 @rule("TPL006", "vocabulary-larger-than-embedding", severity="error")

@@ -1,0 +1,164 @@
+"""A sample of examples against the model's chat template and tokenizer, without transformers: `surefit check`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from surefit.config.schema import Config
+from surefit.core.errors import DataError
+from surefit.data.audit.sample import EXAMPLES, Tally
+from surefit.data.formats import Examples, bad_rows_error, placed
+from surefit.data.rendered import LOST, UNCLOSED, Comparison, Segments, unclosed_thoughts
+from surefit.data.special_tokens import RENDERED, RENDERED_TEXT, SPECIAL, SpecialTokens, special_tokens
+from surefit.data.turns import cut, refusal, renderings
+from surefit.facts.audit import Observation
+from surefit.facts.chat_template import TEMPLATE_DATE, with_defaults
+from surefit.facts.template import TemplateRefused, render
+from surefit.facts.thinking import as_read, how_read
+from surefit.facts.tokenizer import TokenizerFacts
+from surefit.facts.turn_end import ends_of_turn
+from surefit.task import Example
+
+SECONDS = 0.3
+"""After which no more rows are rendered."""
+STRIDE = 16
+"""Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
+NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT)
+"""Observations that are made."""
+SKIPPED = "skipped_row"
+"""Observation: a row is left out (`data.bad_rows: skip`)."""
+
+
+class LightTemplate:
+    """A model's chat template with the switches of a run.
+
+    Args:
+        facts: the tokenizer, with its template.
+        switches: `model.chat_template_kwargs`.
+    """
+
+    def __init__(self, facts: TokenizerFacts, switches: Mapping[str, Any]) -> None:
+        assert facts.chat_template is not None
+        named = {"bos_token": facts.bos_token, "eos_token": facts.eos_token, "pad_token": facts.pad_token}
+        self.special = {name: text for name, text in named.items() if text is not None}
+        self.template = with_defaults(facts.chat_template, switches)
+        self.tools_template = with_defaults(facts.tool_template, switches) if facts.tool_template else self.template
+        self.added = facts.added
+
+    def segments(self, example: Example) -> Segments:
+        """The token examples of a conversation, as `tokenize.conversation_segments` has them.
+
+        Raises:
+            DataError: the template does not take the conversation, or it does not fit.
+        """
+        template = self.tools_template if example.tools else self.template
+        reads = how_read(template)
+        turns = [
+            as_read({key: value for key, value in turn.items() if key != "weight"}, reads) for turn in example.messages
+        ]
+        ends = ends_of_turn(template, self.special, lambda: self.added)
+        try:
+            texts = {
+                (count, asks): render(
+                    template,
+                    turns[:count],
+                    tools=example.tools,
+                    add_generation_prompt=asks,
+                    special=self.special,
+                    switches={"date_string": TEMPLATE_DATE},
+                )
+                for count, asks in renderings(example)
+            }
+        except TemplateRefused as error:
+            raise refusal(error) from None
+        return cut(example, texts, ends)
+
+    def asks(self) -> str | None:
+        """What the template writes to ask for an answer; None where it takes no question."""
+        question = [as_read({"role": "user", "content": "?"}, how_read(self.template))]
+        try:
+            before, after = (
+                render(self.template, question, add_generation_prompt=asks, special=self.special)
+                for asks in (False, True)
+            )
+        except TemplateRefused:
+            return None
+        return after[len(before) :] if after.startswith(before) else None
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What rendering a sample of examples shows.
+
+    Attributes:
+        observations: by name.
+        refused: the examples that the template does not take: number → why, with the row's place.
+    """
+
+    observations: Mapping[str, Observation] = field(default_factory=dict)
+    refused: Mapping[int, DataError] = field(default_factory=dict)
+
+
+def look_at_examples(examples: Examples, tokenizer: TokenizerFacts | None, config: Config) -> Looked:
+    """Render examples, spread evenly, until the time is over, and compare them with what is rendered."""
+    if tokenizer is None or not examples:
+        return Looked()
+    template = LightTemplate(tokenizer, config.model.chat_template_kwargs) if tokenizer.chat_template else None
+    comparison = Comparison(template.segments) if template else None
+    tokens = tokens_of(tokenizer, template)
+    sights: dict[int, list[tuple[str, str]]] = {}
+    refused: dict[int, DataError] = {}
+    start = time.monotonic()
+    for number in _spread(len(examples)):
+        if time.monotonic() - start > SECONDS:
+            break
+        example = examples[number]
+        sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
+        if example.text is None and template and comparison:
+            try:
+                sights[number] += comparison.losses(example, template.segments(example))
+            except DataError as error:
+                refused[number] = placed(error, examples.where[number])
+    tally = Tally()
+    for number in sorted(sights):
+        for name, what in sights[number]:
+            tally.add(name, number, what)
+    seen = {name: tally.observation(name, len(sights), examples.where.__getitem__) for name in NAMES}
+    return Looked(seen, dict(sorted(refused.items())))
+
+
+def tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None) -> SpecialTokens:
+    """The special tokens of a tokenizer that texts are searched for."""
+    named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn} - {None}
+    ends = (tokenizer.eos_token, tokenizer.end_of_turn)
+    begin = tokenizer.bos_token
+    return special_tokens(
+        [*tokenizer.special, *(text for text in named if text)], begin, ends, template.asks() if template else None
+    )
+
+
+def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) -> DataError | None:
+    """One error for all examples that the chat template does not take; None where it takes all."""
+    problems = list(looked.refused.values())
+    seen = next(iter(looked.observations.values())).of if looked.observations else len(examples)
+    return bad_rows_error(problems, seen, source, way_out) if problems else None
+
+
+def without_refused(examples: Examples, looked: Looked) -> Examples:
+    """The examples that the template takes; the others are named among the skipped."""
+    kept = examples.subset([n for n in range(len(examples)) if n not in looked.refused])
+    left_out = [f"{error.where}: {error.message}" for error in looked.refused.values()]
+    return Examples(kept.examples, kept.where, [*examples.skipped, *left_out])
+
+
+def left_out(examples: Examples) -> dict[str, Observation]:
+    """The rows that were skipped on the way to these examples, as an observation."""
+    first = tuple(examples.skipped[:EXAMPLES])
+    return {SKIPPED: Observation(len(examples.skipped), len(examples) + len(examples.skipped), first)}
+
+
+def _spread(count: int) -> Sequence[int]:
+    return [number for first in range(STRIDE) for number in range(first, count, STRIDE)]

@@ -1,0 +1,54 @@
+"""Layouts of other tools, by their columns: what to rename so that SureFit reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PREFERENCES = (
+    ("chosen", "rejected"), ("preferred_output", "non_preferred_output"), ("chosen_response", "rejected_response")
+)  # fmt: skip
+"""Columns of pairs of a better and a worse answer."""
+QUESTIONS = ("instruction", "prompt", "query", "question", "problem", "input", "user", "human")
+ANSWERS = ("output", "completion", "response", "answer", "answers", "target", "reply", "assistant", "solution", "gpt")
+WRAPPERS = ("data", "train", "rows", "examples", "test", "validation")
+"""Names under which one object around the rows holds them."""
+
+
+def layout_advice(columns: Sequence[str]) -> str | None:
+    """What to do about rows with these columns, which fit no layout; None where nothing is near.
+
+    >>> layout_advice(["query", "response"])
+    'rename query to prompt and response to completion'
+    """
+    lower = {name.lower(): name for name in columns}
+    for better, worse in PREFERENCES:
+        if better in lower and worse in lower:
+            return _preference_advice(lower, lower[better])
+    if "contents" in lower:
+        return (
+            "these are rows of Vertex AI: write contents as messages, with the role assistant for model and the joined "
+            "text of parts as content"
+        )
+    if "conversation" in lower:
+        return "rename conversation to messages (turns of role and content) or to conversations (from and value)"
+    if len(columns) <= 3 and all(name.lower() in WRAPPERS for name in columns):
+        return f"the file is one object around the rows: write the list under {columns[0]!r} alone"
+    question = next((lower[name] for name in QUESTIONS if name in lower), None)
+    answer = next((lower[name] for name in ANSWERS if name in lower and lower[name] != question), None)
+    if question is None or answer is None:
+        return None
+    alpaca = question.lower() == "instruction" or any(name in lower for name in ("history", "context"))
+    wanted = ("instruction", "output") if alpaca else ("prompt", "completion")
+    renames = [f"{own} to {name}" for own, name in zip((question, answer), wanted, strict=True) if own != name]
+    return f"rename {' and '.join(renames)}" if renames else None
+
+
+def _preference_advice(lower: dict[str, str], better: str) -> str:
+    """Pairs of answers are not trained on; the better ones can be."""
+    prompt = next((lower[name] for name in QUESTIONS if name in lower), None)
+    prompt = f" and {prompt} to prompt" if prompt not in (None, "prompt") else ""
+    wanted = f"completion{prompt}" if any(name in lower for name in QUESTIONS) else "messages"
+    return (
+        "these are preference pairs, and SureFit learns from answers, not from pairs: to learn the preferred answers, "
+        f"rename {better} to {wanted}"
+    )

@@ -1,0 +1,292 @@
+"""AUD040 to AUD048: what becomes of rows once the chat template has rendered them, and what of them nothing reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefit.facts.audit import AuditFacts
+from surefit.lint.rule import Finding, rule
+from surefit.lint.rules.audit import ANY, first_text, often, rows_found, rows_text
+from surefit.lint.rules.audit_texts import FREQUENT
+
+NAMED = 8
+"""Columns that a finding names; the rest are counted."""
+
+
+@rule("AUD040", "turns-left-out", severity="error")
+def turns_left_out(audit: AuditFacts) -> Iterator[Finding]:
+    """The chat template does not write some of the turns.
+
+    ## What it does
+    Renders a sample of the rows (an audit renders all) with the model's own chat template and looks for every text of a
+    row in the result: what a turn says, the name and the arguments of a call. One row is enough.
+
+    ## Why it is bad
+    The model never sees what is left out. Without the system message or a tool's result it learns to answer from
+    nothing; a call that is not written leaves an empty answer, and the model learns to say nothing.
+
+    ## Example
+    Rows with `tool_calls` on a template that only writes `message.content`: the answer that is learnt is
+    `<|im_end|>`.
+
+    ## Fix
+    Use a model whose template writes such turns, name another one in `model.chat_template`, or write the text into a
+    turn that is rendered: the system message before the user's first question, a call into the answer's content.
+
+    ## Evidence
+    huggingface/transformers#32130, axolotl-ai-cloud/axolotl#2115. benchmarks/template_rows.py renders 20 kinds of
+    rows with 60 published templates and counts what they leave out.
+    """
+    yield from rows_found(
+        audit,
+        "turn_left_out",
+        ANY,
+        "the chat template leaves something out of {rows}{first}",
+        "name a template that writes it in model.chat_template, or move the text into a turn that is rendered",
+    )
+
+
+@rule("AUD041", "parts-left-out", severity="warning")
+def parts_left_out(audit: AuditFacts) -> Iterator[Finding]:
+    """The chat template writes turns without a part of their text.
+
+    ## What it does
+    As AUD040, for parts: what stands before or between thoughts, some lines of a turn, the description of a tool, and
+    the spaces before the first line of an answer. One row is enough.
+
+    ## Why it is bad
+    What is left out is not learnt, or the model learns to work without it. Code whose first line lost its indentation
+    does not run.
+
+    ## Example
+    `"    y = x\\n    return y\\n"` on Llama 3, whose template trims every turn: learnt as `"y = x\\n    return y"`.
+
+    ## Fix
+    Begin such answers with a line that is not indented, put the reasoning first and once, or choose another template.
+
+    ## Evidence
+    EleutherAI/lm-evaluation-harness#3126 ("unindent does not match any outer indentation level").
+    """
+    yield from rows_found(
+        audit,
+        "part_left_out",
+        ANY,
+        "the chat template leaves a part out of {rows}{first}",
+        "put it where the template writes it, or name another template in model.chat_template",
+    )
+    yield from rows_found(
+        audit,
+        "indentation_lost",
+        ANY,
+        "the chat template takes the spaces before the first line of the answers of {rows}{first}",
+        "begin answers with a line that is not indented (a code fence, the function's head)",
+    )
+
+
+@rule("AUD042", "reasoning-never-ends", severity="warning")
+def reasoning_never_ends(audit: AuditFacts) -> Iterator[Finding]:
+    """Answers begin a thought and do not end it.
+
+    ## What it does
+    Counts rows with an answer that is learnt and opens `<think>` (or `<thinking>`, `<reasoning>`, `[THINK]` …) without
+    closing it. One row is enough.
+
+    ## Why it is bad
+    The reasoning was cut off, usually at the token limit of the model that wrote it. It is learnt as an answer: the
+    model learns to stop in the middle of a thought. As gold answers such rows can never be matched.
+
+    ## Example
+    `"<think>\\nHmm, let me count them one by one and then"`.
+
+    ## Fix
+    Leave those rows out, or generate them again with a higher limit.
+
+    ## Evidence
+    huggingface/trl#6361 is about the other half, a closing tag without an opening one.
+    """
+    yield from rows_found(
+        audit,
+        "unclosed_thought",
+        ANY,
+        "the reasoning never ends in {rows}, and is learnt as the answer{first}",
+        "leave those rows out, or generate them again with a higher token limit",
+    )
+
+
+@rule("AUD043", "rendered-already", severity="error")
+def rendered_already(audit: AuditFacts) -> Iterator[Finding]:
+    """Turns were rendered with a chat template before, and are rendered again.
+
+    ## What it does
+    Counts rows with a turn that begins with the token for the beginning of a text, that is learnt and ends with the
+    token that ends an answer, or that holds the head of another turn; fires from 1 %. AUD044 has those below.
+
+    ## Why it is bad
+    The template writes these tokens itself. With both, the model learns to end an answer twice, or is shown a
+    conversation inside a user's turn, which it will never see in use. The gold answer keeps the token that decoding
+    removes, so right answers are scored as wrong.
+
+    ## Example
+    `{"instruction": …, "output": "2<|im_end|>"}`, as notebooks that add `EOS_TOKEN` make it.
+
+    ## Fix
+    Give the texts without the template's tokens: `messages`, or `prompt` and `completion`.
+
+    ## Evidence
+    unslothai/unsloth#419, OpenRLHF/OpenRLHF#393, deepseek-ai/DeepSeek-R1#151. measured: the same 240 rows with
+    `<|end|>` behind every answer score 0.000 instead of 0.750.
+    """
+    yield from rows_found(
+        audit,
+        "rendered_already",
+        FREQUENT,
+        "{rows} are rendered already, and would be rendered again{first}",
+        "write the texts alone, without the tokens that the chat template adds",
+    )
+
+
+@rule("AUD044", "special-tokens-in-texts", severity="warning")
+def special_tokens_in_texts(audit: AuditFacts) -> Iterator[Finding]:
+    """Texts hold the tokenizer's own special tokens.
+
+    ## What it does
+    Looks for the tokenizer's special tokens in every text of a row; tags of reasoning and of calls are left out. One
+    row is enough, where AUD043 has not said it already.
+
+    ## Why it is bad
+    The tokenizer makes of them what they stand for: an end of turn in the middle of an answer teaches the model to stop
+    there, and the beginning of a turn in a user's text speaks in another role.
+
+    ## Example
+    An answer that explains ChatML: "a turn ends with <|im_end|>."
+
+    ## Fix
+    Write them in another way (`<|im_end |>`, or with a space behind `<`), or leave those rows out.
+
+    ## Evidence
+    https://huggingface.co/docs/transformers: special tokens in a text are never split, wherever it comes from.
+    """
+    if often(audit, "rendered_already", FREQUENT):
+        return
+    yield from rows_found(
+        audit,
+        "special_tokens",
+        ANY,
+        "{rows} hold special tokens of the tokenizer{first}",
+        "write them in another way, or leave those rows out",
+    )
+
+
+@rule("AUD045", "prompts-in-plain-text", severity="warning")
+def prompts_in_plain_text(audit: AuditFacts) -> Iterator[Finding]:
+    """Plain texts are whole conversations, of which the prompts are learnt too.
+
+    ## What it does
+    Looks in rows of `text` for what chat templates begin and end turns with, the model's own and the usual ones; fires
+    from 1 %.
+
+    ## Why it is bad
+    Plain text is learnt whole: most of the loss falls on the prompts. And the tokenizer adds its tokens for the
+    beginning and the end once more.
+
+    ## Example
+    `{"text": "<|begin_of_text|><|start_header_id|>user…2<|eot_id|>"}`.
+
+    ## Fix
+    Give the conversation as `messages`; then the chat template renders it once, and only the answers are learnt.
+
+    ## Evidence
+    unslothai/unsloth#2648 (two tokens for the beginning); the rows that notebooks make with a formatting function.
+    """
+    yield from rows_found(
+        audit,
+        "rendered_text",
+        FREQUENT,
+        "{rows} are conversations written as plain text, of which the prompts are learnt too{first}",
+        "write them as messages, or as prompt and completion",
+    )
+
+
+@rule("AUD046", "unread-columns", severity="info")
+def unread_columns(audit: AuditFacts) -> Iterator[Finding]:
+    """Rows have columns, or their turns have keys, that nothing reads.
+
+    ## What it does
+    Converts some rows and notes what is read; names everything else that is not empty, but for identifiers.
+
+    ## Why it is bad
+    Mostly it is not: sources and dates belong in a data set. It is listed once so that nothing is missed by accident.
+
+    ## Example
+    `{"messages": […], "source": "forum", "quality": 4}`.
+
+    ## Fix
+    Nothing to do, where that is meant.
+
+    ## Evidence
+    modelscope/ms-swift#2314 and #5431: columns that were not read and not named.
+    """
+    if seen := audit.seen("unread_columns"):
+        yield Finding(
+            field="data.train", message=f"nothing reads {_names(seen.examples)}", help="fine, unless it is to be learnt"
+        )
+
+
+@rule("AUD047", "unread-prompts", severity="warning")
+def unread_prompts(audit: AuditFacts) -> Iterator[Finding]:
+    """Columns or keys that sound like a part of the prompt, or of how a row is trained on, are not read.
+
+    ## What it does
+    As AUD046, for names such as context, history, reasoning, label, mask, rejected or chat_template_kwargs.
+
+    ## Why it is bad
+    The model is trained to answer without the document, to give the answer without its reasoning, or to repeat what the
+    data set calls a bad answer.
+
+    ## Example
+    `{"prompt": "Who wrote it?", "context": "…", "completion": "…"}`: the context is not part of the prompt.
+
+    ## Fix
+    Join the column to the text that it belongs to, rename it to a name that is read (docs/data.md), or delete it.
+
+    ## Evidence
+    modelscope/ms-swift#2314, #5431.
+    """
+    if seen := audit.seen("unread_prompts"):
+        yield Finding(
+            field="data.train",
+            message=f"nothing reads {_names(seen.examples)}: the model is trained without",
+            help="join it to the text that it belongs to, rename it to a name that is read, or delete it",
+        )
+
+
+def _names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(map(repr, names[:NAMED])) + more
+
+
+@rule("AUD048", "rows-left-out", severity="info")
+def rows_left_out(audit: AuditFacts) -> Iterator[Finding]:
+    """Rows cannot be used and are left out, as the config says.
+
+    ## What it does
+    Counts rows that cannot be converted, or that the chat template does not take, where `data.bad_rows` is `skip`.
+
+    ## Why it is bad
+    They are not a random sample: all rows of one kind may be missing.
+
+    ## Example
+    Rows with a system message on Gemma 2, whose template takes none.
+
+    ## Fix
+    Mend the rows, if what they teach is needed.
+
+    ## Evidence
+    hiyouga/LlamaFactory#8217 (Gemma 2 and the system role).
+    """
+    if seen := audit.seen("skipped_row"):
+        yield Finding(
+            field="data.bad_rows",
+            message=f"{rows_text(seen)} are left out{first_text(seen)}",
+            help="mend them, if what they teach is needed",
+        )
