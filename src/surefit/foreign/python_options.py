@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefit.foreign.python_source import COMPUTED, Binding, Scope, Source
+from surefit.foreign.python_source import COMPUTED, Binding, Imported, Scope, Source
 
 DATACLASS_PARSERS = ("HfArgumentParser", "TrlParser")
 OWN_SETUP = ("__init__", "__post_init__", "__new__", "__getattr__", "__getattribute__", "__setattr__")
@@ -69,13 +69,15 @@ def _passed(source: Source, name: str, default: Any, switch: bool) -> Any:
 def _parsed(source: Source, node: ast.expr, scope: Scope) -> tuple[ast.Call | None, int, Source, Scope]:
     """The call of a parser that an expression stands for, and which of its results it is."""
     found, element = source.expression(node, scope), 0
-    inside, at = found
+    inside: ast.expr = found[0]
+    at = found[1]
     if isinstance(inside, ast.Name):
         binding = _single(at, inside.id)
         if binding is not None and isinstance(binding.value, ast.expr) and binding.element is not None:
             inside, element = binding.value, binding.element
     if isinstance(inside, ast.Subscript) and isinstance(inside.slice, ast.Constant) and type(inside.slice.value) is int:
-        inside, element = inside.value, inside.slice.value
+        element = inside.slice.value
+        inside = inside.value
     names = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
     parses = isinstance(inside, ast.Call) and isinstance(inside.func, ast.Attribute) and inside.func.attr in names
     return (inside if parses and isinstance(inside, ast.Call) else None), element, at.home or source, at
@@ -190,8 +192,9 @@ def attribute(source: Source, node: ast.Attribute, scope: Scope, depth: int) -> 
         return COMPUTED
     owner = _class(home, inside.id)
     found = at.find(inside.id)
-    if owner is None and found and len(found[1]) == 1 and hasattr(found[1][0].value, "dotted"):
-        module, _, name = found[1][0].value.dotted.rpartition(".")
+    imported = found[1][0].value if found and len(found[1]) == 1 else None
+    if owner is None and isinstance(imported, Imported):
+        module, _, name = imported.dotted.rpartition(".")
         other = home.beside(module) if module else None
         home, owner = (other, _class(other, name)) if other else (home, None)
     if owner is None or not _is_plain(owner, bool(given)):
