@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from surefit.core.errors import DataError
 from surefit.core.rundir import file_sha256, read_json
-from surefit.core.units import GIB
+from surefit.core.units import GIB, bytes_text
 from surefit.data.cache import ARRAYS, MASKED, Stats
 from surefit.data.formats import HELD_OUT
 from surefit.data.shards import DTYPES, shard_path, shard_sha256
@@ -142,6 +142,8 @@ def wrong_size(directory: Path, manifest: Manifest) -> str | None:
 
 HEADER = 4096
 """Bytes of the header of an .npy file at most; numpy's are 128."""
+AT_ONCE = 2 * GIB
+"""Bytes of shards whose hashes are compared before the first step: one to four seconds."""
 HASHED = 16 * GIB
 """Bytes of shards whose hashes one process compares; the rest is left to `surefit prepare --verify`."""
 
@@ -251,6 +253,23 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         except OSError:
             return False
         return shard_sha256(digests) == self.manifest.shards[number]["sha256"]
+
+    def compare(self) -> str | None:
+        """Compare the hashes of all shards, as far as `HASHED` goes in a start; return what is left to be compared.
+
+        Raises:
+            DataError: a shard is missing or was changed.
+        """
+        if self.bytes <= AT_ONCE:
+            for number in range(len(self.manifest.shards)):
+                self.shard(number)
+            return None
+        if self.bytes <= HASHED:
+            return "the hashes of the shards are compared as they are opened"
+        return (
+            f"the hashes of the first {bytes_text(HASHED)} of shards are compared as they are opened, not of all "
+            f"{bytes_text(self.bytes)}: surefit prepare CONFIG --verify does that"
+        )
 
     @property
     def bytes(self) -> int:
