@@ -311,7 +311,8 @@ TEMPLATES = (
     "{{ ('x '*10000000)|wordwrap(1) }}", "{{ strftime_now('%Y'*10000000) }}", "{{ lipsum(100000) }}",
     "{% set x = 'ab ' * 10000000 %}{{ x|list|sort|join|urlize }}", "{% for i in range(99999) %}{{ i }}{% endfor %}" * 9,
     "{% set x = 'x' * 60000000 %}{{ x.replace('', 'y' * 100000) }}", "{{ ('{0}' * 60000).format('x' * 9000000) }}",
-    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "{{ messages", "{{ 9 ** 99999999 }}", "{{ 'a' * 10 ** 12 }}",
+    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "{{ messages",
+    "{{ 9 ** 99999999 }}", "{{ 'a' * 10 ** 12 }}",
 )  # fmt: skip
 PATTERNS = (
     "(a|a|aa|e|e|ee|.|.)*(?=ZZZZ)$", "(a+)+$", r"(\w+\s?)+$", "(x+x+)+y", "(.*)*(.*)*(.*)*z", "(", "[", "\\p{Nope}",

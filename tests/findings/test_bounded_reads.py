@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import write_rows
 from safetensors import SafetensorError, safe_open
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.config.load import load_config
-from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_USAGE, DataError, ModelError, SureFitError
+from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_USAGE, DataError, ModelError
 from surefit.core.limited import ExceedsLimit, run_limited
 from surefit.core.units import MIB
 from surefit.data.glance import SHOWN_BYTES, glance
@@ -45,6 +44,11 @@ def model(tmp_path: Path) -> Path:
 
 
 TRIED, SHAPE, CHANGED, BOMBS = "E2650", "E2654", "E4652", ("E4653", "E4654")
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def config(path: Path, model: str = "surefit/nano", data: str = "train: rows.jsonl") -> Path:
@@ -101,7 +105,9 @@ def test_an_ordinary_template_is_not_tried() -> None:
 
 def test_a_long_rendering_ends_in_time() -> None:
     """A plain template, and a conversation that makes it long."""
-    text = "{% for m in messages %}{% for n in messages %}{% set x = m.content | upper | lower %}{% endfor %}{% endfor %}"
+    text = (
+        "{% for m in messages %}{% for n in messages %}{% set x = m.content | upper | lower %}{% endfor %}{% endfor %}"
+    )
     with pytest.raises(TemplateExceeds):
         render(text, [{"role": "user", "content": "word " * 20_000}] * 600)
 
@@ -274,7 +280,9 @@ def columns(path: Path, texts: list[str], **options: Any) -> Path:
     import pyarrow as pa
     from pyarrow import parquet
 
-    table = pa.table({"prompt": pa.array(texts).dictionary_encode().cast(pa.string()), "completion": ["y"] * len(texts)})
+    table = pa.table(
+        {"prompt": pa.array(texts).dictionary_encode().cast(pa.string()), "completion": ["y"] * len(texts)}
+    )
     if path.suffix == ".parquet":
         parquet.write_table(table, path, **options)
     else:
