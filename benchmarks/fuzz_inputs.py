@@ -511,8 +511,9 @@ def prepared() -> Iterator[float]:
         startup = time.process_time()
         made = Path(cache) / "shards-made"
         made.mkdir()
-        shutil.copy(data, made)
-        shards = CONFIG.format(recipe="function_calling", data="rows.jsonl\n  prepared: shards")
+        turns = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": str(n)}] for n in range(30)]
+        write_data(made / "rows.jsonl", [{"messages": one} for one in turns])
+        shards = CONFIG.format(recipe="sft", data="rows.jsonl\n  prepared: shards")
         (made / "run.yaml").write_text(shards, encoding="utf-8")
         command = [sys.executable, "-m", "surefit", "prepare", "run.yaml"]
         subprocess.run(command, cwd=made, check=True, capture_output=True)
