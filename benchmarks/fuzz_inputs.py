@@ -1,6 +1,11 @@
 """Mutated configs and data files through the real `surefit check`: a message each, within 2 s of CPU and 500 MB.
 
-    python benchmarks/fuzz_inputs.py [--n 300] [--seed 0] [--only 17] [--json]
+    python benchmarks/fuzz_inputs.py [--n 300] [--seed 0] [--only 17] [--hostile] [--json]
+
+A third of the cases are hostile: a deleted directory, a full stdout, an encoding without the character, long paths,
+deep JSON, tampered shards, tokenizers that panic or never end, templates that never end, Parquet and Arrow bombs,
+headers of weights. Those that SureFit tries in a process of two seconds may take that much more. --hostile runs no
+others.
 
 Every case is a folder with a config and its data, of which one file is damaged: wrong types, truncated UTF-8, huge
 numbers, deep nesting, anchors that expand, byte-order marks, CRLF, NULs, duplicate keys, long lines, flipped bytes. It
@@ -19,7 +24,9 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +37,8 @@ from pathlib import Path
 
 CPU_LIMIT = 2.0
 MEMORY_LIMIT = 500 * 1000 * 1000
+TRIAL_SECONDS, TRIAL_MEMORY = 3.5, 1200 * 1000 * 1000
+"""What a trial of a template, a tokenizer or an Arrow file in a process of its own adds (core/limited.py)."""
 BRAKE_SECONDS = 20
 """CPU seconds after which a case is killed: well above the limit, so that the excess is measured."""
 BRAKE_BYTES = 6 * 1024**3
@@ -87,6 +96,7 @@ class Case:
     peak_bytes: int
     said: str
     bug: str
+    hostile: bool = False
 
     @property
     def failure(self) -> str | None:
@@ -99,9 +109,10 @@ class Case:
             return "a rule failed"
         if not self.said.strip():
             return "no message"
-        if self.cpu_seconds > CPU_LIMIT * slowness():
+        if self.cpu_seconds > (CPU_LIMIT + TRIAL_SECONDS * self.hostile) * slowness():
             return f"{self.cpu_seconds:.1f} s of CPU"
-        return f"{self.peak_bytes / 1e6:.0f} MB" if self.peak_bytes > MEMORY_LIMIT else None
+        limit = TRIAL_MEMORY if self.hostile else MEMORY_LIMIT
+        return f"{self.peak_bytes / 1e6:.0f} MB" if self.peak_bytes > limit else None
 
 
 @functools.cache
@@ -296,26 +307,154 @@ def inputs(draw: random.Random, folder: Path) -> tuple[Path, str]:
     return target, f"{broken.name}: {name}"
 
 
-def run_case(number: int, seed: int, startup: float) -> Case:
+TEMPLATES = (
+    "{{ ('x '*10000000)|wordwrap(1) }}", "{{ strftime_now('%Y'*10000000) }}", "{{ lipsum(100000) }}",
+    "{% set x = 'ab ' * 10000000 %}{{ x|list|sort|join|urlize }}", "{% for i in range(99999) %}{{ i }}{% endfor %}" * 9,
+    "{% set x = 'x' * 60000000 %}{{ x.replace('', 'y' * 100000) }}", "{{ ('{0}' * 60000).format('x' * 9000000) }}",
+    "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}", "{{ messages",
+    "{{ 9 ** 99999999 }}", "{{ 'a' * 10 ** 12 }}",
+)  # fmt: skip
+PATTERNS = (
+    "(a|a|aa|e|e|ee|.|.)*(?=ZZZZ)$", "(a+)+$", r"(\w+\s?)+$", "(x+x+)+y", "(.*)*(.*)*(.*)*z", "(", "[", "\\p{Nope}",
+    "(?=(a+))+b", r"(\s*\S*)*$",
+)  # fmt: skip
+
+
+def _nano(folder: Path, **changes: str) -> Path:
+    """A copy of surefit/nano, and the config that names it; file → its content."""
+    from surefit.nano import PATH
+
+    copy = Path(shutil.copytree(PATH, folder / "model"))
+    for name, text in changes.items():
+        (copy / name.replace("__", ".")).write_text(text, encoding="utf-8")
+    target = folder / "run.yaml"
+    target.write_text(target.read_text(encoding="utf-8").replace("surefit/nano", "model"), encoding="utf-8")
+    return copy
+
+
+def slow_template(folder: Path, draw: random.Random) -> None:
+    _nano(folder, chat_template__jinja=draw.choice(TEMPLATES))
+
+
+def odd_tokenizer(folder: Path, draw: random.Random) -> None:
+    copy = _nano(folder)
+    content = json.loads((copy / "tokenizer.json").read_text(encoding="utf-8"))
+    kind = draw.choice(["pattern", "pattern", "empty", "negative"])
+    if kind == "pattern":
+        pattern = {"Regex": draw.choice(PATTERNS)}
+        content["pre_tokenizer"] = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    elif kind == "empty":
+        content["model"]["vocab"] = {}
+    else:
+        content["model"]["vocab"][next(iter(content["model"]["vocab"]))] = -1
+    (copy / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def odd_header(folder: Path, draw: random.Random) -> None:
+    copy = _nano(folder)
+    file = next(copy.glob("*.safetensors"))
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    name = draw.choice([key for key in header if key != "__metadata__"])
+    changes: list[tuple[str, object]] = [
+        ("dtype", draw.choice(["Q9", None, "F64"])), ("shape", [1, 1]), ("shape", [2**62, 2**62]), ("shape", "x"),
+        ("data_offsets", [0, 8]), ("data_offsets", [8, 0]), ("data_offsets", [0, 2**63]),
+    ]  # fmt: skip
+    key, value = draw.choice(changes)
+    header[name][key] = value
+    if draw.random() < 0.2:
+        header["__metadata__"] = draw.choice([[1], {"a": 1}, "x"])
+    raw = json.dumps(header).encode()
+    rest = content[8 + length :] + bytes(draw.choice([0, 0, 9]))
+    file.write_bytes(len(raw).to_bytes(8, "little") + raw + rest)
+
+
+def bomb_of_columns(folder: Path, draw: random.Random) -> None:
+    name = draw.choice(["bomb.parquet", "bomb.arrow"])
+    rows_, size = draw.choice([(3000, 1_000_000), (200, 1_000_000), (50, 9_000_000), (2_000_000, 10)])
+    child = os.fork()
+    if child == 0:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        values = pa.DictionaryArray.from_arrays(pa.array([0] * rows_, pa.int32()), ["w" * size])
+        table = pa.table({"prompt": values, "completion": values})
+        if name.endswith(".parquet"):
+            parquet.write_table(table, folder / name)
+        else:
+            options = pa.ipc.IpcWriteOptions(compression=draw.choice([None, "zstd", "lz4"]))
+            with pa.ipc.new_file(folder / name, table.schema, options=options) as file:
+                file.write_table(table)
+        os._exit(0)
+    os.waitpid(child, 0)
+    (folder / "run.yaml").write_text(CONFIG.format(recipe="sft", data=name), encoding="utf-8")
+
+
+def deep_json(folder: Path, draw: random.Random) -> None:
+    deep = draw.choice(["[", '{"a":']) * draw.choice([200, 100_000])
+    where = draw.choice(["rows.json", "config.json", "tokenizer_config.json"])
+    if where == "rows.json":
+        (folder / where).write_text(deep, encoding="utf-8")
+        (folder / "run.yaml").write_text(CONFIG.format(recipe="sft", data=where), encoding="utf-8")
+    else:
+        (_nano(folder) / where).write_text(deep, encoding="utf-8")
+
+
+def tampered_shards(folder: Path, draw: random.Random) -> None:
+    made = Path(os.environ["SUREFIT_CACHE"]) / "shards-made"
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    manifest = folder / "shards" / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    place = draw.choice([content, content["shards"][0], content["stats"]])
+    values: list[object] = [None, -1, "x", float("nan"), 10**15, [], {}, {"x": "y"}, 1.5, True]
+    place[draw.choice(list(place))] = draw.choice(values)
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+    if draw.random() < 0.3:
+        file = draw.choice(sorted((folder / "shards").glob("shard-*/*")))
+        file.write_bytes(flipped(file.read_bytes(), draw)[: draw.choice([None, 100, 0])])
+
+
+HOSTILE: dict[str, Callable[[Path, random.Random], None]] = {
+    "slow template": slow_template, "odd tokenizer": odd_tokenizer, "odd header": odd_header,
+    "bomb of columns": bomb_of_columns, "deep JSON": deep_json, "tampered shards": tampered_shards,
+    "a deleted directory": lambda folder, draw: None, "a full stdout": lambda folder, draw: None,
+    "an encoding without the character": lambda folder, draw: None, "a long path": lambda folder, draw: None,
+}  # fmt: skip
+
+
+def hostile_inputs(draw: random.Random, folder: Path) -> tuple[Path, str]:
+    """A folder with a sound config of which one thing is hostile."""
+    write_data(folder / "rows.jsonl", rows(random.Random(0)))
+    (folder / "run.yaml").write_text(CONFIG.format(recipe="function_calling", data="rows.jsonl"), encoding="utf-8")
+    kind = draw.choice(list(HOSTILE))
+    HOSTILE[kind](folder, draw)
+    return folder / "run.yaml", kind
+
+
+def run_case(number: int, seed: int, startup: float, hostile: bool = False) -> Case:
     """Build case `number` of `seed` and check it in a forked process."""
     draw = random.Random(f"{seed}/{number}")
-    with tempfile.TemporaryDirectory(prefix="surefit-fuzz-") as name:
+    hostile = hostile or number % 3 == 2
+    with tempfile.TemporaryDirectory(prefix="surefit-fuzz-") as name, tempfile.TemporaryDirectory() as beside:
         folder = Path(name)
-        target, what = inputs(draw, folder)
-        said = folder / "said.log"
+        target, what = (hostile_inputs if hostile else inputs)(draw, folder)
+        said = Path(beside) / "said.log"
         child = os.fork()
         if child == 0:
-            _check(target, said)
+            _check(target, said, what if hostile else "")
+        folder.mkdir(exist_ok=True)
         _, status, used = os.wait4(child, 0)
         code = os.waitstatus_to_exitcode(status)
         text = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
         bugs = [path.read_text(encoding="utf-8") for path in folder.glob("surefit-bug-*.txt")]
     return Case(
-        number, what, code, startup + used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, text, "\n".join(bugs)
-    )
+        number, what, code, startup + used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, text, "\n".join(bugs),
+        hostile,
+    )  # fmt: skip
 
 
-def _check(target: Path, said: Path) -> None:
+def _check(target: Path, said: Path, what: str = "") -> None:
     """`surefit check` in this process, which ends with its exit code."""
     from surefit.cli.app import app
 
@@ -328,9 +467,19 @@ def _check(target: Path, said: Path) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    name = target.name
+    if what == "a deleted directory":
+        shutil.rmtree(target.parent)
+    elif what == "a full stdout":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    elif what == "an encoding without the character":
+        for stream_ in (sys.stdout, sys.stderr):
+            stream_.reconfigure(encoding="ascii")  # type: ignore[union-attr]
+    elif what == "a long path":
+        name = "x/" * 3_000
     code = 70
     try:
-        app(["check", target.name], standalone_mode=True)
+        app(["check", name], standalone_mode=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 70
     except BaseException:
@@ -359,13 +508,22 @@ def prepared() -> Iterator[float]:
         config.write_text(CONFIG.format(recipe="function_calling", data=data), encoding="utf-8")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             app(["check", str(config)], standalone_mode=False)
-        yield time.process_time()
+        startup = time.process_time()
+        made = Path(cache) / "shards-made"
+        made.mkdir()
+        turns = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": str(n)}] for n in range(30)]
+        write_data(made / "rows.jsonl", [{"messages": one} for one in turns])
+        shards = CONFIG.format(recipe="sft", data="rows.jsonl\n  prepared: shards")
+        (made / "run.yaml").write_text(shards, encoding="utf-8")
+        command = [sys.executable, "-m", "surefit", "prepare", "run.yaml"]
+        subprocess.run(command, cwd=made, check=True, capture_output=True)
+        yield startup
 
 
-def fuzz(count: int, seed: int, only: int | None = None) -> list[Case]:
+def fuzz(count: int, seed: int, only: int | None = None, hostile: bool = False) -> list[Case]:
     """Run the cases one after another."""
     with prepared() as startup:
-        return [run_case(number, seed, startup) for number in (range(count) if only is None else [only])]
+        return [run_case(number, seed, startup, hostile) for number in (range(count) if only is None else [only])]
 
 
 def main() -> None:
@@ -373,13 +531,17 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="run this case alone and show all it says")
+    parser.add_argument("--hostile", action="store_true", help="hostile inputs alone")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     started = time.perf_counter()
-    cases = fuzz(options.n, options.seed, options.only)
+    cases = fuzz(options.n, options.seed, options.only, options.hostile)
     failed = [case for case in cases if case.failure]
     summary = {
         "cases": len(cases), "failed": len(failed), "seed": options.seed,
+        "exit_4": sum(case.exit_code == 4 for case in cases),
+        "tracebacks": sum("Traceback (most recent call last)" in case.said for case in cases),
+        "hostile": dict(sorted(Counter(case.what for case in cases if case.hostile).items())),
         "exit_codes": dict(sorted(Counter(case.exit_code for case in cases).items())),
         "cpu_seconds_max": round(max(case.cpu_seconds for case in cases), 2),
         "megabytes_max": round(max(case.peak_bytes for case in cases) / 1e6),

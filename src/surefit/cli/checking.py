@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.findings import say_report, without_facts
+from surefit.cli.findings import UNREAD, say_report, without_facts
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, quoted
 from surefit.stages.checking import checked
@@ -92,7 +92,8 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
     named = (config.data.train, *config.data.mix, *scored_sources(config).values())
     elsewhere = [text for text in named if not is_local(text)]
     if elsewhere:
-        notes.append(f"not looked at: the rows of {', '.join(elsewhere)} (not on this machine)")
+        whole = "not looked at: " if is_local(config.data.train) else UNREAD
+        notes.append(f"{whole}the rows of {', '.join(elsewhere)} are not on this machine")
     if (
         found.rows is None
         and found.looked

@@ -24,6 +24,10 @@ NEEDED = {
 """What a rule needs, in words."""
 
 
+UNREAD = "no row was looked at: "
+"""The beginning of a note that says more than the rest: nothing is known of the rows."""
+
+
 def say_report(out: Output, report: dict[str, Any], path: Path, notes: Iterable[str] = (), style: str = "text") -> int:
     """Say what a check found, in the format that was asked for; the exit code.
 
@@ -45,7 +49,10 @@ def say_report(out: Output, report: dict[str, Any], path: Path, notes: Iterable[
     if report["suppressed"]:
         out.say(f"{path}: not counted, by lint.ignore: {_suppressed_text(report['suppressed'])}")
     for line in notes:
-        out.note(line)
+        if line.startswith(UNREAD):
+            out.say(line, "yellow")
+        else:
+            out.note(line)
     if style in DOCUMENTS:
         out.document(DOCUMENTS[style](report, path))
     out.result(report)

@@ -7,18 +7,19 @@ until the bytes of a few rows are known, and only those are unpacked.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from surefit.core.errors import DataError
+from surefit.core.limited import ExceedsLimit, run_limited
 from surefit.core.reading import library_errors
-from surefit.core.units import MIB, bytes_text
+from surefit.core.units import GIB, MIB, bytes_text
 from surefit.data.opening import raw, shown
 from surefit.data.readers import Placed, characters, refuse_over_room, require_size
 
 BATCH_ROWS = 1024
-BATCH_BYTES = 256 * MIB
+BATCH_BYTES = 32 * MIB
 """Of the rows that are unpacked at once."""
 ROW_COST, VALUE_COST = 250, 60
 """Bytes that Python takes for a row and for each value in it, beside the texts."""
@@ -167,6 +168,72 @@ def _is_text(kind: Any) -> bool:
     return bool(
         types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
     )
+
+
+BOMB_BYTES, BOMB_FACTOR = GIB, 1_000
+"""A file whose rows take more than this and so many times its own size repeats one value: no data set does."""
+
+
+def require_no_bomb(name: str, size: int) -> int:
+    """Add up what a small file of columns takes in Python, without unpacking its texts.
+
+    Args:
+        name: a Parquet or an Arrow file on this machine.
+        size: its bytes.
+
+    Returns:
+        The bytes of its rows, or somewhat more than `BOMB_BYTES`.
+
+    Raises:
+        DataError: they are out of all proportion to the file's.
+    """
+    limit = max(BOMB_BYTES, BOMB_FACTOR * size)
+    place, needed = shown(name), 0
+    if name.lower().endswith(".arrow"):
+        try:
+            needed = run_limited(f"{__name__}:arrow_bytes", name, limit)
+        except ExceedsLimit as error:
+            problem = f"reading its {size:,} bytes {error}"
+            raise DataError(problem, code="E4653", path=place, help=_BOMB) from None
+    else:
+        with _parquet(name, dictionaries=True) as (file, _):
+            about = file.metadata
+            needed = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+            if needed <= limit:
+                needed = _bytes_of(file.iter_batches(batch_size=BATCH_ROWS), place, limit)
+    if needed > limit:
+        problem = f"its {size:,} bytes are rows of more than {bytes_text(limit)}"
+        raise DataError(problem, code="E4654", path=place, help=_BOMB)
+    return needed
+
+
+_BOMB = "it repeats one value out of all proportion: write the rows again, or remove the file"
+
+
+def arrow_bytes(name: str, limit: int) -> int:
+    """Return what the rows of an Arrow file take in Python, or somewhat more than `limit`."""
+    import pyarrow as pa
+
+    with pa.memory_map(name) as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        try:
+            reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            return _bytes_of(batches, name, limit)
+        except MemoryError:
+            return limit + 1
+        except Exception:  # whoever reads it says what is wrong with it
+            return 0
+
+
+def _bytes_of(batches: Iterable[Any], place: str, limit: int) -> int:
+    needed = 0
+    for batch in batches:
+        needed += _batch_bytes(batch, place)
+        if needed > limit:
+            break
+    return needed
 
 
 def require_room(name: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from surefit.core.errors import DataError
 from surefit.core.units import MIB
-from surefit.data.columnar import read_parquet, row_groups
+from surefit.data.columnar import read_parquet, require_no_bomb, row_groups
 from surefit.data.load import Rows, rows_sha256
 from surefit.data.opening import consumed, endings, opened
 from surefit.data.readers import (
@@ -26,6 +26,7 @@ from surefit.data.readers import (
     LINES,
     ROW_BYTES,
     Placed,
+    characters,
     is_object,
     is_penman,
     read_csv,
@@ -40,6 +41,10 @@ WHOLE_BYTES = 16 * MIB
 """Of a source that is read whole: half a second."""
 UNPACKED = 4
 """A byte that is compressed counts so many times."""
+DECODED_BYTES = 128 * MIB
+"""Of the rows of Parquet and Arrow files that are read whole, in memory."""
+SHOWN_BYTES = 32 * MIB
+"""Of the rows that are looked at in one file of columns: long rows are fewer."""
 PIECES, ROWS = 64, 16
 """Places that are looked at, and rows that are read from each."""
 PIECE_BYTES = 128 * 1024
@@ -84,6 +89,11 @@ def glance(source: str, split: str, load: Callable[[], Rows]) -> Rows | None:
     with file_errors(source):
         sizes = {file: os.path.getsize(file) for file in files_of(resolve_source(source), split)}
         large = sum(size * (UNPACKED if _is_packed(file) else 1) for file, size in sizes.items()) > WHOLE_BYTES
+        decoded = 0
+        for file, size in sizes.items():
+            if endings(file)[0] in COLUMNAR and not large and size:
+                decoded += require_no_bomb(file, size)
+        large = large or decoded > DECODED_BYTES
         if not large or not all(size and endings(file)[0] in ENDINGS for file, size in sizes.items()):
             return load()
         hits = _hits(sizes)
@@ -118,7 +128,7 @@ def _look(file: str, starts: list[int], seen: _Seen) -> bool:
     if ending == ".parquet":
         _look_at_groups(file, len(starts), seen)
     elif ending == ".arrow":
-        seen.placed += itertools.islice(read_range(Range(file)), len(starts) * ROWS)
+        seen.placed += _within(read_range(Range(file)), len(starts) * ROWS, SHOWN_BYTES)
         seen.pieces.append((_arrow_rows(file), os.path.getsize(file)))
     elif ending == ".csv":
         _look_at_beginning(file, len(starts), seen, read_csv)
@@ -189,8 +199,18 @@ def _look_at_groups(file: str, count: int, seen: _Seen) -> None:
     chosen = sorted({number * len(groups) // count for number in range(count)})
     for group in chosen:
         rows = read_parquet(file, group, group + 1, first[group] + 1)
-        seen.placed += itertools.islice(rows, ROWS * -(-count // len(chosen)))
+        seen.placed += _within(rows, ROWS * -(-count // len(chosen)), SHOWN_BYTES // len(chosen))
     seen.pieces.append((first[-1], os.path.getsize(file)))
+
+
+def _within(rows: Iterator[Placed], count: int, size: int) -> Iterator[Placed]:
+    """The first rows, up to so many and so many characters; at least one."""
+    taken = 0
+    for row in itertools.islice(rows, count):
+        yield row
+        taken += characters(row.row)
+        if taken > size:
+            break
 
 
 def _arrow_rows(file: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from surefit.core.errors import DataError
 from surefit.core.rundir import file_sha256
 from surefit.core.sampling import evenly
 from surefit.core.units import bytes_text
-from surefit.data.columnar import ROW_COST, VALUE_COST, require_room
+from surefit.data.columnar import ROW_COST, VALUE_COST, require_no_bomb, require_room
 from surefit.data.opening import endings
 from surefit.data.readers import TOO_MANY, Placed, characters, room
 from surefit.data.sources import resolve_source
@@ -130,6 +131,8 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
 def _kept(parts: Sequence[Range]) -> list[Placed]:
     """The rows of these ranges in memory, as long as there is room."""
     for one in parts:
+        if endings(one.file) in ((".parquet", ""), (".arrow", "")) and os.path.isfile(one.file):
+            require_no_bomb(one.file, os.path.getsize(one.file))
         if endings(one.file) == (".parquet", ""):
             require_room(one.file)
     placed: list[Placed] = []

@@ -126,6 +126,18 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     return system, path
 
 
+def require_file_system(url: str) -> None:
+    """Look whether this machine can read such a URL; nothing is fetched.
+
+    Raises:
+        DataError: no such scheme. MachineError: it needs a package that is not installed.
+    """
+    from fsspec import get_filesystem_class
+
+    with reaching(url):
+        get_filesystem_class(url.partition("://")[0].lower())
+
+
 class _Said(io.RawIOBase):
     """A stream from elsewhere whose failures name the file and the byte."""
 

@@ -13,7 +13,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, DataError
 from surefit.core.units import shortened
 from surefit.data.cache import CODE_VERSION
-from surefit.data.sharded import MEND, Manifest, read_manifest
+from surefit.data.sharded import MEND, Manifest, read_manifest, wrong_size
 from surefit.data.shards import FORMAT, shard_path
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.task import TaskRecipe
@@ -103,6 +103,8 @@ def opened(config: Config, recipe: TaskRecipe) -> Manifest:
         listed = ", ".join(missing[:3]) + ("…" if len(missing) > 3 else "")
         problem = f"{len(missing):,} of {len(names):,} shards are missing: {listed}"
         raise DataError(problem, code="E4084", path=directory, field="data.prepared", help=MEND)
+    if size := wrong_size(directory, manifest):
+        raise DataError(size, code="E4650", path=directory, field="data.prepared", help=MEND)
     return manifest
 
 

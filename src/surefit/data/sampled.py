@@ -22,7 +22,7 @@ from surefit.facts.gguf import read_gguf
 from surefit.facts.named_templates import template_for
 from surefit.facts.template import TemplateRefused, render
 from surefit.facts.thinking import as_read, has_field, how_read, thoughts_of
-from surefit.facts.tokenizer import TokenizerFacts
+from surefit.facts.tokenizer import TokenizerFacts, encoding
 from surefit.task import Example, Message
 
 if TYPE_CHECKING:
@@ -202,7 +202,8 @@ def _lengths(file: Path, texts: list[str]) -> list[int]:
     library = load_tokenizer(file)
     if library is None:
         return [0] * len(texts)
-    return [len(encoding.ids) for encoding in library.encode_batch(texts, add_special_tokens=False)]
+    with encoding(file):
+        return [len(encoded.ids) for encoded in library.encode_batch(texts, add_special_tokens=False)]
 
 
 def load_tokenizer(file: Path) -> Tokenizer | None:
@@ -219,7 +220,9 @@ def _loaded(file: Path, changed: int) -> Tokenizer | None:
 
     try:
         tokenizer = Tokenizer.from_file(str(file)) if file.suffix == ".json" else build_tokenizer(read_gguf(file))
-    except Exception:  # the library raises nothing narrower
+    except BaseException as error:  # the library raises nothing narrower than Exception, or ends in a panic
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         return None
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -11,7 +11,7 @@ from surefit.data.sampled import clean, load_tokenizer, text_of
 from surefit.data.shorten import prompt_limit
 from surefit.facts.scored import ScoredSet
 from surefit.facts.template import TemplateRefused, render
-from surefit.facts.tokenizer import TokenizerFacts
+from surefit.facts.tokenizer import TokenizerFacts, encoding
 from surefit.task import Example
 
 if TYPE_CHECKING:
@@ -96,5 +96,6 @@ def rendered(example: Example, tokenizer: TokenizerFacts, template: str | None =
 def tokens_of(library: Tokenizer, text: str) -> int:
     """Return how many tokens a text has; a very long one is taken to go on as it begins."""
     beginning = clean(text[:BEGINNING])
-    tokens = len(library.encode(beginning, add_special_tokens=False).ids)
+    with encoding(None):
+        tokens = len(library.encode(beginning, add_special_tokens=False).ids)
     return -(-tokens * len(text) // max(1, len(beginning)))

@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from surefit.core.errors import DataError
-from surefit.core.rundir import read_json
+from surefit.core.rundir import file_sha256, read_json
+from surefit.core.units import GIB, bytes_text
 from surefit.data.cache import ARRAYS, MASKED, Stats
 from surefit.data.formats import HELD_OUT
-from surefit.data.shards import DTYPES, shard_path
+from surefit.data.shards import DTYPES, shard_path, shard_sha256
 
 MANIFEST = "manifest.json"
 OPEN = 128
@@ -77,10 +78,74 @@ def read_manifest(directory: Path) -> Manifest:
         raise DataError(problem, code="E4108", path=directory, field="data.prepared", help=MEND)
     try:
         values = read_json(directory / MANIFEST)
+        if problem := _manifest_problem(values):
+            raise DataError(f"this manifest is damaged: {problem}", code="E4651")
         return Manifest(**{**values, "stats": Stats(**values["stats"])})
     except (DataError, TypeError, KeyError) as error:
         reason = error.message if isinstance(error, DataError) else "not a manifest"
         raise DataError(reason, code="E4109", path=directory / MANIFEST, field="data.prepared", help=MEND) from None
+
+
+COUNTS = {"rows": 0, "tokens": 0, "longest": 0, "repeat": 1}
+"""Of a shard → the least that it may be."""
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value < 2**40
+
+
+def _manifest_problem(values: Any) -> str | None:
+    """Return the first entry of a manifest that cannot be; None where all are sound."""
+    if not isinstance(values, dict) or not isinstance(values.get("stats"), dict):
+        return "it is no object with stats"
+    shards = values.get("shards")
+    if not isinstance(shards, list) or not shards:
+        return "it names no shards"
+    for number, about in enumerate(shards):
+        wrong = [
+            key for key, least in COUNTS.items() if not isinstance(about, dict) or not _is_count(about.get(key), least)
+        ]
+        if wrong or type(about.get("sha256")) is not str:
+            return f"{[*wrong, 'sha256'][0]} of shard {number} is no such number or text"
+    seen = sum(about["rows"] * about["repeat"] for about in shards)
+    wrong = [f"stats.{key}" for key, value in values["stats"].items() if not _is_count(value)]
+    lengths = values.get("lengths")
+    if not isinstance(lengths, dict) or not all(key.isdecimal() and _is_count(value) for key, value in lengths.items()):
+        wrong.append("lengths")
+    kinds: dict[str, type] = {
+        "settings": dict, "fingerprint": str, "tokenizer": str, "conversations": bool, "skipped": list, "files": list,
+    }  # fmt: skip
+    wrong += [key for key, kind in kinds.items() if type(values.get(key)) is not kind]
+    if not _is_count(values.get("held_out")):
+        wrong.append("held_out")
+    if wrong:
+        return f"{wrong[0]} cannot be what it says"
+    if seen != values["stats"].get("kept"):
+        return f"its shards have {seen:,} rows, and stats.kept is {values['stats'].get('kept'):,}"
+    return None
+
+
+def wrong_size(directory: Path, manifest: Manifest) -> str | None:
+    """Return the first shard whose files cannot hold the numbers that the manifest names; opens none of them."""
+    for number, about in enumerate(manifest.shards):
+        path = shard_path(directory, number)
+        counts = (about["tokens"], about["tokens"], about["rows"] + 1)
+        for name, dtype, count in zip(ARRAYS, DTYPES, counts, strict=True):
+            try:
+                rest = (path / f"{name}.npy").stat().st_size - count * dtype.itemsize
+            except OSError:
+                return f"{path.name} has no {name}.npy"
+            if not 0 < rest <= HEADER:
+                return f"{path.name}/{name}.npy does not have the size of {count:,} numbers"
+    return None
+
+
+HEADER = 4096
+"""Bytes of the header of an .npy file at most; numpy's are 128."""
+AT_ONCE = 2 * GIB
+"""Bytes of shards whose hashes are compared before the first step: one to four seconds."""
+HASHED = 16 * GIB
+"""Bytes of shards whose hashes one process compares; the rest is left to `surefit prepare --verify`."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +176,8 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         repeats = np.array([one["repeat"] for one in manifest.shards], np.int64)
         self._ends = np.cumsum(self.rows * repeats)
         self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._compared: set[int] = set()
+        self._hashed = 0
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -163,7 +230,51 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
             if array.shape != (size,) or array.dtype != dtype:
                 problem = "this shard is not the one that the manifest names"
                 raise DataError(problem, code="E4111", path=path, field="data.prepared", help=MEND)
+        offsets = arrays[2]
+        whole = offsets[0] == 0 and offsets[-1] == about["tokens"] and bool((np.diff(offsets) > 0).all())
+        if not whole or not self._as_written(number):
+            raise DataError(
+                "this shard was changed after it was written", code="E4652", path=path, field="data.prepared",
+                help="delete its directory, then run `surefit prepare CONFIG`, which keeps the other shards",
+            )  # fmt: skip
         return _Shard(*arrays)
+
+    def _as_written(self, number: int) -> bool:
+        """Whether a shard's files have the hashes of the manifest; compared once, as far as `HASHED` goes."""
+        path = shard_path(self.path, number)
+        names = [*(f"{name}.npy" for name in ARRAYS), HELD_OUT]
+        size = sum((path / name).stat().st_size for name in names if (path / name).exists())
+        if number in self._compared or self._hashed + size > HASHED:
+            return True
+        self._hashed += size
+        self._compared.add(number)
+        try:
+            digests = {name: file_sha256(path / name) for name in names}
+        except OSError:
+            return False
+        return shard_sha256(digests) == self.manifest.shards[number]["sha256"]
+
+    def compare(self) -> str | None:
+        """Compare the hashes of all shards, as far as `HASHED` goes in a start; return what is left to be compared.
+
+        Raises:
+            DataError: a shard is missing or was changed.
+        """
+        if self.bytes <= AT_ONCE:
+            for number in range(len(self.manifest.shards)):
+                self.shard(number)
+            return None
+        if self.bytes <= HASHED:
+            return "the hashes of the shards are compared as they are opened"
+        return (
+            f"the hashes of the first {bytes_text(HASHED)} of shards are compared as they are opened, not of all "
+            f"{bytes_text(self.bytes)}: surefit prepare CONFIG --verify does that"
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Of the arrays of all shards."""
+        return sum(5 * about["tokens"] + 8 * (about["rows"] + 1) for about in self.manifest.shards)
 
 
 class ShardedLengths(Sequence[int]):

@@ -16,7 +16,7 @@ import math
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -126,6 +126,11 @@ def described(task: ShardTask) -> dict[str, Any]:
 def damaged(path: Path, meta: dict[str, Any]) -> str | None:
     """The first file of a shard whose content is not what it was when it was written."""
     return next((name for name, sha256 in meta["sha256"].items() if file_sha256(path / name) != sha256), None)
+
+
+def shard_sha256(digests: Mapping[str, str]) -> str:
+    """Return the hash of a shard from those of its files."""
+    return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()
 
 
 def source_sha256(rows: Range) -> str | None:

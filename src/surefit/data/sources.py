@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
+from urllib.request import url2pathname
 
 from surefit import samples
 from surefit.core.errors import DataError, did_you_mean
@@ -70,6 +71,8 @@ def resolve_source(text: str) -> Source:
     """
     if sample := samples.resolve(text):
         return Source("sample", text, sample)
+    if text[:7].lower() == "file://":
+        text = url2pathname(text[7:].removeprefix("localhost"))
     if is_url(text):
         return Source("url", text)
     path = Path(os.path.expanduser(text))

@@ -23,6 +23,7 @@ from surefit.data.turns import Segment, cut, refusal, renderings
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.named_templates import template_for
 from surefit.facts.thinking import Reads, as_read, how_read
+from surefit.facts.tokenizer import encoding
 from surefit.facts.turn_end import ends_of_turn, first_in
 from surefit.task import Example, Message
 
@@ -305,7 +306,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_token
         return []
     if getattr(tokenizer, "backend_tokenizer", None) is not None:
         return [one.ids for one in _encodings(tokenizer, texts, add_special_tokens)]
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+    with encoding(tokenizer.name_or_path):
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
     return ids
 
 

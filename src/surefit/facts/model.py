@@ -18,6 +18,7 @@ from typing import Any, Literal
 from surefit import nano
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
+from surefit.core.units import shortened
 from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
@@ -301,6 +302,8 @@ def build_facts(
     needs = attention_needs(config)
     quantization = _quantization(config)
     stored = None if tensors is None or quantization else _stored(tensors, dims.tied_embeddings)
+    if tensors is not None and stored is not None and formula is not None:
+        _require_shapes(formula, dims.vocab_size, dims.hidden_size, tensors, where)
     mixed = stored is not None and config.get("model_type") not in NO_STACKS
     shapes = {name: tensor.shape for name, tensor in (tensors or {}).items()} if mixed else {}
     parameters = stored.parameters if stored else formula.parameters if formula else None
@@ -337,6 +340,25 @@ def build_facts(
         padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
         activation=named if isinstance(named := text_section(config).get("hidden_act"), str) else None,
     )
+
+
+def _require_shapes(
+    formula: Structure, vocabulary: int, width: int, tensors: Mapping[str, Tensor], where: object
+) -> None:
+    """Raises:
+    ModelError: a matrix has another shape than config.json says.
+    """
+    wanted = {f"{name}.weight": shape for name, shape in formula.linear_modules.items()}
+    wanted["model.embed_tokens.weight"] = (vocabulary, width)
+    for name, shape in wanted.items():
+        tensor = tensors.get(name)
+        if tensor is not None and tensor.shape != tuple(shape):
+            raise ModelError(
+                f"{shortened(name, 100)} has the shape {list(tensor.shape)}, and by config.json {list(shape)}",
+                code="E2654",
+                path=str(where),
+                help="config.json and the weights are of different models: download both again",
+            )
 
 
 def code_files(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -454,12 +476,12 @@ def known_model(name: str) -> dict[str, Any] | None:
         return entries[name]
     owner, _, own = name.partition("/")
     plain = _UNSLOTH_4BIT.sub("", own)
-    shortened = plain.removeprefix("meta-") if plain.startswith("meta-llama-3.") else plain
+    short = plain.removeprefix("meta-") if plain.startswith("meta-llama-3.") else plain
     if owner == "meta-llama":
-        return entries.get(f"{owner}/{shortened}") if plain == own else None
+        return entries.get(f"{owner}/{short}") if plain == own else None
     if owner != "unsloth":
         return None
-    entry = next((entry for full, entry in entries.items() if full.partition("/")[2] == shortened), None)
+    entry = next((entry for full, entry in entries.items() if full.partition("/")[2] == short), None)
     if entry is None:
         return None
     config = entry["config"] if plain == own else entry["config"] | {"quantization_config": _NF4_OF_BITSANDBYTES}

@@ -10,7 +10,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,13 @@ DOWNLOAD_AGAIN = "download the file again: it is incomplete or damaged"
 
 @dataclass(frozen=True)
 class Tensor:
-    """One entry of a header: `dtype` in safetensors' names (BF16, F32, U8, …), `shape`, and its size in bytes."""
+    """One entry of a header: `dtype` in safetensors' names (BF16, F32, U8, …), `shape`, its size in bytes, and where
+    it ends among the data."""
 
     dtype: str
     shape: tuple[int, ...]
     bytes: int
+    end: int = field(default=0, compare=False)
 
     @property
     def elements(self) -> int:
@@ -59,15 +61,41 @@ def read_header(path: Path) -> dict[str, Tensor]:
             f"cannot be read: {error.strerror}", code="E2087", path=path, help="check its permissions"
         ) from None
     tensors = parse_header(raw, path)
-    needed = 8 + length + sum(tensor.bytes for tensor in tensors.values())
-    if size < needed:
+    needed = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
+    if size != needed:
         raise ModelError(
             f"the file has {size:,} bytes, its header describes {needed:,}",
             code="E2088",
             path=path,
             help=DOWNLOAD_AGAIN,
         )
+    if problem := _layout_problem(tensors):
+        raise ModelError(f"the safetensors header is damaged: {problem}", code="E2655", path=path, help=DOWNLOAD_AGAIN)
     return tensors
+
+
+BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+"""Type → bits of one number: https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs."""
+
+
+def _layout_problem(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return what the library would not accept: a type that it does not know, a size that is not the shape's, or
+    tensors that overlap or leave a gap."""
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].end - item[1].bytes, item[1].end)):
+        if tensor.dtype not in BITS:
+            return f"{shortened(name, 100)} has the unknown type {tensor.dtype!r:.40}"
+        if tensor.elements * BITS[tensor.dtype] != tensor.bytes * 8:
+            shape = shortened(str(list(tensor.shape)), 60)
+            return f"{shortened(name, 100)} of shape {shape} in {tensor.dtype} has {tensor.bytes:,} bytes"
+        if tensor.end - tensor.bytes != end:
+            return f"{shortened(name, 100)} does not begin where the one before ends ({end:,})"
+        end = tensor.end
+    return None
 
 
 def _damaged(path: Path, start: bytes, size: int) -> ModelError:
@@ -87,6 +115,9 @@ def parse_header(raw: bytes, path: Path) -> dict[str, Tensor]:
     """Header JSON → tensors; `__metadata__` is left out. A header that breaks the format is a `ModelError`."""
     try:
         header = parse_json(raw)
+        about = header.get("__metadata__")
+        if about is not None and set(map(type, about.values())) - {str}:
+            raise ValueError("__metadata__ maps names to texts")
         return {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise ModelError("the safetensors header is damaged", code="E2091", path=path, help=DOWNLOAD_AGAIN) from None
@@ -97,7 +128,9 @@ def _tensor(entry: Mapping[str, Any]) -> Tensor:
     shape = tuple(map(_number, entry["shape"]))
     if begin > end or len(shape) > MAX_DIMENSIONS:
         raise ValueError("offsets or shape out of range")
-    return Tensor(str(entry["dtype"]), shape, end - begin)
+    if type(entry["dtype"]) is not str:
+        raise ValueError("the type is no name")
+    return Tensor(entry["dtype"], shape, end - begin, end)
 
 
 def _number(value: Any) -> int:

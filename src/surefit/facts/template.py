@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from surefit.core.limited import SECONDS, ExceedsLimit, run_limited
+
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Environment, Template, nodes
 
 # The tag is transformers' own. `if true` stands where it stood, so that the dashes go on to mean what they meant.
 _OPENING = re.compile(r"(\{%-?\s*)generation(\s*-?%\})")
@@ -24,7 +27,27 @@ MAX_TEXT = 64 * 2**20
 """Characters of a text that a template makes on its way, and of what it returns."""
 MAX_WIDTH = 100_000
 """The largest number that a template may give to a function or a filter: to widths and counts."""
+MAX_PATTERN = 200
+"""Characters of a pattern for dates."""
+PLAIN_FILTERS = frozenset((
+    "capitalize", "count", "counted", "default", "d", "dictsort", "e", "escape", "first", "float", "int", "items",
+    "join", "last", "length", "list", "lower", "map", "reject", "rejectattr", "replace", "reverse", "round", "safe",
+    "select", "selectattr", "sized", "sort", "string", "title", "tojson", "trim", "unique", "upper",
+))  # fmt: skip
+PLAIN_METHODS = frozenset((
+    "append", "capitalize", "count", "endswith", "find", "get", "items", "join", "keys", "lower", "lstrip", "pop",
+    "removeprefix", "removesuffix", "replace", "rstrip", "split", "splitlines", "startswith", "strip", "title",
+    "update", "upper", "values",
+))  # fmt: skip
+"""What takes no longer than a copy of the text it is given. A template with anything else is tried first."""
+PLAIN_NUMBER = 10_000
 _left = ContextVar("turns of loops that are left", default=MAX_LOOPS)
+_until = ContextVar("processor time at which the rendering ends", default=float("inf"))
+_trusted = ContextVar("templates are rendered without a trial", default=False)
+_too_slow: dict[str, str] = {}
+"""Template → what it exceeded on a short conversation: it is not rendered again."""
+SHORT = 4
+"""Messages of a short conversation."""
 _WIDE = re.compile(r"\d{6,}")
 
 
@@ -60,7 +83,11 @@ def render(
         TemplateExceeds: it went over the bounds above.
     """
     _left.set(MAX_LOOPS)
+    _until.set(time.thread_time() + SECONDS)
+    if template in _too_slow:
+        raise TemplateExceeds(_too_slow[template])
     try:
+        _require_tried(template)
         parts = _compiled(template).generate(
             messages=messages,
             tools=tools,
@@ -69,6 +96,10 @@ def render(
             **(switches or {}),
         )
         return "".join(_within_bounds(parts))
+    except TemplateExceeds as error:
+        if len(messages) <= SHORT:
+            _too_slow[template] = str(error)
+        raise
     except TemplateRefused:
         raise
     except Exception as error:  # a template is somebody's program: it can fail in any way
@@ -96,6 +127,73 @@ def _within_bounds(parts: Iterator[str]) -> Iterator[str]:
         if length > MAX_TEXT:
             raise TemplateExceeds(f"it writes more than {MAX_TEXT:,} characters")
         yield part
+
+
+def _require_tried(template: str) -> None:
+    """Try a template that is not plain in a process of its own, once.
+
+    Raises:
+        TemplateExceeds: it took too long there, or too much memory.
+    """
+    if not _trusted.get() and (reason := _tried(template)) is not None:
+        raise TemplateExceeds(reason)
+
+
+@lru_cache(maxsize=16)
+def _tried(template: str) -> str | None:
+    """Return what a template exceeds in a process of its own; None where it is plain or ended in time."""
+    if _is_plain(_environment().parse(_readable(template))):
+        return None
+    try:
+        refused: str | None = run_limited(f"{__name__}:try_template", template)
+    except ExceedsLimit as error:
+        return f"it {error}" if str(error).startswith("takes") else str(error)
+    return refused
+
+
+def try_template(template: str) -> str | None:
+    """Render a few conversations; return what the template exceeds, if anything."""
+    _trusted.set(True)
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
+    asked, system = {"role": "user", "content": "Some words, 12.\n" * 20}, {"role": "system", "content": "Be kind."}
+    said = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    for turns in ([asked], [asked, said], [system, asked, said, asked], [asked, said] * 20):
+        for given in (None, tools):
+            try:
+                render(
+                    template,
+                    turns,
+                    tools=given,
+                    add_generation_prompt=turns[-1] is asked,
+                    special={"bos_token": "<s>", "eos_token": "</s>"},
+                )
+            except TemplateExceeds as error:
+                return str(error)
+            except TemplateRefused:
+                continue
+    return None
+
+
+def _is_plain(tree: nodes.Template) -> bool:
+    """Whether a template does nothing that could take long in one call; what it does often is counted anyway."""
+    from jinja2 import nodes
+
+    for node in tree.find_all((nodes.Filter, nodes.Call, nodes.Mul, nodes.Pow, nodes.Const)):
+        if isinstance(node, (nodes.Mul, nodes.Pow)):
+            return False
+        if isinstance(node, nodes.Const):
+            if isinstance(node.value, (int, float)) and abs(node.value) > PLAIN_NUMBER:
+                return False
+        elif isinstance(node, nodes.Filter):
+            if node.name not in PLAIN_FILTERS:
+                return False
+        elif isinstance(node, nodes.Call):
+            called = node.node
+            if isinstance(called, nodes.Getattr) and called.attr in PLAIN_METHODS:
+                continue
+            if not isinstance(called, nodes.Name) or called.name == "lipsum":
+                return False
+    return True
 
 
 @lru_cache(maxsize=4)
@@ -127,11 +225,16 @@ def _environment() -> Environment:
             return tree
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _require_time()
             _require_small(operator, left, right)
             return _sized(super().call_binop(context, operator, left, right))
 
         def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-            _require_narrow(*args, *kwargs.values(), getattr(__obj, "__self__", None))
+            _require_time()
+            text = getattr(__obj, "__self__", None)
+            _require_narrow(*args, *kwargs.values(), text)
+            if isinstance(text, str):
+                _require_no_growth(__obj.__name__, text, args)
             return _sized(super().call(__context, __obj, *args, **kwargs))
 
     environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -140,7 +243,7 @@ def _environment() -> Environment:
     environment.filters |= {"counted": _Counted, "sized": _sized}
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    environment.globals["strftime_now"] = _now
     return environment
 
 
@@ -171,7 +274,30 @@ class _Counted:
             if left < 0:
                 raise TemplateExceeds(f"its loops take more than {MAX_LOOPS:,} turns")
             _left.set(left)
+            if not left % 64:
+                _require_time()
             yield item
+
+
+def _require_time() -> None:
+    if time.thread_time() > _until.get():
+        raise TemplateExceeds(f"it takes more than {SECONDS} s")
+
+
+def _require_no_growth(method: str, text: str, args: tuple[Any, ...]) -> None:
+    """Before a method of a text makes a much longer one."""
+    if method == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
+        _sized_in_advance(len(text) + text.count(args[0]) * len(args[1]))
+    elif method == "format":
+        _sized_in_advance(text.count("{") * sum(len(value) for value in args if isinstance(value, str)))
+    elif method == "join" and args and isinstance(args[0], (list, tuple)):
+        _sized_in_advance(len(text) * len(args[0]))
+
+
+def _now(pattern: str) -> str:
+    if len(pattern) > MAX_PATTERN:
+        raise TemplateExceeds(f"it asks for a date by a pattern of {len(pattern):,} characters")
+    return datetime.now().strftime(pattern)
 
 
 def _sized(value: Any) -> Any:
@@ -211,7 +337,10 @@ def _narrow(function: Any) -> Any:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        _require_time()
         _require_narrow(*args[1:], *kwargs.values())
+        if function.__name__ == "do_replace" and len(args) > 3:
+            _require_no_growth("replace", str(args[1]), args[2:])
         return _sized(function(*args, **kwargs))
 
     return checked

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ModelError
-from surefit.core.reading import read_bytes
+from surefit.core.limited import ExceedsLimit, run_limited
+from surefit.core.reading import read_bytes, reason_of
+from surefit.facts.chat_template import SPECIAL
 from surefit.facts.door import read_json_object, require_sound_special, require_sound_steps
 from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
 from surefit.facts.model import ModelFacts
@@ -186,7 +190,97 @@ def require_sound_tokenizer(path: Path) -> None:
         require_sound_special(_optional(path / name), path / name)
     file = path / "tokenizer.json"
     if file.is_file():
-        require_sound_steps(_text_of(file), file)
+        text = _text_of(file)
+        require_sound_steps(text, file)
+        _require_sound_ids(file, text)
+        if _is_unusual(text) and (reason := _tried(file, file.stat().st_mtime_ns)) is not None:
+            help_text = "take tokenizer.json from the model's own repository again"
+            raise ModelError(f"the tokenizer cannot be used: {reason}", code="E2650", path=file, help=help_text)
+
+
+_SIMPLE = 4_000
+"""Characters of the longest expression that is not tried first; those of known models have under 1,000."""
+_PATTERN = re.compile(r'"Regex"\s*:\s*("(?:[^"\\]|\\.)*")')
+_CLASS = re.compile(r"\\.|\[(?:[^\]\\]|\\.)*\]")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_MANY_REPETITIONS = 6
+TRIAL = (
+    "The quick brown fox, it's 12,345.67 €!\n\n\tdef f(x):\n        return x\r\n",
+    "Zażółć gęślą jaźń 你好世界 こんにちは Привет שלום 🎉",
+    *("a" * 300 + "!", " " * 300 + "x", "0" * 200 + "." * 200, "ab" * 150 + "\n" * 50, ""),
+    " ".join(letter * 40 + "!" for letter in string.ascii_letters + string.digits),
+)
+"""Texts that a tokenizer is tried on: words of several scripts, and runs that make expressions backtrack."""
+
+
+def _is_unusual(text: str) -> bool:
+    """Whether a tokenizer.json has expressions that may take exponential time: a repeated group, or many repetitions in
+    one alternative. Those of published models have none."""
+    for match in _PATTERN.finditer(text):
+        pattern = _CLASS.sub("c", json.loads(match[1]))
+        if len(pattern) > _SIMPLE or _REPEATED_GROUP.search(pattern):
+            return True
+        if any(len(re.findall(r"[*+{]", part)) >= _MANY_REPETITIONS for part in pattern.split("|")):
+            return True
+    return False
+
+
+@lru_cache(maxsize=4)
+def _tried(file: Path, changed: int) -> str | None:
+    """Return why a tokenizer cannot be used, found in a process of its own; None where it can."""
+    try:
+        reason: str | None = run_limited(f"{__name__}:try_tokenizer", str(file))
+    except ExceedsLimit as error:
+        return f"a short text {error}" if str(error).startswith("takes") else str(error)
+    return reason
+
+
+def try_tokenizer(file: str) -> str | None:
+    """Load a tokenizer.json and cut short texts with it; return what it fails with."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(file)
+        for text in TRIAL:
+            tokenizer.encode(text, add_special_tokens=False)
+    except BaseException as error:  # a panic of the library is no Exception
+        return reason_of(error)
+    return None
+
+
+@contextmanager
+def encoding(file: str | Path | None) -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no Exception, into an error of the model.
+
+    Raises:
+        ModelError: with the file and what the library says.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        problem = f"the tokenizer fails on a text: {reason_of(error)}"
+        help_text = "take tokenizer.json from the model's own repository again"
+        raise ModelError(problem, code="E2651", path=file, help=help_text) from None
+
+
+def _require_sound_ids(file: Path, text: str) -> None:
+    """Raises:
+    ModelError: the vocabulary is empty, or a token's number is negative.
+    """
+    vocabulary, added, _ = _vocabulary(file)
+    help_text = "take tokenizer.json from the model's own repository again"
+    if _EMPTY.search(text) and not vocabulary:
+        raise ModelError("the vocabulary is empty", code="E2652", path=file, field="model.vocab", help=help_text)
+    for key, numbers in (("model.vocab", vocabulary), ("added_tokens", added)):
+        if (least := min(numbers.values(), default=0)) < 0:
+            token = next(name for name, number in numbers.items() if number == least)
+            problem = f"the token {token!r:.60} has the number {least}"
+            raise ModelError(problem, code="E2653", path=file, field=key, help=help_text)
+
+
+_EMPTY = re.compile(r'"vocab"\s*:\s*(?:\{\s*\}|\[\s*\])')
 
 
 def _text_of(file: Path) -> str:
@@ -215,8 +309,11 @@ def _text(config: Mapping[str, Any], path: Path, name: str) -> str | None:
 def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int], list[str]]:
     """(token → id of the vocabulary, token → id of the added tokens, those that are special); all empty where there is
     no file."""
-    if not path.is_file():
-        return {}, {}, []
+    return _parsed(path, path.stat().st_mtime_ns) if path.is_file() else ({}, {}, [])
+
+
+@lru_cache(maxsize=2)
+def _parsed(path: Path, changed: int) -> tuple[dict[str, int], dict[str, int], list[str]]:
     text = _text_of(path)
     try:
         added, vocabulary = _entry(text, '"added_tokens"'), _entry(text, '"vocab"')
@@ -267,6 +364,15 @@ def _stop_ids(path: Path) -> tuple[int, ...]:
         if found := tuple(number for number in ids if isinstance(number, int)):
             return found
     return ()
+
+
+def require_quick_template(template: Any, path: str | Path) -> None:
+    """Raises:
+    ModelError: a chat template, or one of several by name, takes longer or more memory than any conversation needs.
+    """
+    for text in template.values() if isinstance(template, Mapping) else [template]:
+        if isinstance(text, str):
+            _turn_end(Path(path), text, SPECIAL)
 
 
 def _turn_end(path: Path, template: str | None, special: Mapping[str, str]) -> str | None:

@@ -27,7 +27,7 @@ from surefit.facts.gguf_source import FIELD, gguf_source
 from surefit.facts.low_bits import low_bits
 from surefit.facts.model import NANO, cached_snapshot, read_config
 from surefit.facts.named_templates import as_attribute
-from surefit.facts.tokenizer import require_sound_tokenizer
+from surefit.facts.tokenizer import encoding, require_quick_template, require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -117,11 +117,14 @@ def _own_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     place = tokenizer_path(section.name_or_path)
     if Path(place).is_dir():
         require_sound_tokenizer(Path(place))
-    with reading(section, "tokenizer"):
+    with encoding(place), reading(section, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             place, revision=section.revision, trust_remote_code=section.trust_remote_code
         )
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    if (downloaded := cached_snapshot(place, section.revision)) is not None:
+        require_sound_tokenizer(downloaded)
+    require_quick_template(tokenizer.chat_template, place)
     return tokenizer
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
-from surefit.core.errors import GateError, SureFitError
+from surefit.core.errors import EXIT_ENVIRONMENT, GateError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.prepare import Gathered, row_counts
 from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, tasks_without_rows
@@ -264,6 +264,8 @@ class Refused(GateError):
             also=map(_as_error, errors),
         )
         self.findings = findings
+        if {error["code"] for error in errors} == {"DSK001"}:
+            self.exit_code = EXIT_ENVIRONMENT  # nothing is wrong with the config: the machine lacks space
 
 
 def require_no_errors(report: dict[str, Any]) -> None:

@@ -153,6 +153,8 @@ def gather(
         shards = attempt(partial(opened, config, recipe))
     unread = config.data.prepared is None
     rows = attempt(partial(_training_rows, config, look)) if unread and is_local(config.data.train) else None
+    if unread:
+        problems += _unreadable_urls(config)
     here = [source for source in config.data.mix if unread and is_local(source)]
     read = {source: attempt(partial(_mixed_rows, source, config, look)) for source in here}
     mixed = {source: more for source, more in read.items() if more is not None}
@@ -169,6 +171,26 @@ def gather(
             with contextlib.suppress(ConfigError):  # it is among the problems already
                 resolved = resolve(dividing(loaded), model, hardware, count, added, needed, started, fitting)
     return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look)
+
+
+def _unreadable_urls(config: Config) -> list[SureFitError]:
+    """What keeps this machine from reading the URLs that a config names, without a look at what is behind them."""
+    from surefit.data.opening import require_file_system
+    from surefit.data.sources import resolve_source
+
+    named = {"data.train": config.data.train, **{f"data.mix.{source}": source for source in config.data.mix}}
+    if isinstance(config.data.eval, str):
+        named["data.eval"] = config.data.eval
+    named |= {f"evaluate.also.{name}": source for name, source in config.evaluate.also.items()}
+    problems: list[SureFitError] = []
+    for field, source in named.items():
+        try:
+            if "://" in source and resolve_source(source).kind == "url":
+                require_file_system(source)
+        except SureFitError as error:
+            error.about(field)
+            problems.append(error)
+    return problems
 
 
 def _training_rows(config: Config, look: bool) -> Rows | None:

@@ -6,8 +6,6 @@ by a function of the task alone. When all are there the manifest is written, and
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import sys
@@ -31,7 +29,16 @@ from surefit.data.formats import HELD_OUT
 from surefit.data.opening import filesystem, is_url, reaching, shown
 from surefit.data.prepared import fingerprint, refuse_limit, require_settings, require_tokenizer, settings_of
 from surefit.data.sharded import MANIFEST, Manifest, held_out_file
-from surefit.data.shards import Making, ShardTask, complete, damaged, shard_path, source_sha256, write_shard
+from surefit.data.shards import (
+    Making,
+    ShardTask,
+    complete,
+    damaged,
+    shard_path,
+    shard_sha256,
+    source_sha256,
+    write_shard,
+)
 from surefit.data.sources import files_of, resolve_source
 from surefit.data.stream import Range, ranges, stream_rows
 from surefit.facts.gguf_source import gguf_source
@@ -429,7 +436,7 @@ def _entry(task: ShardTask, meta: Mapping[str, Any]) -> dict[str, Any]:
         "tokens": stats["tokens"],
         "longest": stats["longest"],
         "repeat": task.repeat,
-        "sha256": hashlib.sha256(json.dumps(meta["sha256"], sort_keys=True).encode()).hexdigest(),
+        "sha256": shard_sha256(meta["sha256"]),
     }
 
 

@@ -189,6 +189,8 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
             start = _start(run, tokenizer, build)
             rows, skipped, conversations, held_out = start.rows, start.skipped, start.conversations, start.held_out
         else:
+            if uncompared := shards.compare():
+                watcher.note(uncompared)
             _, held_out = read_splits(config.data, run.recipe, config.train.seed)
             rows, skipped, conversations = shards, shards.manifest.skipped, shards.manifest.conversations
         held_out = takes_all(held_out, tokenizer, config.data.bad_rows)
