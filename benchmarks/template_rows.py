@@ -5,7 +5,7 @@ PYTHONPATH=src:. python benchmarks/template_rows.py FOLDER ... [--templates 60] 
 FOLDER holds *.jinja files, such as those of an installed package. Each shape is a conversation with a word of its own
 in each text; transformers' own `apply_chat_template` renders it, the words that are not in its result are the
 expectation, and SureFit's renderer has no part in that. A template that raises an error is expected to be refused. What
-`surefit check` says of the row is compared with it: agreed, silent (something is lost and nothing is said), false alarm.
+`surefit check` says of the row is compared with it: agreed, silent (lost, and nothing is said), false alarm.
 """
 
 from __future__ import annotations
