@@ -28,8 +28,8 @@ EXEMPLARS = {
     "a rule": r"PAR013",
 }
 """Kind of addition → what every file that knows one of that kind mentions; the plainest one, without peculiarities."""
-VOCABULARY = {"foreign/known.py"}
-"""All keys that other tools have, copied from them: one may be called as something of ours is, and stays as it is."""
+VOCABULARY = {"foreign/known.py", "foreign/requirements.py", "lint/rules/requirements.py"}
+"""Keys and packages of other tools: one may be called as something of ours is, and stays as it is."""
 PATCHED = {"model/compat.py", "plan/loading.py", "plan/ranks.py", "plan/simulate.py"}
 """Where names of other packages may be replaced: while training, while libraries are imported, and on fake tensors."""
 SETTERS = ("setattr", "mock.patch.object", "patch.object")

@@ -78,8 +78,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise DataError(problem, code="E4108", path=directory, field="data.prepared", help=MEND)
     try:
         values = read_json(directory / MANIFEST)
-        if problem := _manifest_problem(values):
-            raise DataError(f"this manifest is damaged: {problem}", code="E4651")
+        if damage := _manifest_problem(values):
+            raise DataError(f"this manifest is damaged: {damage}", code="E4651")
         return Manifest(**{**values, "stats": Stats(**values["stats"])})
     except (DataError, TypeError, KeyError) as error:
         reason = error.message if isinstance(error, DataError) else "not a manifest"
@@ -252,7 +252,7 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
             digests = {name: file_sha256(path / name) for name in names}
         except OSError:
             return False
-        return shard_sha256(digests) == self.manifest.shards[number]["sha256"]
+        return bool(shard_sha256(digests) == self.manifest.shards[number]["sha256"])
 
     def compare(self) -> str | None:
         """Compare the hashes of all shards, as far as `HASHED` goes in a start; return what is left to be compared.

@@ -81,8 +81,8 @@ def unread_columns(
     known = frozenset(re.findall(r"\w+", written))
     counts: Counter[str] = Counter()
     for row in sample:
-        names = {name for name, value in row.items() if name not in read and _says_something(value)}
-        counts.update(name for name in names if name.lower() not in IDENTIFIERS)
+        unread = {name for name, value in row.items() if name not in read and _says_something(value)}
+        counts.update(name for name in unread if name.lower() not in IDENTIFIERS)
         counts.update(set(_unread_keys(row, read, known)))
     names = sorted(counts)
     of_prompts = [name for name in names if _OF_PROMPTS.search(name)]

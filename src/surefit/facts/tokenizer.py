@@ -322,7 +322,7 @@ def _parsed(path: Path, changed: int) -> tuple[dict[str, int], dict[str, int], l
         model = whole.get("model")
         added, vocabulary = whole.get("added_tokens"), model.get("vocab") if isinstance(model, Mapping) else None
     entries = [entry for entry in added if isinstance(entry, Mapping)] if isinstance(added, list) else []
-    special = [text for entry in entries if entry.get("special") and isinstance(text := entry.get("content"), str)]
+    special = [entry["content"] for entry in entries if entry.get("special") and isinstance(entry.get("content"), str)]
     return _token_ids(vocabulary), _added_ids(added), special
 
 

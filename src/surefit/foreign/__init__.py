@@ -10,35 +10,24 @@ A Python script and a requirements file are read too: the first by its syntax tr
 
 from __future__ import annotations
 
-import json
 import re
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from surefit.config.load import parse_yaml, read_text
+from surefit.config.load import read_text
 from surefit.core.errors import ConfigError
-from surefit.foreign.draft import Draft, Tool
+from surefit.foreign.configs import MODULES, UNKNOWN, parse, read_config, takes
 from surefit.foreign.recognise import flat_keys, other_schema, recognise
 from surefit.foreign.requirements import is_conda_list, is_requirements, read_requirements
 from surefit.foreign.result import Foreign, Lost
 
 __all__ = ["Foreign", "Lost", "detect", "read", "tool_of"]
 
-MODULES = {
-    "peft": "peft_adapter", "deepspeed": "deepspeed", "accelerate": "accelerate", "axolotl": "axolotl",
-    "llamafactory": "llamafactory", "trl": "trl",
-}  # fmt: skip
-"""Tool → the module with its table."""
 KNOWN = (
     "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and "
     "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, Python training scripts, and requirements"
 )
-UNKNOWN = "not a file of a tool that SureFit knows"
 SHELL = (".sh", ".bash", ".sbatch", ".slurm")
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
-_TEMPLATE = re.compile(r":\s*(\$\{?\w+\}?|\{\{.*?\}\}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s*,?\s*$", re.MULTILINE)
-"""A value that is no JSON and stands for one."""
 
 
 def tool_of(path: Path) -> str | None:
@@ -74,13 +63,13 @@ def detect(path: Path) -> str:
         return "slurm"
     if path.suffix == ".txt" and is_conda_list(text):
         return "requirements"
-    tree = _parse(text, path, {})[0]
+    tree = parse(text, path, {})[0]
     if isinstance(tree, dict) and isinstance(tree.get("dependencies"), list) and tree.keys() & {"channels", "name"}:
         return "requirements"
     other = other_schema(tree) if isinstance(tree, dict) else None
     if isinstance(tree, dict) and other is None and (flat := flat_keys(tree)):
         raise _without_sections(flat, path)
-    found = recognise(tree, _takes) if isinstance(tree, dict) and other is None else None
+    found = recognise(tree, takes) if isinstance(tree, dict) and other is None else None
     if not isinstance(tree, dict | list):
         raise ConfigError("holds no keys", code="E3001", path=path, help=KNOWN)
     if found is None:
@@ -133,67 +122,4 @@ def read(path: Path, tool: str | None = None) -> Foreign:
             path=path,
             help=f"known are {', '.join([*MODULES, 'slurm'])}",
         )
-    repeated: dict[str, tuple[int, int]] = {}
-    tree, lines = _parse(read_text(path), path, repeated)
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            "holds no keys", code="E3004", path=path, help=f"a config of {tool} is a mapping of keys to values"
-        )
-    return Draft(_table(tool), path, tree, lines, repeated).finished()
-
-
-def _parse(text: str, path: Path, repeated: dict[str, tuple[int, int]]) -> tuple[Any, dict[str, int]]:
-    """The values of a YAML or JSON text, and the line of each; keys that are set twice go into `repeated`."""
-    if path.suffix != ".json" and not text.lstrip().startswith("{"):
-        return parse_yaml(text, path, repeated)
-    try:
-        json.loads(text)
-    except ValueError as error:
-        # Braces may also begin a YAML file.
-        if path.suffix == ".json" or not isinstance(error, json.JSONDecodeError):
-            raise _not_json(text, path, error) from None
-    except RecursionError:
-        raise ConfigError("nested too deeply to be a config", code="E3005", path=path) from None
-    # JSON is YAML but for tabs between its tokens; inside its texts there are none.
-    return parse_yaml(text.replace("\t", " "), path, repeated)
-
-
-def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
-    """What is wrong with the text, at the line that has to be changed."""
-    filled = _TEMPLATE.search(text)
-    if filled:
-        return ConfigError(
-            f"{UNKNOWN}: a template, whose {filled[1]} something else fills in",
-            code="E3006",
-            path=path,
-            help="check the file that it becomes",
-        )
-    if not isinstance(error, json.JSONDecodeError):
-        return ConfigError(f"not valid JSON: {error}", code="E3007", path=path)
-    before = text[: error.pos].rstrip()
-    line, problem = error.lineno, error.msg
-    if before.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
-        line, problem = before.count("\n") + 1, "a comma behind the last entry"
-    elif "delimiter" in error.msg and before and error.lineno > before.count("\n") + 1:
-        line, problem = before.count("\n") + 1, f"{error.msg.lower()} behind this line's value"
-    elif error.msg.startswith("Illegal trailing comma"):
-        problem = "a comma behind the last entry"
-    return ConfigError(
-        f"not valid JSON: {problem}",
-        code="E3008",
-        path=path,
-        line=line,
-        help="check quotes, commas and brackets at and above this line",
-    )
-
-
-def _table(tool: str) -> Tool:
-    found = import_module(f"surefit.foreign.{MODULES[tool]}").TOOL
-    assert isinstance(found, Tool)
-    return found
-
-
-def _takes(tool: str, key: str) -> bool:
-    """Whether a tool takes this top-level key, or did so once."""
-    table = _table(tool)
-    return table.knows(key) or key in table.gone or key in table.deprecated or table.is_section(key)
+    return read_config(path, tool)

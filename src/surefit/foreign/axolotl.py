@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os.path
+from pathlib import Path
 from typing import Any
 
 from surefit.config.trackers import TRACKERS, Tracker
@@ -12,6 +12,7 @@ from surefit.foreign.axolotl_conflicts import axolotl
 from surefit.foreign.axolotl_data import read_datasets
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import AXOLOTL, AXOLOTL_PLUGINS
+from surefit.foreign.paths import count_rows
 
 LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear",
@@ -205,14 +206,10 @@ def _frequency(draft: Draft) -> None:
 def _steps_per_epoch(draft: Draft) -> int | None:
     """The optimizer steps of an epoch, where all rows are here and none are packed together."""
     source, batch = draft.config.get("data.train"), draft.config.get("train.global_batch_size", 0)
-    if not draft.rows_known or draft.setup.get("packing") or not batch or not os.path.isfile(str(source)):
+    if not draft.rows_known or draft.setup.get("packing") or not batch:
         return None
-    from surefit.core.errors import SureFitError
-    from surefit.data.load import load_rows
-
-    try:
-        rows = len(load_rows(str(source)))
-    except SureFitError:
+    rows = count_rows(Path(str(source)))
+    if rows is None:
         return None
     share = draft.config.get("data.eval")
     return max(1, round(rows * (1 - share) if isinstance(share, float) else rows) // int(batch))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from surefit.config.modes import MODES
 from surefit.foreign.draft import Draft
 
 Rule = tuple[Callable[[dict[str, Any]], Any], str, str]
@@ -476,7 +477,8 @@ def trl(draft: Draft) -> None:
 def llamafactory(draft: Draft) -> None:
     """Judge what LLaMA-Factory's parser does not take together."""
     apply(draft, LLAMAFACTORY)
-    if draft.setup.get("parallel") == "zero3":
+    mode = MODES.get(draft.setup.get("parallel") or "single")
+    if mode is not None and mode.zero_stage == 3:
         apply(draft, ZERO3)
     elif draft.setup.get("parallel") == "fsdp":
         apply(draft, ZERO3[:1])

@@ -15,6 +15,7 @@ from typing import Any
 from surefit.core.errors import SureFitError
 from surefit.facts.job_script import JobScript, Launch, read_job_script
 from surefit.facts.setup import Place, Setup
+from surefit.foreign.configs import read_config
 
 SHELL = (".sh", ".bash", ".sbatch", ".slurm")
 MOST = 60
@@ -67,10 +68,8 @@ def with_config(launch: Launch, path: Path) -> tuple[Launch, Setup | None]:
     file = next((base / name for base in _bases(path) if name and (base / name).is_file()), None)
     if file is None:
         return launch, None
-    from surefit.foreign import read
-
     try:
-        setup = read(file, "accelerate").setup
+        setup = read_config(file, "accelerate").setup
     except SureFitError:
         return launch, None
     machines = launch.machines if "num_machines" in launch.flags else setup.machines or 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from surefit.core.units import GIB
 from surefit.foreign.known import keys
 
 KEYS = keys("""
@@ -14,6 +15,7 @@ KEYS = keys("""
     chat_template_path chat_template_jinja new_special_tokens_config accelerate_config hatchery
 """)
 ENDINGS = (".json", ".jsonl", ".yaml", ".yml", ".parquet", ".csv", ".tsv", ".txt", ".jinja", ".arrow")
+COUNTED_BYTES = GIB
 LEVELS = 6
 """Folders above the file's own from which a path may be meant: examples are started from their repository's root."""
 
@@ -50,3 +52,14 @@ def _is_missing(name: str, path: Path) -> bool:
     plain = not os.path.dirname(name.removeprefix("./"))
     folders = {os.path.dirname(file) for file in (wanted[:2] if plain else wanted)}
     return any(os.path.isdir(folder) for folder in folders)
+
+
+def count_rows(path: Path) -> int | None:
+    """Return how many rows a JSON Lines file on this machine has; None for any other, or a very large one."""
+    try:
+        if path.suffix != ".jsonl" or path.stat().st_size > COUNTED_BYTES:
+            return None
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    except OSError:
+        return None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefit.core.units import GIB
 from surefit.foreign.known import keys
+from surefit.foreign.paths import count_rows
 from surefit.foreign.python_calls import ARGUMENTS, TRAINERS, Call, read_call
 from surefit.foreign.python_conflicts import pads_with_eos
 from surefit.foreign.python_script import Notes
@@ -37,7 +37,6 @@ KEPT_ROWS = ("map", "shuffle", "remove_columns", "rename_column", "rename_column
 """Methods of a data set that leave the number of its rows."""
 FEWER_ROWS = ("filter", "select", "train_test_split", "take", "shard")
 """Methods that leave some of the rows, each at most once."""
-COUNTED_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -353,7 +352,7 @@ def _read_steps(notes: Notes, source: Source, calls: list[Call]) -> None:
     file, every = _file_of_rows(source, *trainers[0].given["train_dataset"], trainers[0].line)
     micro, accumulation, epochs = (call.known.get(name, default) for name, default in sizes.items())
     whole = all(type(value) is int and value > 0 for value in (micro, accumulation))
-    rows = _rows_in(Path(file)) if file and whole and isinstance(epochs, int | float) else None
+    rows = count_rows(Path(file)) if file and whole and isinstance(epochs, int | float) else None
     if rows:
         steps = math.ceil(math.ceil(math.ceil(rows / micro) / accumulation) * epochs)
         notes.say("total_steps", steps, "num_train_epochs", call.lines.get("num_train_epochs", call.line))
@@ -383,14 +382,3 @@ def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth
 
 def _is_range(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
-
-
-def _rows_in(path: Path) -> int | None:
-    """The rows of a JSON Lines file on this machine."""
-    try:
-        if path.suffix != ".jsonl" or path.stat().st_size > COUNTED_BYTES:
-            return None
-        with path.open("rb") as file:
-            return sum(1 for line in file if line.strip())
-    except OSError:
-        return None

@@ -17,9 +17,8 @@ from surefit.foreign.draft import Draft, Tool
 from surefit.foreign.joined import FROM_CONFIG, FROM_SCRIPT, launched_script, spreads, together, with_config
 from surefit.foreign.known import SFT_CONFIG, TRAINING_ARGUMENTS
 from surefit.foreign.python import judge_of, read_python
-from surefit.foreign.python_options import Options, script_options, takes_training_arguments
 from surefit.foreign.python_script import INSTEAD
-from surefit.foreign.python_source import Source, parse
+from surefit.foreign.python_source import Options, Source, parse, script_options, takes_training_arguments
 from surefit.foreign.requirements import stack_of_installs
 from surefit.foreign.result import Foreign
 

@@ -328,8 +328,8 @@ def test_columns_that_the_rows_do_not_have(tmp_path: Path, monkeypatch: pytest.M
 datasets:
   - path: rows.jsonl
     type:
-      field_instruction: question
-      field_output: answers
+      field_instruction: questions
+      field_output: answer
 """
-    assert codes(tmp_path / "run.yaml", text) == {"CFG004": 6}
-    assert codes(tmp_path / "run.yaml", text.replace("answers", "answer")) == {}
+    assert codes(tmp_path / "run.yaml", text) == {"CFG004": 5}
+    assert codes(tmp_path / "run.yaml", text.replace("questions", "question")) == {}

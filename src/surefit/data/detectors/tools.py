@@ -160,7 +160,7 @@ def _calls_in_turns(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         value = _parsed(turn.get("value")) if turn.get("from") == "function_call" else value
         for item in _objects(value if isinstance(value, list) else [value]):
             function = item["function"] if isinstance(item.get("function"), dict) else item
-            given = next((function[name] for name in ARGUMENTS if function.get(name)), {})
+            given: Any = next((function[name] for name in ARGUMENTS if function.get(name)), {})
             yield {"name": function.get("name"), "arguments": _parsed(given)}
 
 
