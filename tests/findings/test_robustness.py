@@ -210,6 +210,15 @@ def test_a_full_stdout(tmp_path: Path, arguments: str) -> None:
     assert b"Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"], ids=lambda text: f"S2-7 {text}")
+def test_a_closed_stream_is_no_bug(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    command = f"{sys.executable} -m surefit check run.yaml --json {closed}"
+    ended = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, check=False)
+    assert ended.returncode in (EXIT_OK, 1)
+    assert b"Traceback" not in ended.stderr
+
+
 @pytest.mark.parametrize("arguments", ["explain --all", "check run.yaml --json"])
 def test_a_reader_that_goes_away(tmp_path: Path, arguments: str) -> None:
     (tmp_path / "run.yaml").write_text(CONFIG)

@@ -15,7 +15,7 @@ import typer
 
 from surefit import __version__
 from surefit.cli import data, preparing, publish
-from surefit.cli.exits import finish, leave
+from surefit.cli.exits import finish, leave, open_closed_streams
 from surefit.cli.options import (
     Adapt,
     AllCheckpoints,
@@ -474,6 +474,7 @@ def _cli(module: str) -> Any:
 
 def main() -> None:
     """The console script."""
+    open_closed_streams()
     env.start_children_safely()
     try:
         app()

@@ -50,6 +50,19 @@ def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) 
     raise typer.Exit(code)
 
 
+def open_closed_streams() -> None:
+    """Open /dev/null for a standard stream that is closed (`>&-`): else the next file that is opened takes its number,
+    and what a child process prints goes into that file.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8"))
+
+
 def _run(out: Any, verb: Callable[[Any], int]) -> int:
     out.log.say(printable(env.redact(f"surefit {__version__}: {shlex.join(sys.argv[1:])}")))
     try:
