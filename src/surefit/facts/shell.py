@@ -22,12 +22,14 @@ _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _INSIDE = r"[^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*"
 _SUBSTITUTION = re.compile(rf"\$\({_INSIDE}\)|`[^`]*`")
 _QUOTED_VALUE = re.compile(r"""(?<==)(["'])([^"'\s]*)\1""")
-_LISTS_GPUS = r"nvidia-smi\b[^|]*(?:-L\b|--list-gpus|--format=csv,noheader)[^|]*(?:\|\s*grep[^|]*)?\|\s*wc"
+_LISTS_GPUS = (
+    r"nvidia-smi\b[^|\n]{0,80}?(?:-L\b|--list-gpus|--format=csv,noheader)[^|\n]{0,80}(?:\|\s*grep[^|\n]{0,80})?\|\s*wc"
+)
 _COUNTS_GPUS = re.compile(rf"{_LISTS_GPUS}\s+-l|torch\.cuda\.device_count\(\)")
 MISCOUNTS_GPUS = (
     (re.compile(rf"{_LISTS_GPUS}\s*[)`]"), "wc without -l prints lines, words and characters"),
     (
-        re.compile(r"nvidia-smi\b[^|]*--format=csv(?!,noheader)[^|]*\|\s*wc\s+-l"),
+        re.compile(r"nvidia-smi\b[^|\n]{0,80}--format=csv(?!,noheader)[^|\n]{0,80}\|\s*wc\s+-l"),
         "the line with the headings counts, too",
     ),
 )

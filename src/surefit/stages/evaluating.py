@@ -36,7 +36,7 @@ def evaluate(
 
     world = world or World()
     config = run.resolved.config
-    by_first(world, lambda: require_inputs_apart(run))
+    by_first(world, lambda: require_inputs_apart(run, run.run.eval))
     if asks_the_result(variants):
         by_first(world, lambda: require_trained(run.run))
     else:  # there is nothing that a gate could judge

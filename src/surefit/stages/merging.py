@@ -73,7 +73,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
 
     config = run.resolved.config
     require_trained(run.run)
-    require_inputs_apart(run)
+    require_inputs_apart(run, run.run.merged, run.run.certificate)
     if config.adapter.kind == "lora":
         _require_matrices(run.model)
     with (

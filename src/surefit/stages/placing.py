@@ -13,11 +13,17 @@ from surefit.core.rundir import RunDir
 from surefit.stages.prepare import Prepared
 
 
-def require_inputs_apart(run: Prepared) -> None:
-    """Raises:
-    ConfigError: the run would write over what it reads, or delete it with --overwrite.
+def require_inputs_apart(run: Prepared, *written: Path) -> None:
+    """Require that a stage writes over nothing that the config reads, and deletes none of it with --overwrite.
+
+    Args:
+        run: the run.
+        written: what of its directory the stage writes; by default everything.
+
+    Raises:
+        ConfigError: it would.
     """
-    found: Mapping[str, Path] = overwritten_inputs(run.resolved.config, run.run, run.loaded.path)
+    found: Mapping[str, Path] = overwritten_inputs(run.resolved.config, run.run, run.loaded.path, written)
     for name, path in found.items():
         raise ConfigError(
             f"{name} ({path}) is where the run writes files of its own: it would be overwritten",

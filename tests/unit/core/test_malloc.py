@@ -72,9 +72,9 @@ def test_a_small_process_keeps_blocks_of_a_few_mib() -> None:
 @pytest.mark.parametrize(
     ("planned", "kind", "small"),
     [
-        ({"estimate": {"training": {"high_bytes": malloc.SMALL}}}, "cpu", True),
-        ({"estimate": {"training": {"high_bytes": malloc.SMALL + 1}}}, "cpu", False),
-        ({"estimate": {"training": {"high_bytes": 1}}}, "cuda", False),
+        ({"estimate": {"keeps_freed_memory": True}}, "cpu", True),
+        ({"estimate": {"keeps_freed_memory": False}}, "cpu", False),
+        ({"estimate": {"keeps_freed_memory": True}}, "cuda", False),
         ({"estimate": None}, "cpu", False),
         (None, "cpu", False),
     ],

@@ -211,7 +211,8 @@ def test_a_conversation_that_the_template_refuses_is_named(build, make_tokenizer
     template = "{% if messages[0].content == 'bad' %}{{ raise_exception('no') }}{% endif %}" + MARKED_TEMPLATE
     with pytest.raises(DataError) as caught:
         build(as_examples(chat("a", "b"), chat("bad", "b")), make_tokenizer(template))
-    assert caught.value.path == "rows.jsonl:2"
+    error = caught.value
+    assert (error.code, error.path, error.line) == ("E4136", "rows.jsonl", 2)
 
 
 def test_progress_and_skipped_rows(build):

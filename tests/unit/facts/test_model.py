@@ -34,6 +34,8 @@ PUBLISHED = {
     "Qwen/Qwen3-4B-Instruct-2507": 4_022_468_096,
     "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-32B": 32_762_123_264,
+    "google/gemma-2-9b-it": 9_241_705_984,
+    "microsoft/phi-2": 2_779_683_840,
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": 1_100_048_384,
 }
 """The totals on the models' pages (Qwen3-0.6B's without the tied head that its file repeats)."""
