@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from surefit.facts.audit import AuditFacts
 from surefit.lint.rule import Finding, rule
-from surefit.lint.rules.audit import ANY, first_text, often, rows_found, rows_text
+from surefit.lint.rules.audit import ANY, rows_found
 from surefit.lint.rules.audit_texts import FREQUENT
 
 NAMED = 8
@@ -19,7 +19,8 @@ def turns_left_out(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Renders a sample of the rows (an audit renders all) with the model's own chat template and looks for every text of a
-    row in the result: what a turn says, the name and the arguments of a call. One row is enough.
+    row in the result: what a turn says, the name and the arguments of a call. One row is enough. `check` does the same
+    with `data.mix`, a file in `data.eval`, and of `evaluate.also` with what is asked there.
 
     ## Why it is bad
     The model never sees what is left out. Without the system message or a tool's result it learns to answer from
@@ -108,7 +109,7 @@ def reasoning_never_ends(audit: AuditFacts) -> Iterator[Finding]:
         audit,
         "unclosed_thought",
         ANY,
-        "the reasoning never ends in {rows}, and is learnt as the answer{first}",
+        "the reasoning never ends in {rows}, and counts as the answer{first}",
         "leave those rows out, or generate them again with a higher token limit",
     )
 
@@ -166,14 +167,13 @@ def special_tokens_in_texts(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     https://huggingface.co/docs/transformers: special tokens in a text are never split, wherever it comes from.
     """
-    if often(audit, "rendered_already", FREQUENT):
-        return
     yield from rows_found(
         audit,
         "special_tokens",
         ANY,
         "{rows} hold special tokens of the tokenizer{first}",
         "write them in another way, or leave those rows out",
+        unless=("rendered_already", FREQUENT),
     )
 
 
@@ -202,7 +202,7 @@ def prompts_in_plain_text(audit: AuditFacts) -> Iterator[Finding]:
         audit,
         "rendered_text",
         FREQUENT,
-        "{rows} are conversations written as plain text, of which the prompts are learnt too{first}",
+        "{rows} are conversations written as plain text: the loss falls on the prompts too{first}",
         "write them as messages, or as prompt and completion",
     )
 
@@ -284,9 +284,11 @@ def rows_left_out(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     hiyouga/LlamaFactory#8217 (Gemma 2 and the system role).
     """
-    if seen := audit.seen("skipped_row"):
-        yield Finding(
-            field="data.bad_rows",
-            message=f"{rows_text(seen)} are left out{first_text(seen)}",
-            help="mend them, if what they teach is needed",
-        )
+    yield from rows_found(
+        audit,
+        "skipped_row",
+        ANY,
+        "{rows} are left out{first}",
+        "mend them, if what they teach is needed",
+        field="data.bad_rows",
+    )
