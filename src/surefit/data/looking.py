@@ -12,14 +12,22 @@ from surefit.core.errors import DataError, SureFitError
 from surefit.data.audit.sample import EXAMPLES, Tally
 from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed
 from surefit.data.rendered import LOST, UNCLOSED, Comparison, Segments, unclosed_thoughts
-from surefit.data.special_tokens import RENDERED, RENDERED_TEXT, SPECIAL, SpecialTokens, special_tokens
+from surefit.data.special_tokens import (
+    NO_BEGIN,
+    RENDERED,
+    RENDERED_TEXT,
+    SPECIAL,
+    SpecialTokens,
+    lacking_begin,
+    special_tokens,
+)
 from surefit.data.thinking import with_thinking
 from surefit.data.turns import cut, refusal, renderings
 from surefit.facts.audit import Observation
 from surefit.facts.chat_template import TEMPLATE_DATE, with_defaults
 from surefit.facts.template import TemplateRefused, render
 from surefit.facts.thinking import as_read, how_read
-from surefit.facts.tokenizer import TokenizerFacts
+from surefit.facts.tokenizer import TokenizerFacts, begins_texts
 from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example
 
@@ -27,7 +35,7 @@ SECONDS = 0.3
 """After which no more rows are rendered, of all sources of a run together."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
-NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT)
+NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN)
 """Observations that are made."""
 SKIPPED = "skipped_row"
 """Observation: a row is left out (`data.bad_rows: skip`)."""
@@ -77,8 +85,8 @@ class LightTemplate:
             raise refusal(error) from None
         return cut(example, texts, ends)
 
-    def asks(self) -> str | None:
-        """What the template writes to ask for an answer; None where it takes no question."""
+    def question(self) -> tuple[str, str] | None:
+        """A question, and the same with what the template writes to ask for an answer; None where it takes none."""
         question = [as_read({"role": "user", "content": "?"}, how_read(self.template))]
         try:
             before, after = (
@@ -87,7 +95,7 @@ class LightTemplate:
             )
         except TemplateRefused:
             return None
-        return after[len(before) :] if after.startswith(before) else None
+        return before, after
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,8 @@ def look_at_examples(
         return Looked()
     template = LightTemplate(tokenizer, config.model.chat_template_kwargs) if tokenizer.chat_template else None
     comparison = Comparison(template.segments) if template else None
-    tokens = tokens_of(tokenizer, template)
+    plain = any(example.text is not None and example.tokens is None for example in examples)
+    tokens = tokens_of(tokenizer, template, plain)
     sights: dict[int, list[tuple[str, str]]] = {}
     refused: dict[int, DataError] = {}
     start = time.monotonic()
@@ -142,14 +151,21 @@ def look_at_examples(
     return Looked(seen, dict(sorted(refused.items())))
 
 
-def tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None) -> SpecialTokens:
-    """The special tokens of a tokenizer that texts are searched for."""
+def tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
+    """The special tokens of a tokenizer that texts are searched for.
+
+    Args:
+        plain: some examples are plain text.
+    """
     named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn} - {None}
     ends = (tokenizer.eos_token, tokenizer.end_of_turn)
     begin = tokenizer.bos_token
-    return special_tokens(
-        [*tokenizer.special, *(text for text in named if text)], begin, ends, template.asks() if template else None
-    )
+    before, after = (template.question() if template else None) or ("", "")
+    asks = after[len(before) :] if after.startswith(before) else None
+    lacking = None
+    if plain and begin and begins_texts(tokenizer) is False:
+        lacking = lacking_begin(begin, (*ends, tokenizer.pad_token), after if template else None)
+    return special_tokens([*tokenizer.special, *(text for text in named if text)], begin, ends, asks, lacking)
 
 
 def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) -> DataError | None:

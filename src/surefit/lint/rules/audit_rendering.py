@@ -1,4 +1,4 @@
-"""AUD040 to AUD048: what becomes of rows once the chat template has rendered them, and what of them nothing reads."""
+"""AUD040 to AUD049: what becomes of rows once the chat template has rendered them, and what of them nothing reads."""
 
 from __future__ import annotations
 
@@ -291,4 +291,38 @@ def rows_left_out(audit: AuditFacts) -> Iterator[Finding]:
         "{rows} are left out{first}",
         "mend them, if what they teach is needed",
         field="data.bad_rows",
+    )
+
+
+@rule("AUD049", "plain-text-without-bos", severity="warning")
+def plain_text_without_bos(audit: AuditFacts) -> Iterator[Finding]:
+    """Plain texts begin without the tokenizer's BOS token.
+
+    ## What it does
+    Counts rows of `text` that do not begin with the tokenizer's BOS token, where its tokenizer.json does not add it.
+    Tokenizers whose BOS token is also another special token are left out, and those whose chat template does not begin
+    a conversation with it.
+
+    ## Why it is bad
+    The model has seen its texts begin with that token in pretraining, and is used with it afterwards.
+    `add_bos_token: true` in tokenizer_config.json changes nothing in transformers 5, which does what tokenizer.json
+    says.
+
+    ## Example
+    `{"text": "Once upon a time"}` on a base model whose tokenizer has `<bos>` and a post-processor without it.
+
+    ## Fix
+    Begin each text with the token, or add it in the tokenizer, in a copy of the model's directory:
+    `tokenizer.add_bos_token = True` and `tokenizer.save_pretrained(directory)`.
+
+    ## Evidence
+    unslothai/unsloth#10312 (Gemma 4's base model: the output degrades).
+    """
+    yield from rows_found(
+        audit,
+        "no_begin",
+        ANY,
+        "{rows} of plain text begin without the BOS token, which the tokenizer has and does not add{first}",
+        "begin the texts with it, or add it in the tokenizer: tokenizer.add_bos_token = True, then save_pretrained "
+        "into a copy of the model's directory",
     )
