@@ -104,6 +104,7 @@ def test_d3_evaluate_leaves_refused_rows_out(run: Path) -> None:
         assert "Be terse." not in "".join(lines)
 
 
+@pytest.mark.slow
 def test_d3_prepare_names_refused_rows(run: Path) -> None:
     answer = surefit("prepare", "run.yaml", "--set", "data.bad_rows=error", "--json")
     assert answer.code != 0
