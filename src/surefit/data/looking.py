@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from surefit.config.schema import Config
-from surefit.core.errors import DataError
+from surefit.core.errors import DataError, SureFitError
 from surefit.data.audit.sample import EXAMPLES, Tally
-from surefit.data.formats import Examples, bad_rows_error, placed
+from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed
 from surefit.data.rendered import LOST, UNCLOSED, Comparison, Segments, unclosed_thoughts
-from surefit.data.special_tokens import RENDERED, RENDERED_TEXT, SPECIAL, SpecialTokens, special_tokens
+from surefit.data.special_tokens import (
+    NO_BEGIN,
+    RENDERED,
+    RENDERED_TEXT,
+    SPECIAL,
+    SpecialTokens,
+    lacking_begin,
+    special_tokens,
+)
+from surefit.data.thinking import with_thinking
 from surefit.data.turns import cut, refusal, renderings
 from surefit.facts.audit import Observation
 from surefit.facts.chat_template import TEMPLATE_DATE, with_defaults
 from surefit.facts.template import TemplateRefused, render
 from surefit.facts.thinking import as_read, how_read
-from surefit.facts.tokenizer import TokenizerFacts
+from surefit.facts.tokenizer import TokenizerFacts, begins_texts
 from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example
 
 SECONDS = 0.3
-"""After which no more rows are rendered."""
+"""After which no more rows are rendered, of all sources of a run together."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
-NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT)
+NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN)
 """Observations that are made."""
 SKIPPED = "skipped_row"
 """Observation: a row is left out (`data.bad_rows: skip`)."""
@@ -76,8 +85,8 @@ class LightTemplate:
             raise refusal(error) from None
         return cut(example, texts, ends)
 
-    def asks(self) -> str | None:
-        """What the template writes to ask for an answer; None where it takes no question."""
+    def question(self) -> tuple[str, str] | None:
+        """A question, and the same with what the template writes to ask for an answer; None where it takes none."""
         question = [as_read({"role": "user", "content": "?"}, how_read(self.template))]
         try:
             before, after = (
@@ -86,7 +95,7 @@ class LightTemplate:
             )
         except TemplateRefused:
             return None
-        return after[len(before) :] if after.startswith(before) else None
+        return before, after
 
 
 @dataclass(frozen=True)
@@ -102,24 +111,36 @@ class Looked:
     refused: Mapping[int, DataError] = field(default_factory=dict)
 
 
-def look_at_examples(examples: Examples, tokenizer: TokenizerFacts | None, config: Config) -> Looked:
-    """Render examples, spread evenly, until the time is over, and compare them with what is rendered."""
+def look_at_examples(
+    examples: Examples,
+    tokenizer: TokenizerFacts | None,
+    config: Config,
+    seconds: float = SECONDS,
+    answers: bool = True,
+) -> Looked:
+    """Render examples, spread evenly, until the time is over, and compare them with what is rendered.
+
+    Args:
+        answers: False where the answers are only compared with what is generated: they are not rendered.
+    """
     if tokenizer is None or not examples:
         return Looked()
     template = LightTemplate(tokenizer, config.model.chat_template_kwargs) if tokenizer.chat_template else None
     comparison = Comparison(template.segments) if template else None
-    tokens = tokens_of(tokenizer, template)
+    plain = any(example.text is not None and example.tokens is None for example in examples)
+    tokens = tokens_of(tokenizer, template, plain)
     sights: dict[int, list[tuple[str, str]]] = {}
     refused: dict[int, DataError] = {}
     start = time.monotonic()
     for number in _spread(len(examples)):
-        if time.monotonic() - start > SECONDS:
+        if sights and time.monotonic() - start > seconds:
             break
         example = examples[number]
         sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
         if example.text is None and template and comparison:
+            rendered = example if answers else _question(example)
             try:
-                sights[number] += comparison.losses(example, template.segments(example))
+                sights[number] += comparison.losses(rendered, template.segments(rendered))
             except DataError as error:
                 refused[number] = placed(error, examples.where[number])
     tally = Tally()
@@ -130,14 +151,21 @@ def look_at_examples(examples: Examples, tokenizer: TokenizerFacts | None, confi
     return Looked(seen, dict(sorted(refused.items())))
 
 
-def tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None) -> SpecialTokens:
-    """The special tokens of a tokenizer that texts are searched for."""
+def tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
+    """The special tokens of a tokenizer that texts are searched for.
+
+    Args:
+        plain: some examples are plain text.
+    """
     named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn} - {None}
     ends = (tokenizer.eos_token, tokenizer.end_of_turn)
     begin = tokenizer.bos_token
-    return special_tokens(
-        [*tokenizer.special, *(text for text in named if text)], begin, ends, template.asks() if template else None
-    )
+    before, after = (template.question() if template else None) or ("", "")
+    asks = after[len(before) :] if after.startswith(before) else None
+    lacking = None
+    if plain and begin and begins_texts(tokenizer) is False:
+        lacking = lacking_begin(begin, (*ends, tokenizer.pad_token), after if template else None)
+    return special_tokens([*tokenizer.special, *(text for text in named if text)], begin, ends, asks, lacking)
 
 
 def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) -> DataError | None:
@@ -158,6 +186,52 @@ def left_out(examples: Examples) -> dict[str, Observation]:
     """The rows that were skipped on the way to these examples, as an observation."""
     first = tuple(examples.skipped[:EXAMPLES])
     return {SKIPPED: Observation(len(examples.skipped), len(examples) + len(examples.skipped), first)}
+
+
+class SharedLook:
+    """Looks at the examples of several sources of a run, which share the time.
+
+    Attributes:
+        seen: config key of a source → what was seen of its rows.
+    """
+
+    def __init__(self, tokenizer: TokenizerFacts | None, config: Config, sources: int) -> None:
+        self.seen: dict[str, Mapping[str, Observation]] = {}
+        self._tokenizer, self._config = tokenizer, config
+        self._sources, self._seconds = sources, SECONDS
+
+    def at(self, examples: Examples, answers: bool = True) -> Looked:
+        """Look at the next source: it gets its part of the time that is left."""
+        start = time.monotonic()
+        seconds = self._seconds / max(1, self._sources)
+        looked = look_at_examples(examples, self._tokenizer, self._config, seconds, answers)
+        self._seconds = max(0.0, self._seconds - (time.monotonic() - start))
+        self._sources -= 1
+        return looked
+
+    def problems(self, key: str, source: str, examples: Examples) -> list[SureFitError]:
+        """The rows of a source other than `data.train` that the chat template does not take, where they are not to be
+        left out; what is seen of the others is kept.
+
+        Args:
+            key: of the config, under which it names the source.
+        """
+        examples = with_thinking(examples, self._config.data.thinking)
+        looked = self.at(examples, answers=not key.startswith("evaluate.also."))
+        kept = without_refused(examples, looked)
+        skips = self._config.data.bad_rows == "skip" and len(kept) > 0
+        self.seen[key] = {**looked.observations, **(left_out(kept) if skips else {})}
+        problem = refused_rows(looked, examples, source, WAY_OUT)
+        if skips or problem is None:
+            return []
+        problem.about(key)
+        return [problem]
+
+
+def _question(example: Example) -> Example:
+    """The example with an answer of one word, and no other to be learnt."""
+    turns = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in example.prompt]
+    return replace(example, messages=(*turns, {"role": "assistant", "content": "surefit"}))
 
 
 def _spread(count: int) -> Sequence[int]:

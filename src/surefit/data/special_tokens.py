@@ -13,8 +13,9 @@ from surefit.task import Example, Message
 
 Sight = tuple[str, str]
 """The name of an observation, and what was seen."""
-SPECIAL, RENDERED, RENDERED_TEXT = "special_tokens", "rendered_already", "rendered_text"
-"""Observations: a text holds a special token; a turn was rendered before; so was a plain text."""
+SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN = "special_tokens", "rendered_already", "rendered_text", "no_begin"
+"""Observations: a text holds a special token; a turn was rendered before; so was a plain text; a plain text begins
+without the token for it, which the tokenizer does not add."""
 MOST_UNLIKE = 100
 """Tokens that are looked for one by one, at most."""
 _LIKE_TOKENS = re.compile(r"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]")
@@ -45,6 +46,7 @@ class SpecialTokens:
         begin: what the tokenizer or the template writes before everything (BOS); None where it writes nothing.
         ends: those that end an answer or a text.
         asks: what the chat template writes to ask for an answer; empty where it has none.
+        lacking: `begin` where the model expects it and a plain text gets it from nobody.
     """
 
     all: frozenset[str]
@@ -52,6 +54,7 @@ class SpecialTokens:
     begin: str | None = None
     ends: frozenset[str] = frozenset()
     asks: str = ""
+    lacking: str | None = None
 
     def sights(self, example: Example) -> Iterator[Sight]:
         """The first text of each kind in an example: one that was rendered before, one with a special token."""
@@ -59,10 +62,14 @@ class SpecialTokens:
             return
         found: dict[str, str] = {}
         if example.text is not None:
-            if why := self._rendered(example.text, True) or self._asks_in(example.text):
-                found[RENDERED_TEXT] = f"{why}: {example.text.strip()[:60]!r}"
-            elif token := self._held(example.text):
-                found[SPECIAL] = f"{token!r} in {_around(example.text, token)!r}"
+            text = example.text
+            if self.lacking and not text.startswith(self.lacking):
+                found[NO_BEGIN] = f"begins with {text[:60]!r}"
+            text = text.removeprefix(self.lacking or "")
+            if why := self._rendered(text, True) or self._asks_in(text):
+                found[RENDERED_TEXT] = f"{why}: {text.strip()[:60]!r}"
+            elif token := self._held(text):
+                found[SPECIAL] = f"{token!r} in {_around(text, token)!r}"
         for turn, message in enumerate(example.messages):
             for text in _texts(message):
                 if token := self._held(text):
@@ -99,7 +106,11 @@ class SpecialTokens:
 
 
 def special_tokens(
-    tokens: Iterable[str], begin: str | None, ends: Iterable[str | None], asks: str | None
+    tokens: Iterable[str],
+    begin: str | None,
+    ends: Iterable[str | None],
+    asks: str | None,
+    lacking: str | None = None,
 ) -> SpecialTokens:
     """What to look for in texts.
 
@@ -108,12 +119,27 @@ def special_tokens(
         begin: BOS, where it is written.
         ends: tokens that end answers and texts.
         asks: the generation prompt of the chat template.
+        lacking: as `lacking_begin` has it.
     """
     named = frozenset(token for token in tokens if token.strip() and not _WRITTEN_BY_HAND.fullmatch(token))
     unlike = tuple(token for token in named if not _LIKE_TOKENS.fullmatch(token))[:MOST_UNLIKE]
     asks = (asks or "").strip()
     asks = asks if len(asks) > 2 and not asks.isalpha() else ""
-    return SpecialTokens(named, unlike, begin, frozenset(end for end in ends if end), asks)
+    return SpecialTokens(named, unlike, begin, frozenset(end for end in ends if end), asks, lacking)
+
+
+def lacking_begin(begin: str | None, others: Iterable[str | None], question: str | None) -> str | None:
+    """Return the token for the beginning of a text (BOS), where a tokenizer that does not add it should: it is none of
+    its other tokens, and the chat template begins a conversation with it.
+
+    Args:
+        others: tokens that end texts and turns, and padding.
+        question: a question as the template renders it; None where there is no template, which says nothing.
+    """
+    if begin is None or begin in others:
+        return None
+    written = question is None or (question.startswith(begin) and question.count(begin) == 1)
+    return begin if written else None
 
 
 def _texts(message: Message) -> Iterator[str]:

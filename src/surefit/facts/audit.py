@@ -40,6 +40,7 @@ class AuditFacts:
         max_length: the limit that the token lengths were judged by; None where there is no config.
         conventions: config key of the other sources of a run (`data.mix.SOURCE`, `data.eval`, `evaluate.also.NAME`) →
             how their rows are written (data/detectors/conventions.py).
+        others: the same keys → what is seen of their rows once the chat template has rendered them.
     """
 
     source: str
@@ -48,6 +49,7 @@ class AuditFacts:
     observations: Mapping[str, Observation] = field(default_factory=dict)
     max_length: int | None = None
     conventions: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
+    others: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
 
     def seen(self, name: str) -> Observation | None:
         """An observation that at least one row shows, or None."""

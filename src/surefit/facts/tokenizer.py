@@ -135,6 +135,27 @@ def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> Token
     return replace(facts, special=frozenset(token for token, number in added.items() if number in controls))
 
 
+def begins_texts(facts: TokenizerFacts) -> bool | None:
+    """Whether the tokenizer writes a token of its own (BOS) before a plain text; None where its file does not say."""
+    if facts.file is None or facts.file.suffix != ".json":
+        return None
+    try:
+        return _writes_before(_entry(_text_of(facts.file), '"post_processor"'))
+    except (ModelError, ValueError, RecursionError):
+        return None
+
+
+def _writes_before(processor: Any) -> bool:
+    """Whether a post-processor of tokenizer.json puts a token before a text."""
+    if not isinstance(processor, Mapping):
+        return False
+    if processor.get("type") == "Sequence":
+        return any(map(_writes_before, processor.get("processors") or ()))
+    if processor.get("type") == "TemplateProcessing":
+        return any("SpecialToken" in piece for piece in (processor.get("single") or ())[:1])
+    return processor.get("type") in ("BertProcessing", "RobertaProcessing")
+
+
 def known_tokens(facts: TokenizerFacts, tokens: Sequence[str]) -> list[str]:
     """Those that the tokenizer has already, as far as its vocabulary is on this machine."""
     known = set(facts.added)

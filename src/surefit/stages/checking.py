@@ -12,13 +12,14 @@ from surefit import __version__
 from surefit.core.errors import EXIT_ENVIRONMENT, GateError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.prepare import Gathered, row_counts
-from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, tasks_without_rows
+from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, scored_sources, tasks_without_rows
 
 if TYPE_CHECKING:
     from surefit.config.load import Loaded
     from surefit.config.schema import Config
     from surefit.data.formats import Examples
     from surefit.data.load import Rows
+    from surefit.data.looking import SharedLook
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.facts.dataset import DatasetFacts
     from surefit.facts.examples import ExampleFacts
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """The content of check.json, by these rules or by all."""
+    from surefit.data.looking import SharedLook
+    from surefit.facts.audit import AuditFacts
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
     from surefit.facts.stack import stack_facts
@@ -40,20 +43,32 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
     tokenizer, damaged = tokenizer_of(found)
     sample, unusable = _sample(found)
-    sample, rendered, refused = _rendered(found, sample, tokenizer)
+    shared = SharedLook(tokenizer, loaded.config, 1 + len(found.mixed) + len(scored_sources(loaded.config)))
+    sample, rendered, refused = _rendered(found, sample, tokenizer, shared)
     unusable += refused
     examples, more = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
-    mixed = mixed_problems(found, tokenizer, SAMPLED_ROWS)
+    mixed = mixed_problems(found, tokenizer, SAMPLED_ROWS, shared)
     counted = loaded.config.evaluate.in_training
     others: dict[str, Rows] = {f"data.mix.{source}": more for source, more in found.mixed.items()}
     scored, unread = scored_facts(
-        loaded.config, recipe, rows, sample, tokenizer, found.mixed, counted=counted, look=found.looked, kept=others
+        loaded.config,
+        recipe,
+        rows,
+        sample,
+        tokenizer,
+        found.mixed,
+        counted=counted,
+        look=found.looked,
+        kept=others,
+        shared=shared,
     )
     audit = _audit(rows, others, loaded.config, recipe) if rows else None
+    if audit is None and shared.seen:
+        audit = AuditFacts(loaded.config.data.train, 0, 0)
     if audit is not None:
-        audit = replace(audit, observations={**audit.observations, **rendered})
+        audit = replace(audit, observations={**audit.observations, **rendered}, others=shared.seen)
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -157,18 +172,18 @@ def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
 
 
 def _rendered(
-    found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
+    found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None, shared: SharedLook
 ) -> tuple[Examples | None, Mapping[str, Observation], list[SureFitError]]:
     """The sample without the rows that the chat template does not take, what is seen of the others once they are
     rendered, and those rows as an error, where they are not to be left out."""
     from surefit.data.formats import WAY_OUT
-    from surefit.data.looking import left_out, look_at_examples, refused_rows, without_refused
+    from surefit.data.looking import left_out, refused_rows, without_refused
     from surefit.data.unread import unread_columns
 
     if sample is None or found.rows is None or found.recipe is None:
         return sample, {}, []
     config = found.loaded.config
-    looked = look_at_examples(sample, tokenizer, config)
+    looked = shared.at(sample)
     seen = {**looked.observations, **unread_columns(found.rows, found.recipe, config.data.format, tokenizer)}
     kept = without_refused(sample, looked)
     problem = refused_rows(looked, sample, found.rows.source, WAY_OUT)
@@ -217,10 +232,13 @@ def fitting_recipe(columns: Sequence[str]) -> str | None:
 
 
 def mixed_problems(
-    found: Gathered, tokenizer: TokenizerFacts | None = None, limit: int | None = None
+    found: Gathered,
+    tokenizer: TokenizerFacts | None = None,
+    limit: int | None = None,
+    shared: SharedLook | None = None,
 ) -> list[SureFitError]:
     """What converting the rows of `data.mix` runs into, and tokens that the tokenizer does not have: all of them, or up
-    to `limit` of each source."""
+    to `limit` of each source, of which `shared` renders some."""
     from surefit.data.formats import to_examples
     from surefit.data.sampled import template_missing, tokens_missing
 
@@ -239,6 +257,7 @@ def mixed_problems(
         else:
             problems += tokens_missing(found.loaded.config, key, source, examples, tokenizer)
             problems += template_missing(key, source, examples, tokenizer)
+            problems += shared.problems(key, source, examples) if shared else []
     return problems
 
 

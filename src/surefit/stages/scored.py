@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from surefit.config.schema import Config
     from surefit.data.formats import Examples
     from surefit.data.load import Rows
+    from surefit.data.looking import SharedLook
     from surefit.facts.scored import ScoredFacts
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.task import Example, TaskRecipe
@@ -39,6 +40,7 @@ def scored_facts(
     counted: bool = False,
     look: bool = False,
     kept: dict[str, Rows] | None = None,
+    shared: SharedLook | None = None,
 ) -> tuple[ScoredFacts | None, list[SureFitError]]:
     """What is asked, and what is wrong with those sets, where they are on this machine: what reading them and
     converting a sample of them runs into, and tokens that the tokenizer does not have. There are no facts without a
@@ -50,6 +52,7 @@ def scored_facts(
         counted: prompts are tokenised in any case (`data.scored.scored_set`).
         look: of many rows read some (`data.glance`).
         kept: gets the rows of each set that was read, by config key.
+        shared: renders a sample of each set.
     """
     from surefit.data.sampled import template_missing, tokens_missing
     from surefit.data.scored import scored_set
@@ -76,6 +79,7 @@ def scored_facts(
         if examples is not None:
             problems += tokens_missing(config, key, source, examples, tokenizer)
             problems += template_missing(key, source, examples, tokenizer)
+            problems += shared.problems(key, source, examples) if shared else []
         name = "eval" if key == "data.eval" else key.removeprefix("evaluate.also.")
         sets.append(scored_set(name, count, examples, config, tokenizer, counted=counted))
     if recipe is None or problems:

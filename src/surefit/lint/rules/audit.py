@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.lint.rule import Finding, LintContext, rule
@@ -18,8 +18,13 @@ FEW_AUDITED = 20
 
 def often(audit: AuditFacts, name: str, share: float) -> Observation | None:
     """An observation that at least this share of the rows shows, or None."""
-    seen = audit.seen(name)
-    return seen if seen and seen.share >= share else None
+    return frequent(audit.observations, name, share)
+
+
+def frequent(observations: Mapping[str, Observation], name: str, share: float) -> Observation | None:
+    """The same of the observations of any source."""
+    seen = observations.get(name)
+    return seen if seen and seen.rows and seen.share >= share else None
 
 
 def rows_text(seen: Observation) -> str:
@@ -33,15 +38,25 @@ def first_text(seen: Observation) -> str:
 
 
 def rows_found(
-    audit: AuditFacts, name: str, share: float, message: str, help: str, field: str = "data.train"
+    audit: AuditFacts,
+    name: str,
+    share: float,
+    message: str,
+    help: str,
+    field: str = "data.train",
+    unless: tuple[str, float] | None = None,
 ) -> Iterator[Finding]:
-    """A finding where at least this share of the rows shows an observation.
+    """A finding where at least this share of the rows shows an observation, and one for each other source of the run
+    whose rows were rendered and show it.
 
     Args:
         message: with {rows} for `rows_text` and {first} for `first_text`.
+        unless: an observation and a share, at which another rule reports these rows.
     """
-    if seen := often(audit, name, share):
-        yield Finding(field=field, message=message.format(rows=rows_text(seen), first=first_text(seen)), help=help)
+    for key, observations in {field: audit.observations, **audit.others}.items():
+        seen = frequent(observations, name, share)
+        if seen and not (unless and frequent(observations, *unless)):
+            yield Finding(field=key, message=message.format(rows=rows_text(seen), first=first_text(seen)), help=help)
 
 
 @rule("AUD001", "train-test-leakage", severity="error")

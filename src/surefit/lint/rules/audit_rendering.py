@@ -1,4 +1,4 @@
-"""AUD040 to AUD048: what becomes of rows once the chat template has rendered them, and what of them nothing reads."""
+"""AUD040 to AUD049: what becomes of rows once the chat template has rendered them, and what of them nothing reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from surefit.facts.audit import AuditFacts
 from surefit.lint.rule import Finding, rule
-from surefit.lint.rules.audit import ANY, first_text, often, rows_found, rows_text
+from surefit.lint.rules.audit import ANY, rows_found
 from surefit.lint.rules.audit_texts import FREQUENT
 
 NAMED = 8
@@ -19,7 +19,8 @@ def turns_left_out(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Renders a sample of the rows (an audit renders all) with the model's own chat template and looks for every text of a
-    row in the result: what a turn says, the name and the arguments of a call. One row is enough.
+    row in the result: what a turn says, the name and the arguments of a call. One row is enough. `check` does the same
+    with `data.mix`, a file in `data.eval`, and of `evaluate.also` with what is asked there.
 
     ## Why it is bad
     The model never sees what is left out. Without the system message or a tool's result it learns to answer from
@@ -108,7 +109,7 @@ def reasoning_never_ends(audit: AuditFacts) -> Iterator[Finding]:
         audit,
         "unclosed_thought",
         ANY,
-        "the reasoning never ends in {rows}, and is learnt as the answer{first}",
+        "the reasoning never ends in {rows}, and counts as the answer{first}",
         "leave those rows out, or generate them again with a higher token limit",
     )
 
@@ -166,14 +167,13 @@ def special_tokens_in_texts(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     https://huggingface.co/docs/transformers: special tokens in a text are never split, wherever it comes from.
     """
-    if often(audit, "rendered_already", FREQUENT):
-        return
     yield from rows_found(
         audit,
         "special_tokens",
         ANY,
         "{rows} hold special tokens of the tokenizer{first}",
         "write them in another way, or leave those rows out",
+        unless=("rendered_already", FREQUENT),
     )
 
 
@@ -202,7 +202,7 @@ def prompts_in_plain_text(audit: AuditFacts) -> Iterator[Finding]:
         audit,
         "rendered_text",
         FREQUENT,
-        "{rows} are conversations written as plain text, of which the prompts are learnt too{first}",
+        "{rows} are conversations written as plain text: the loss falls on the prompts too{first}",
         "write them as messages, or as prompt and completion",
     )
 
@@ -284,9 +284,45 @@ def rows_left_out(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     hiyouga/LlamaFactory#8217 (Gemma 2 and the system role).
     """
-    if seen := audit.seen("skipped_row"):
-        yield Finding(
-            field="data.bad_rows",
-            message=f"{rows_text(seen)} are left out{first_text(seen)}",
-            help="mend them, if what they teach is needed",
-        )
+    yield from rows_found(
+        audit,
+        "skipped_row",
+        ANY,
+        "{rows} are left out{first}",
+        "mend them, if what they teach is needed",
+        field="data.bad_rows",
+    )
+
+
+@rule("AUD049", "plain-text-without-bos", severity="warning")
+def plain_text_without_bos(audit: AuditFacts) -> Iterator[Finding]:
+    """Plain texts begin without the tokenizer's BOS token.
+
+    ## What it does
+    Counts rows of `text` that do not begin with the tokenizer's BOS token, where its tokenizer.json does not add it.
+    Tokenizers whose BOS token is also another special token are left out, and those whose chat template does not begin
+    a conversation with it.
+
+    ## Why it is bad
+    The model has seen its texts begin with that token in pretraining, and is used with it afterwards.
+    `add_bos_token: true` in tokenizer_config.json changes nothing in transformers 5, which does what tokenizer.json
+    says.
+
+    ## Example
+    `{"text": "Once upon a time"}` on a base model whose tokenizer has `<bos>` and a post-processor without it.
+
+    ## Fix
+    Begin each text with the token, or add it in the tokenizer, in a copy of the model's directory:
+    `tokenizer.add_bos_token = True` and `tokenizer.save_pretrained(directory)`.
+
+    ## Evidence
+    unslothai/unsloth#10312 (Gemma 4's base model: the output degrades).
+    """
+    yield from rows_found(
+        audit,
+        "no_begin",
+        ANY,
+        "{rows} of plain text begin without the BOS token, which the tokenizer has and does not add{first}",
+        "begin the texts with it, or add it in the tokenizer: tokenizer.add_bos_token = True, then save_pretrained "
+        "into a copy of the model's directory",
+    )
