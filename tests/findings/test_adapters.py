@@ -69,6 +69,7 @@ CASES = [
     ("R4", TIED, "factors of both", MERGED),
     ("R4", TIED, "embedding and head whole", MERGED | NO_SUM),
     ("R4", "gpt2 tied", "embedding and head whole", MERGED),
+    ("R4", "gpt2 tied", "factors of both, tied", {"merge": "E6750", SUM: "E6750"}),
     ("R6", "gpt2 tied", "bias lora_only", MERGED | NO_SUM),
     ("R6", "qwen2 with biases", "bias all", MERGED),
     ("R6", "qwen2 with biases", "bias dropped by PEFT 0.19", {"merge": "E6019"}),
@@ -203,6 +204,21 @@ def test_r3_check_says_it_before_training(tmp_path):
     assert [(f["code"], f["field"]) for f in found.json["findings"] if f["severity"] == "error"] == [
         ("ADP005", "adapter.start_from")
     ]
+
+
+def test_r4_factors_that_peft_leaves_out_are_merged_where_the_settings_name_them(bases, tmp_path):
+    """PEFT saves a head that it tied to GPT-2's embedding without its name in target_modules."""
+    place, _ = bases("gpt2 tied")
+    with matrix.quiet():
+        saved = matrix.train("gpt2 tied", place, matrix.OPTIONS["factors of both, tied"], tmp_path / "adapter")
+        with pytest.raises(GateError) as caught:
+            matrix.merged(place, saved.adapter, tmp_path)
+        assert caught.value.field == "target_modules"
+        targets = read_json(saved.adapter / matrix.CONFIG)["target_modules"]
+        assert "lm_head" not in targets
+        matrix.setting(target_modules=[*targets, "lm_head"])(saved.adapter)
+        found = matrix.merged(place, saved.adapter, tmp_path / "second")
+    torch.testing.assert_close(found, saved.logits, rtol=1e-3, atol=1e-3)
 
 
 def test_r8_a_head_of_another_shape_is_named(bases, tmp_path):
