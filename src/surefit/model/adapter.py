@@ -140,7 +140,7 @@ def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[st
     return []
 
 
-def _tokens_left_out(model: PeftModel, directory: Path, base: ModelSection) -> list[str]:
+def _tokens_left_out(model: Any, directory: Path, base: ModelSection) -> list[str]:
     """Say that the tokenizer beside an adapter has tokens for which the base has no rows."""
     if not (directory / TOKENIZER).is_file():
         return []
