@@ -20,6 +20,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from tests.cli.conftest import call as surefit
 
+from surefit.config.schema import AdapterSection
 from surefit.core.errors import GateError, SureFitError
 from surefit.core.rundir import read_json
 from surefit.facts import lora_settings
@@ -27,6 +28,8 @@ from surefit.merge.adapter_file import Update
 from surefit.merge.combine import Combined, combine
 from surefit.merge.fold import fold, rounding_error
 from surefit.merge.merge import MergeJob, merge_adapter
+from surefit.model.adapter import add_adapter, start_from
+from surefit.model.load import load_model
 from surefit.model.streamed import FromFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,10 +69,12 @@ CASES = [
     ("R4", TIED, "factors of both", MERGED),
     ("R4", TIED, "embedding and head whole", MERGED | NO_SUM),
     ("R4", "gpt2 tied", "embedding and head whole", MERGED),
+    ("R4", "gpt2 tied", "factors of both, tied", {"merge": "E6750", SUM: "E6750"}),
     ("R6", "gpt2 tied", "bias lora_only", MERGED | NO_SUM),
     ("R6", "qwen2 with biases", "bias all", MERGED),
     ("R6", "qwen2 with biases", "bias dropped by PEFT 0.19", {"merge": "E6019"}),
-    ("R7", TIED, "resized", MERGED),
+    ("R7", TIED, "resized", MERGED | {"continue": "E5750"}),
+    ("R7", TIED, "resized, embeddings not saved", {"merge": "E6401", "continue": "equal"}),
     ("R7", TIED, "resized, token rows", MERGED),
     ("R7", "llama", "resized, both whole", MERGED),
     ("R8", "llama", "emptied by ZeRO-3", EMPTY),
@@ -201,6 +206,21 @@ def test_r3_check_says_it_before_training(tmp_path):
     ]
 
 
+def test_r4_factors_that_peft_leaves_out_are_merged_where_the_settings_name_them(bases, tmp_path):
+    """PEFT saves a head that it tied to GPT-2's embedding without its name in target_modules."""
+    place, _ = bases("gpt2 tied")
+    with matrix.quiet():
+        saved = matrix.train("gpt2 tied", place, matrix.OPTIONS["factors of both, tied"], tmp_path / "adapter")
+        with pytest.raises(GateError) as caught:
+            matrix.merged(place, saved.adapter, tmp_path)
+        assert caught.value.field == "target_modules"
+        targets = read_json(saved.adapter / matrix.CONFIG)["target_modules"]
+        assert "lm_head" not in targets
+        matrix.setting(target_modules=[*targets, "lm_head"])(saved.adapter)
+        found = matrix.merged(place, saved.adapter, tmp_path / "second")
+    torch.testing.assert_close(found, saved.logits, rtol=1e-3, atol=1e-3)
+
+
 def test_r8_a_head_of_another_shape_is_named(bases, tmp_path):
     place, _ = bases("llama")
     option = dataclasses.replace(
@@ -226,6 +246,32 @@ def test_r7_rows_that_are_not_in_the_adapter_are_counted(bases, tmp_path):
         matrix.save_file(tensors, saved.adapter / matrix.WEIGHTS, metadata={"format": "pt"})
         with pytest.raises(GateError, match=r"98 tokens, and the base has 96; the rows of lm_head\.weight"):
             matrix.merged(place, saved.adapter, tmp_path)
+
+
+@pytest.mark.parametrize(("tokens", "ends_in"), [(96, "equal"), (97, "equal"), (98, "E6401")])
+def test_r7_a_token_without_a_row_in_the_base_too_is_not_missing(tmp_path, tokens, ends_in):
+    """Gemma 3 1B's tokenizer has a token more than its vocabulary has rows, and every trainer saves it."""
+    place, plain = matrix.made_base("llama", tmp_path)
+    matrix.tokenizer_of(97).save_pretrained(place)
+    matrix.tokenizer_of(tokens).save_pretrained(plain.adapter)
+    with matrix.quiet():
+        kind, detail = matrix.outcome(
+            lambda: matrix.merged(place, plain.adapter, tmp_path / "out"), lambda: plain.logits
+        )
+    assert (kind if kind != "error" else detail[:5]) == ends_in, detail
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(96, False), (98, True)])
+def test_r7_tokens_that_training_goes_on_without_are_said(tmp_path, tokens, said):
+    place, plain = matrix.made_base("llama", tmp_path)
+    matrix.tokenizer_of(tokens).save_pretrained(plain.adapter)
+    section = matrix.section_of(place)
+    fresh = AdapterSection(
+        r=4, alpha=8, dropout=0.0, target_modules=["q_proj", "v_proj"], start_from=str(plain.adapter)
+    )
+    with matrix.quiet():
+        notes = start_from(add_adapter(load_model(section, matrix.CPU), fresh), plain.adapter, section)
+    assert any(re.search(r"\b98 tokens.*\b96\b", note) for note in notes) == said
 
 
 def test_ways_that_are_no_sum_keep_each_adapters_scaling(bases, tmp_path):

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from surefit.core.rundir import RunDir, write_json
+from surefit.facts.named_templates import TEMPLATE_DIR
 from surefit.merge.serving import Beside, adapter_commands, card_commands, served
 
 SETTINGS = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "base_model_name_or_path": "B"}
@@ -109,3 +110,43 @@ def test_r10_the_card_of_an_exported_adapter_prints_the_same_command(run, tmp_pa
     assert card["--chat-template"] == "REPOSITORY/chat_template.jinja"
     assert shlex.split(found[next(iter(found))][0])[2] == "org/base model"
     assert notes == []
+
+
+def with_tool_template(directory, as_list=False):
+    """Add the template for requests with tools as transformers writes it now, or as older releases did."""
+    if as_list:
+        named = [{"name": name, "template": "{{ messages }}"} for name in ("default", "tool_use")]
+        write_json(directory / "tokenizer_config.json", {"chat_template": named})
+    else:
+        (directory / TEMPLATE_DIR).mkdir()
+        (directory / TEMPLATE_DIR / "tool_use.jinja").write_text("{{ tools }}")
+
+
+def about_tools(notes):
+    return [note for note in notes if "tool_use" in note]
+
+
+def test_a_template_for_tools_that_chat_template_replaces_is_named(run):
+    assert about_tools(served(run.path).notes) == []
+    with_tool_template(run.adapter)
+    (note,) = about_tools(served(run.path).notes)
+    assert str(run.adapter / TEMPLATE_DIR / "tool_use.jinja") in note
+    write_json(run.adapter / "adapter_config.json", SETTINGS | {"use_dora": True})
+    assert about_tools(served(run.path).notes) == [], "no command has --chat-template"
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_whole_model_with_a_template_for_tools_says_what_each_server_does(run, as_list):
+    with_tool_template(run.merged, as_list)
+    (note,) = about_tools(served(run.path).notes)
+    assert "--hf-chat-template-name tool_use" in note
+    assert about_tools(card_commands(run.merged, "B")[1]) == [note]
+    assert all("--chat-template" not in line for line in served(run.path).commands["vLLM"]), "vLLM chooses itself"
+
+
+def test_the_card_of_an_adapter_names_its_template_for_tools(tmp_path):
+    write_json(tmp_path / "adapter_config.json", SETTINGS)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    with_tool_template(tmp_path)
+    (note,) = about_tools(card_commands(tmp_path, "B")[1])
+    assert f"REPOSITORY/{TEMPLATE_DIR}/tool_use.jinja" in note

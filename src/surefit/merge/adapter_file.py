@@ -125,6 +125,7 @@ def read_adapter(directory: Path) -> AdapterFile:
         if any(ends_with(module.replace(".base_layer", ""), owner) for owner in owners):
             wrapped[module] = _pair(directory, module, parts)
             continue
+        _require_targeted(directory, config, module)
         updates[module] = _update(directory, config, module, parts)
         if "B.bias" in parts:
             added[f"{module}.bias"] = parts["B.bias"].float() * updates[module].scaling
@@ -223,6 +224,20 @@ def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapp
     if magnitude is not None and magnitude.shape != b.shape[:1]:
         raise incomplete(directory, f"{module} has a DoRA magnitude {tuple(magnitude.shape)} for {len(b)} outputs")
     return Update(a, b, scaling, magnitude)
+
+
+def _require_targeted(directory: Path, config: Mapping[str, Any], module: str) -> None:
+    """Require a layer with factors to be in target_modules: PEFT loads an adapter without the factors of others, and
+    saves such adapters itself (ensure_weight_tying with GPT-2's head)."""
+    targets = config.get("target_modules")
+    if targets and isinstance(targets, list) and not any(ends_with(module, target) for target in targets):
+        raise GateError(
+            f"the adapter's file has factors of {module}, which its target_modules do not name: PEFT leaves them out",
+            code="E6750",
+            path=directory / CONFIG,
+            field="target_modules",
+            help=f"add {module.rpartition('.')[2]!r} to target_modules there if it was trained with these factors",
+        )
 
 
 def _pair(directory: Path, module: str, parts: Mapping[str, torch.Tensor]) -> Factors:

@@ -49,8 +49,8 @@ from surefit.model.identity import (
 from surefit.model.load import load_model
 from surefit.model.saved import load_resized, load_saved, with_adapter
 from surefit.model.streamed import FromFiles, Weights, nudged
-from surefit.model.tokenizer import Resized, load_tokenizer, new_tokens
-from surefit.model.vocabulary import token_rows
+from surefit.model.tokenizer import Resized, load_tokenizer, new_tokens, tokens_with_rows
+from surefit.model.vocabulary import ends, token_rows
 from surefit.model.whole import Whole, whole_config
 
 PROMPTS = 32
@@ -243,7 +243,8 @@ class _Certifying:
         self.about["base_recorded"] = record is not None
         streamed = FromFiles(self.base, self.directory, self.hardware.kind)
         adapter = self._read_adapter(job.adapter, streamed.model)
-        tokens = len(self.tokenizer(job)) if job.tokenizer is not None else 0
+        rows = len(ends(streamed.model)[0].weight)
+        tokens = tokens_with_rows(self.base, job.tokenizer, rows) if job.tokenizer is not None else 0
         self.resized = resized_vocabulary(adapter, streamed.model, tokens)
         if self.resized is not None:
             streamed = FromFiles(self.base, self.directory, self.hardware.kind, self.resized)

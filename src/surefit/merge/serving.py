@@ -2,7 +2,7 @@
 
 `serve-check` and the model card print what `model_commands` and `adapter_commands` return. What the servers support was
 read in their source in November 2026: vLLM 0.12 (config/lora.py, lora/peft_helper.py, config/model.py) and SGLang 0.5
-(srt/lora/lora_config.py, lora.py, srt/configs/model_config.py).
+(srt/lora/lora_config.py, lora.py, srt/configs/model_config.py, srt/managers/template_manager.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.lora_settings import is_off
+from surefit.facts.named_templates import DEFAULT, TOOL_USE, template_files, templates_in
 from surefit.generate.save import GENERATION_CONFIG
 from surefit.merge.export import MANIFEST
 from surefit.model.tokenizer import model_path
@@ -136,6 +137,7 @@ def _notes(directory: Path, facts: Mapping[str, str], quantised: str | None) -> 
              "scores were made"]  # fmt: skip
     if facts["chat template"] == "none":
         notes.append("no chat template: ask /v1/completions, or give the server one with --chat-template FILE")
+    notes += _named_template_notes(directory)
     if facts["stop tokens"] == "none":
         notes.append("no stop token is known: answers run to the limit")
     if quantised:
@@ -143,6 +145,16 @@ def _notes(directory: Path, facts: Mapping[str, str], quantised: str | None) -> 
     if facts["dtype"] == "float32":
         notes.append("the weights are stored in float32: a server may be told bfloat16, with other answers than here")
     return notes
+
+
+def _named_template_notes(directory: Path) -> list[str]:
+    """Say what servers do with a second template: vLLM chooses by the request, SGLang has one for all."""
+    if TOOL_USE not in templates_in(directory):
+        return []
+    return [
+        f"requests with tools have a chat template of their own, {TOOL_USE}: vLLM takes it for them, SGLang takes one "
+        f"template for every request; add --hf-chat-template-name {TOOL_USE} where every request has tools"
+    ]
 
 
 def model_commands(place: str, facts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -174,6 +186,7 @@ class Beside:
         generation: a directory whose generation_config.json has these stop tokens, as a shell takes it.
         neutral: whether that file has nothing but them.
         template: the chat template's file.
+        tool_template: the file of its template for requests with tools, where it has one beside the usual one.
     """
 
     settings: Mapping[str, Any]
@@ -184,6 +197,7 @@ class Beside:
     generation: str | None = None
     neutral: bool = True
     template: str | None = None
+    tool_template: str | None = None
 
     @property
     def rank(self) -> int:
@@ -208,6 +222,10 @@ def adapter_commands(beside: Beside) -> tuple[dict[str, list[str]], list[str]]:
     if beside.settings.get("target_parameters") and commands:
         notes.append("factors beside experts: whether a server has them depends on its version and the model; ask it "
                      "with --url")  # fmt: skip
+    if beside.template and beside.tool_template and commands:
+        notes.append(f"--chat-template is one template for every request, and requests with tools have another: give "
+                     f"the server {beside.tool_template} where every request has tools, or serve the merged model with "
+                     "vLLM, which chooses by the request")  # fmt: skip
     return commands, notes
 
 
@@ -270,7 +288,7 @@ def _template(beside: Beside) -> str:
 
 def _of_run(run: RunDir, merged: Path, config: Mapping[str, Any], facts: Mapping[str, str]) -> Beside:
     settings = read_json(run.adapter / "adapter_config.json")
-    written = run.adapter / "chat_template.jinja"
+    templates = {name: shlex.quote(str(file)) for name, file in template_files(run.adapter).items()}
     stops = [number for _, number in _stops(merged, config)]
     return Beside(
         settings=settings,
@@ -280,7 +298,8 @@ def _of_run(run: RunDir, merged: Path, config: Mapping[str, Any], facts: Mapping
         stops=stops,
         generation=shlex.quote(str(merged)) if stops and (merged / GENERATION_CONFIG).is_file() else None,
         neutral=False,
-        template=shlex.quote(str(written)) if written.is_file() else None,
+        template=templates.get(DEFAULT),
+        tool_template=templates.get(TOOL_USE),
     )
 
 
@@ -293,15 +312,18 @@ def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], lis
     """
     if not (directory / "adapter_config.json").is_file():
         whole = (directory / "config.json").is_file()
-        return model_commands(PLACE, _facts(directory, read_json(directory / "config.json")) if whole else {}), []
+        facts = _facts(directory, read_json(directory / "config.json")) if whole else {}
+        return model_commands(PLACE, facts), _named_template_notes(directory)
     stops = [number for _, number in _stops(directory, {})]
+    templates = {name: f"{PLACE}/{file.relative_to(directory)}" for name, file in template_files(directory).items()}
     beside = Beside(
         settings=read_json(directory / "adapter_config.json"),
         base=shlex.quote(base),
         adapter=PLACE,
         stops=stops,
         generation=PLACE if stops else None,
-        template=f"{PLACE}/chat_template.jinja" if (directory / "chat_template.jinja").is_file() else None,
+        template=templates.get(DEFAULT),
+        tool_template=templates.get(TOOL_USE),
     )
     return adapter_commands(beside)
 

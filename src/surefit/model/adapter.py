@@ -26,6 +26,7 @@ from surefit.facts.experts import experts_of, wrappers
 from surefit.facts.lora_settings import PREFIX, changes_arithmetic, not_continued, rename_problem
 from surefit.model.experts import Stacks, expert_stacks, of_each, router_stacks, without_factors, wrapped_stacks
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
+from surefit.model.tokenizer import tokens_with_rows
 from surefit.model.vocabulary import compute_rows_apart, token_rows
 
 FIELD = "adapter.target_modules"
@@ -38,6 +39,7 @@ SWITCHES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 """Settings of the config that an adapter must have been trained with → what they are in PEFT's."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PICKLED = "adapter_model.bin"
+TOKENIZER = "tokenizer_config.json"
 TOKENS = ".token_adapter.base_layer"
 """What it calls a matrix of which single rows are trained."""
 ROWS = ".token_adapter.trainable_tokens_delta"
@@ -112,7 +114,7 @@ def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[st
         base: the base model; a run's adapter says which one it was trained on, and it must be that.
 
     Returns:
-        A sentence where nothing says which base model it was trained on.
+        Sentences where nothing says which base model it was trained on, and where that had tokens that the base lacks.
 
     Raises:
         ConfigError: it has another rank, scale or kind, adapts other layers, or was trained on another base model.
@@ -124,7 +126,8 @@ def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[st
         for name, tensor in tensors.items():
             model.get_parameter(f"{name.removesuffix('.weight')}.{model.active_adapter}.weight").copy_(tensor)
     if not (directory / RECORD).exists():
-        return [f"nothing says which base model {directory} was trained on; this is right only if it was this one"]
+        said = f"nothing says which base model {directory} was trained on; this is right only if it was this one"
+        return [said, *_tokens_left_out(model, directory, base)]
     trained_on = read_record(directory)["base"]
     if trained_on["sha256"] != base_identity(base_directory(base)):
         raise ConfigError(
@@ -135,6 +138,20 @@ def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[st
             help="name the model that the adapter was trained on, or start from fresh factors",
         )
     return []
+
+
+def _tokens_left_out(model: Any, directory: Path, base: ModelSection) -> list[str]:
+    """Say that the tokenizer beside an adapter has tokens for which the base has no rows."""
+    if not (directory / TOKENIZER).is_file():
+        return []
+    rows = len(model.get_input_embeddings().weight)
+    tokens = tokens_with_rows(base, str(directory), rows)
+    if tokens <= rows:
+        return []
+    return [
+        f"the tokenizer in {directory} has {tokens:,} tokens, and {base.name_or_path} has rows for {rows:,}: the "
+        "factors are trained on without the other tokens"
+    ]
 
 
 def _require_like(model: PeftModel, directory: Path) -> None:
@@ -193,6 +210,14 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         )
     layers, tensors = lora_modules(model), _names_in(directory)
     require_readable_names(tensors, directory)
+    if whole := [name.removeprefix(PREFIX) for name in tensors if ".lora_" not in name]:
+        raise ConfigError(
+            f"the adapter has {whole[0]} as a whole beside its factors, and only factors are trained on",
+            code="E5750",
+            path=directory,
+            field=START,
+            help="merge it and name the merged model, without start_from",
+        )
     names = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors}
     if other := sorted(names ^ set(_peft_modules(layers).values())):
         raise ConfigError(

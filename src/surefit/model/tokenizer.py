@@ -113,6 +113,26 @@ def new_tokens(section: ModelSection) -> NewTokens | None:
     return add_to_tokenizer(_own_tokenizer(section), section.add_tokens) if section.add_tokens else None
 
 
+def tokens_with_rows(section: ModelSection, place: str, rows: int) -> int:
+    """Count the tokens of another tokenizer for a model, all of which should have rows in its vocabulary.
+
+    The tokenizers of some models have more tokens than rows (Gemma 3 1B's has a mark for images); where the model's own
+    has as many as the other one, those beyond its rows do not count.
+
+    Args:
+        place: the directory or id of the other tokenizer.
+        rows: of the model's vocabulary.
+    """
+    count = len(_own_tokenizer(section.model_copy(update={"name_or_path": place})))
+    if count <= rows:
+        return count
+    try:
+        own = len(_own_tokenizer(section))
+    except ModelError:  # a base without a tokenizer is merged with the adapter's
+        return count
+    return rows if own >= count else count
+
+
 def _own_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     place = tokenizer_path(section.name_or_path)
     if Path(place).is_dir():
