@@ -42,6 +42,10 @@ HELD_OUT = "heldout.jsonl"
 PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
 """Where rows that are only to be answered have what they ask."""
 WAY_OUT = "set data.bad_rows: skip to leave them out (counted)"
+VERDICTS = ("label", "kto_tag")
+"""Columns in which KTO's data sets say whether an answer is a good one: TRL's, LLaMA-Factory's."""
+_GOOD = frozenset(["true", "1", "1.0", "chosen", "good", "desirable", "correct", "accepted"])
+_BAD = frozenset(["false", "0", "0.0", "rejected", "bad", "undesirable", "incorrect", "wrong", "dispreferred"])
 SHOWN = 5
 """Problems that one error lists; the rest are counted."""
 
@@ -282,14 +286,22 @@ def _refuse_media(row: Row) -> None:
 
 def _refuse_bad_answer(row: Row) -> None:
     """An answer that the row says is a bad one, as KTO's data sets do: it would be learnt as a good one."""
-    label = row.get("label")
-    if label is False or (isinstance(label, str) and label.strip().lower() == "false"):
-        raise DataError(
-            "the row says that its answer is a bad one (label: false), and every answer is learnt",
-            code="E4326",
-            field="label",
-            help="leave such rows out; SureFit learns from good answers alone",
-        )
+    for name in VERDICTS:
+        value = row.get(name)
+        if verdict(value) is False:
+            raise DataError(
+                f"the row says that its answer is a bad one ({name}: {json.dumps(value)}), and every answer is learnt",
+                code="E4326",
+                field=name,
+                help=f"leave such rows out: SureFit learns from good answers alone; where {name} is a class and says "
+                "nothing about the answer, rename or delete the column",
+            )
+
+
+def verdict(value: Any) -> bool | None:
+    """Whether a value says that an answer is a good one; None where it says neither."""
+    written = str(value).strip().lower()
+    return written in _GOOD if written in _GOOD or written in _BAD else None
 
 
 def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
@@ -385,8 +397,21 @@ def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_o
         code="E4022",
         path=source,
         help=f"fix them{otherwise}",
-        also=problems[:SHOWN],
+        also=_helped_once(problems[:SHOWN]),
     )
+
+
+def _helped_once(problems: Sequence[DataError]) -> list[DataError]:
+    """The problems, of which the first with each help has it."""
+    said: set[str | None] = set()
+    kept = []
+    for one in problems:
+        help_text = None if one.help in said else one.help
+        said.add(one.help)
+        kept.append(
+            DataError(one.message, code=one.code, path=one.path, line=one.line, field=one.field, help=help_text)
+        )
+    return kept
 
 
 def read_splits(

@@ -22,7 +22,8 @@ Sight = tuple[str, str]
 """The name of an observation, and what was seen."""
 Segments = list[list[Segment]]
 """The token examples of a conversation, each cut into what is given and what is learnt."""
-LOST = ("turn_left_out", "part_left_out", "tools_left_out", "reasoning_left_out", "indentation_lost")
+TWICE = "written_twice"
+LOST = ("turn_left_out", "part_left_out", "tools_left_out", "reasoning_left_out", "indentation_lost", TWICE)
 """Observations of `Comparison`."""
 UNCLOSED = "unclosed_thought"
 BEFORE = "what stands before the thought"
@@ -30,6 +31,7 @@ SHAPES = 256
 """Shapes of conversations whose second rendering is kept."""
 _TAG = re.compile(r"</?(?:think|thinking|thought|reasoning|seed:think|mm:think)>|\[/?THINK\]")
 _OPENED = re.compile(r"(?:\A|\n|>)\s*(<(?:think|thinking|thought|reasoning|seed:think|mm:think)>|\[THINK\])")
+_BEGINS = re.compile(r"<[^<>/\s][^<>\s]*>|\[[A-Z_]+\]")
 _IDS = re.compile(r'"(?:id|tool_call_id)": "[^"]*"|\d+')
 """What differs between conversations of one shape."""
 _ROLES = {"system": "the system message", "user": "what the user says", "tool": "the tool's result"}
@@ -92,6 +94,8 @@ class Comparison:
                 found.setdefault(name, f"{what}: {one.text.strip()!r}")
             elif one.turn >= 0 and trained_on(example.messages[one.turn]) and _indentation_lost(one, stack):
                 found.setdefault("indentation_lost", f"{one.what}: {one.text[:60]!r}")
+        if twice := _written_twice(example, segments, "tools_left_out" not in found):
+            found[TWICE] = twice
         return list(found.items())
 
     def _lost_by_shape(self, example: Example) -> frozenset[int]:
@@ -111,6 +115,30 @@ class Comparison:
         texts = _texts_of(probe)
         stacks = _haystacks(probe, texts, segments)
         return frozenset(n for n, one in enumerate(texts) if _missing(one.text, stacks[n]))
+
+
+def _written_twice(example: Example, segments: Segments, tools_written: bool) -> str | None:
+    """A tool's result with what the template writes around it, or tools in the system message that it writes, too."""
+    rendered = "\n".join("".join(text for text, _ in one) for one in segments)
+    for turn, message in enumerate(example.messages):
+        content = message.get("content")
+        text = content.strip() if isinstance(content, str) else ""
+        if message["role"] == "tool" and (opening := _BEGINS.match(text)):
+            before = rendered.partition(text)[0] if text in rendered else ""
+            if before.rstrip().endswith(opening[0]):
+                return (
+                    f"messages[{turn}] begins with {opening[0]}, which the chat template writes before a tool's result"
+                )
+        if message["role"] == "system" and example.tools and tools_written and '"parameters"' in text:
+            names = [str(_function(tool).get("name")) for tool in example.tools]
+            if all(f'"{name}"' in text for name in names):
+                return f"messages[{turn}] has the tool {names[0]!r}, which the chat template writes from tools"
+    return None
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    return function if isinstance(function, Mapping) else tool
 
 
 def unclosed_thoughts(example: Example) -> Iterator[Sight]:

@@ -92,10 +92,16 @@ class SpecialTokens:
         end = next((end for end in self.ends if bare.endswith(end)), None)
         if learnt and end:
             return f"ends with {end}, which is written behind every answer"
-        turn = _TURN.search(text)
-        if turn and (self._asks_in(text) or _LIKE_TOKENS.search(turn[0])):
-            return f"holds a turn that is rendered already ({turn[0].strip()[:40]!r})"
+        for turn in _TURN.finditer(text):
+            if self._is_turn(turn, text, learnt):
+                return f"holds a turn that is rendered already ({turn[0].strip()[:40]!r})"
         return None
+
+    def _is_turn(self, turn: re.Match[str], text: str, learnt: bool) -> bool:
+        """Whether a turn's head is this tokenizer's or template's, or begins a prompt; a quoted one of another model is
+        text as any other."""
+        own = any(token in self.all for token in _LIKE_TOKENS.findall(turn[0])) or bool(self._asks_in(text))
+        return own or (not learnt and not _LIKE_TOKENS.sub("", text[: turn.start()]).strip())
 
     def _asks_in(self, text: str) -> str | None:
         """The chat template's own mark before an answer, or Alpaca's, in a text."""

@@ -5,37 +5,53 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import SureFitError
 from surefit.core.sampling import evenly
-from surefit.data.formats import row_converter
+from surefit.data.formats import VERDICTS, row_converter, verdict
 from surefit.data.messages import ARGUMENTS, CALL_KEYS, MARKS, PARTIAL_MARKS
 from surefit.facts.audit import Observation
 from surefit.facts.thinking import FIELDS
 from surefit.facts.tokenizer import TokenizerFacts
-from surefit.task import TaskRecipe
+from surefit.task import Example, TaskRecipe
 
 if TYPE_CHECKING:
     from surefit.data.load import Rows
 
-UNREAD, UNREAD_PROMPTS = "unread_columns", "unread_prompts"
-"""Observations: columns or keys that nothing reads; those that belong to what the model is asked, or to how it is
-trained."""
+UNREAD, UNREAD_PROMPTS, UNREAD_MARKS = "unread_columns", "unread_prompts", "unread_marks"
+"""Observations: columns or keys that nothing reads; those with text that belongs to what the model is asked or answers;
+those that say which turns or rows are learnt."""
+RARE = 0.05
+"""Share of the rows with a column up to which its text may be missing from the turns."""
 LOOKED_AT = 100
 """Rows that are converted to see what is read."""
 IDENTIFIERS = frozenset({"id", "idx", "index", "uuid", "row_id", "__index_level_0__", "prompt_id", "conversation_id"})
 _TURN_KEYS = frozenset(
     ("role", "content", "tool_calls", "function_call", "name", "tool_call_id", "id", "from", "value", "type")
 ).union(MARKS, PARTIAL_MARKS, FIELDS)
-_OF_PROMPTS = re.compile(
-    r"system|context|history|instruct|prompt|question|query|document|passage|input|persona|developer"
-    r"|reason|think|thought|cot|rationale|chosen|rejected|label|weight|loss|mask|train|chat_template|tool|function"
-    r"|image|audio|video",
-    re.IGNORECASE,
+_ALONE = re.compile(
+    r"system|contexts?|history|instructions?|prompts?|questions?|query|documents?|passages?|inputs?|persona|developer"
+    r"|reason(?:ing)?|think(?:ing)?|thoughts?|cot|rationales?|rejected"
 )
-"""Names of what belongs to the prompt or the answer, or says how a row is trained on."""
+"""Names of what belongs to the prompt or the answer, whose text counts however short it is."""
+_OF_PROMPTS = re.compile(rf"{_ALONE.pattern}|chosen|tools?|functions?|images?|audio|video")
+"""Words in such names."""
+_ABOUT = re.compile(
+    r"types?|ids?|sources?|length|len|count|tokens|categor(?:y|ies)|language|lang|model|name|configs?|format|hash|index"
+    r"|scores?|domain|date|time|url|title|topic|level|quality|difficulty"
+)
+"""Last words of names that describe a part of a row: `question_type`, `prompt_source`."""
+_SWITCHES = ("chat_template", "chat_template_kwargs")
+_MARK = re.compile(
+    rf"{'|'.join((*MARKS, *PARTIAL_MARKS))}|mask(?:ed)?|(?:loss|train|labels)_mask|train_on(?:_turn)?|compute_loss"
+    r"|learn(?:ed)?|(?:loss_)?weights|sample_weight|loss_scale"
+)
+"""Names with which other tools mark what is learnt."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_UNSPACED = re.compile(r"[^\W\d_a-zA-Z]{6,}")
+"""Letters of scripts that are written without spaces."""
 
 
 class _Recorded(Mapping[str, Any]):
@@ -70,35 +86,91 @@ def unread_columns(
     """What a sample of the rows has that neither the recipe nor the chat template reads."""
     sample = [rows[number] for number in evenly(len(rows), LOOKED_AT)]
     read: set[str] = set()
+    examples: list[Example | None] = [None] * len(sample)
     with contextlib.suppress(SureFitError):
         convert = row_converter(rows.columns, rows.source, recipe, fmt)
-        for row in sample:
+        for number, row in enumerate(sample):
             with contextlib.suppress(SureFitError):  # reported where rows are converted
-                convert(_Recorded(row, read))
+                examples[number] = convert(_Recorded(row, read))
     if not read:
         return {}
+    if not recipe.columns and not recipe.parts:  # looked at by every layout, and of use only as a verdict
+        read -= {name for name in VERDICTS if any(verdict(row.get(name)) is None for row in sample if row.get(name))}
     written = f"{tokenizer.chat_template} {tokenizer.tool_template}" if tokenizer else ""
     known = frozenset(re.findall(r"\w+", written))
     counts: Counter[str] = Counter()
-    for row in sample:
-        unread = {name for name, value in row.items() if name not in read and _says_something(value)}
-        counts.update(name for name in unread if name.lower() not in IDENTIFIERS)
-        counts.update(set(_unread_keys(row, read, known)))
-    names = sorted(counts)
-    of_prompts = [name for name in names if _OF_PROMPTS.search(name)]
-    others = [name for name in names if name not in of_prompts]
+    missing: Counter[str] = Counter()
+    for row, example in zip(sample, examples, strict=True):
+        unread = {name: value for name, value in row.items() if name not in read and name.lower() not in IDENTIFIERS}
+        found = [*unread.items(), *_unread_keys(row, read, known)]
+        found = [(name, value) for name, value in found if _says_something(value)]
+        counts.update({name for name, _ in found})
+        text = _spaced(_texts(row[name] for name in read if name in row) if example is None else _said(example))
+        missing.update({name for name, value in found if _belongs(name, value, text)})
+    marks = [name for name in sorted(missing) if _MARK.fullmatch(_key(name))]
+    of_prompts = [name for name in sorted(missing) if name not in marks and missing[name] > RARE * counts[name]]
+    others = [name for name in sorted(counts) if name not in (*of_prompts, *marks)]
     return {
         key: Observation(max((counts[name] for name in own), default=0), len(sample), tuple(own))
-        for key, own in ((UNREAD, others), (UNREAD_PROMPTS, of_prompts))
+        for key, own in ((UNREAD, others), (UNREAD_PROMPTS, of_prompts), (UNREAD_MARKS, marks))
     }
+
+
+def _key(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _belongs(name: str, value: Any, text: str) -> bool:
+    """Whether a column or key has what the model should see or be trained by, and the row's turns do not have it."""
+    key = _key(name)
+    if _MARK.fullmatch(key):  # a mark that says "learn this" changes nothing
+        return key in ("mask", "masked") or value not in (True, "true", "True")
+    if key in _SWITCHES:
+        return True
+    words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]
+    if not words or _ABOUT.fullmatch(words[-1]) or not any(map(_OF_PROMPTS.fullmatch, words)):
+        return False
+    short = len(words) == 1 and _ALONE.fullmatch(words[0])
+    return any(_missing(part, text) for part in _texts([value]) if short or _is_prose(part))
+
+
+def _missing(part: str, text: str) -> bool:
+    lines = [" ".join(line.split()) for line in part.splitlines() if line.strip()]
+    return " ".join(lines) not in text and any(line not in text for line in lines)
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a text is more than a tag, a number, an identifier or a path."""
+    words = [word for word in text.split() if sum(map(str.isalpha, word)) > 1]
+    return len(words) > 1 or _UNSPACED.search(text) is not None
+
+
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    """Every text in lists and objects, but for what says who speaks."""
+    for value in values:
+        if isinstance(value, str):
+            if value.strip():
+                yield value
+        elif isinstance(value, Mapping):
+            yield from _texts(inner for key, inner in value.items() if key not in ("role", "from", "type"))
+        elif isinstance(value, Sequence):
+            yield from _texts(value)
+
+
+def _said(example: Example) -> Iterator[str]:
+    yield from _texts([example.text, example.messages, example.tools])
+
+
+def _spaced(texts: Iterable[str]) -> str:
+    return " ".join(" ".join(texts).split())
 
 
 def _says_something(value: Any) -> bool:
     return value not in (None, "", [], {})
 
 
-def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) -> Iterator[str]:
-    """Keys of turns and of calls that are passed over, as `column[].key`."""
+def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Keys of turns and of calls that are passed over, as `column[].key`, with their values."""
     for column in ("messages", "conversations", "prompt", "completion"):
         turns = row.get(column)
         if column not in read or not isinstance(turns, list):
@@ -107,16 +179,16 @@ def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) 
             if not isinstance(turn, Mapping):
                 continue
             yield from (
-                f"{column}[].{key}"
+                (f"{column}[].{key}", value)
                 for key, value in turn.items()
-                if key not in _TURN_KEYS and key not in known and _says_something(value)
+                if key not in _TURN_KEYS and key not in known
             )
             yield from _call_keys(turn.get("tool_calls"), f"{column}[].tool_calls[]")
 
 
-def _call_keys(calls: Any, place: str) -> Iterator[str]:
+def _call_keys(calls: Any, place: str) -> Iterator[tuple[str, Any]]:
     for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
         if isinstance(call, Mapping):
             function = call["function"] if isinstance(call.get("function"), Mapping) else call
             known = (*ARGUMENTS, *CALL_KEYS, "function")
-            yield from (f"{place}.{key}" for key, value in function.items() if key not in known and value is not None)
+            yield from ((f"{place}.{key}", value) for key, value in function.items() if key not in known)

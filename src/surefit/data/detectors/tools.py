@@ -7,12 +7,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from surefit.core.errors import DataError
 from surefit.data.detectors import Sighting
 from surefit.data.detectors.parts import roles, turns
-from surefit.data.messages import ARGUMENTS
+from surefit.data.messages import ARGUMENTS, SYSTEM_COLUMNS
 from surefit.metrics.bfcl_checker import check_calls
 from surefit.metrics.tool_calls import GoldCalls, ToolCall, is_call
 from surefit.metrics.tool_schema import function_document
@@ -20,6 +21,8 @@ from surefit.metrics.tool_schema import function_document
 Seen = Iterator[tuple[str, str]]
 """(name of the observation, what)."""
 _TOOLS = ("tools", "function", "functions")
+_CALLS = ("function_call", "tool_call")
+"""Speakers of ShareGPT's turns that are an assistant's."""
 _PYTHON_TYPE = re.compile(r"(?:str|int|float|bool|list|dict|tuple|set|Any|List|Dict|Tuple|Set|Union|Optional)\b(?!ing)")
 _SCHEMA_KEYS = ("type", "enum", "items", "properties", "description", "required")
 
@@ -217,22 +220,34 @@ def _unwinnable_parameters(name: str, accepted: Mapping[str, Any], parameters: M
 
 
 class TurnsInARow:
-    """Two or more user turns without an answer between them."""
+    """Two or more user turns without an answer between them, two answers in a row, and two system messages."""
 
-    names = ("user_turns_in_a_row",)
+    names = ("user_turns_in_a_row", "assistant_turns_in_a_row", "two_system_messages")
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
         """Conversations."""
         return any(name in columns for name in ("messages", "conversations", "question"))
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
-        """The longest such run."""
-        longest = run = 0
-        for role in roles(row):
-            run = run + 1 if role == "user" else 0
-            longest = max(longest, run)
-        if longest > 1:
-            yield Sighting("user_turns_in_a_row", index, f"{longest} user turns in a row")
+        """The longest such runs."""
+        runs = [(role, len([*run])) for role, run in groupby(roles(row), key=_speaker)]
+        for role in ("user", "assistant"):
+            longest = max((count for who, count in runs if who == role), default=0)
+            if longest > 1:
+                yield Sighting(f"{role}_turns_in_a_row", index, f"{longest} {role} turns in a row")
+        if runs and runs[0][0] == "system" and (own := _system_column(row)):
+            yield Sighting("two_system_messages", index, f"{own!r} and a first turn with another text")
+
+
+def _speaker(role: str) -> str:
+    return "assistant" if role in _CALLS else role
+
+
+def _system_column(row: Mapping[str, Any]) -> str | None:
+    """The column whose system message is written before another one."""
+    name = next((name for name in SYSTEM_COLUMNS if isinstance(row.get(name), str) and row[name].strip()), None)
+    first = turns(row)[0]
+    return name if name and row[name] != first.get("content", first.get("value")) else None
 
 
 DETECTORS = (ToolUse(), TurnsInARow())

@@ -120,7 +120,9 @@ def rendered_already(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Counts rows with a turn that begins with the token for the beginning of a text, that is learnt and ends with the
-    token that ends an answer, or that holds the head of another turn; fires from 1 %. AUD044 has those below.
+    token that ends an answer, or that holds the head of another turn of this model; with a tool's result that has
+    what the template writes around it; and with tools in the system message that the template writes from the column
+    `tools`, too. Fires from 1 %. AUD044 has those below.
 
     ## Why it is bad
     The template writes these tokens itself. With both, the model learns to end an answer twice, or is shown a
@@ -143,6 +145,13 @@ def rendered_already(audit: AuditFacts) -> Iterator[Finding]:
         FREQUENT,
         "{rows} are rendered already, and would be rendered again{first}",
         "write the texts alone, without the tokens that the chat template adds",
+    )
+    yield from rows_found(
+        audit,
+        "written_twice",
+        FREQUENT,
+        "{rows} have something that the chat template writes a second time{first}",
+        "give the tool's result without the tags around it, and the tools in the column tools alone",
     )
 
 
@@ -237,7 +246,8 @@ def unread_prompts(audit: AuditFacts) -> Iterator[Finding]:
     """Columns or keys that sound like a part of the prompt, or of how a row is trained on, are not read.
 
     ## What it does
-    As AUD046, for names such as context, history, reasoning, label, mask, rejected or chat_template_kwargs.
+    As AUD046, for text under names such as context, history, reasoning or rejected that stands in no turn of its row,
+    for chat_template_kwargs, and for marks such as mask or train_on_turn.
 
     ## Why it is bad
     The model is trained to answer without the document, to give the answer without its reasoning, or to repeat what the
@@ -257,6 +267,12 @@ def unread_prompts(audit: AuditFacts) -> Iterator[Finding]:
             field="data.train",
             message=f"nothing reads {_names(seen.examples)}: the model is trained without",
             help="join it to the text that it belongs to, rename it to a name that is read, or delete it",
+        )
+    if seen := audit.seen("unread_marks"):
+        yield Finding(
+            field="data.train",
+            message=f"{_names(seen.examples)} are marks that are not read: all answers are learnt alike",
+            help='write "weight": 0 in each turn that is not to be learnt, and leave out rows of which nothing is',
         )
 
 

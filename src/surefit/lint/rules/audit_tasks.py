@@ -387,20 +387,22 @@ def numbers_written_two_ways(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD039", "user-turns-in-a-row", severity="warning")
 def user_turns_in_a_row(audit: AuditFacts) -> Iterator[Finding]:
-    """Conversations have several user turns without an answer between them.
+    """Conversations have several turns of one speaker in a row.
 
     ## What it does
-    Counts conversations in which a user turn follows a user turn, and fires from 1 %.
+    Counts conversations in which a user turn follows a user turn, or an answer an answer, and those with a system
+    column beside a system turn with another text; fires from 1 %.
 
     ## Why it is bad
     Chat templates that insist on alternation raise an error (Mistral's, Gemma's, Llama 2's); others run the turns
-    together, or show the model a form that it will not see in use.
+    together, or show the model a form that it will not see in use. Of two answers in a row the first is learnt with an
+    end of its own: in use the model stops there.
 
     ## Example
     `[{"role": "user", …}, {"role": "user", …}, {"role": "assistant", …}]`.
 
     ## Fix
-    Join the turns with a blank line.
+    Join the turns with a blank line; put parallel calls into the `tool_calls` of one turn.
 
     ## Evidence
     vllm-project/vllm#6862 and unslothai/unsloth#334 ("Conversation roles must alternate"); a question of the Berkeley
@@ -412,4 +414,18 @@ def user_turns_in_a_row(audit: AuditFacts) -> Iterator[Finding]:
         FREQUENT,
         "{rows} have user turns in a row{first}",
         "join turns that follow each other with a blank line",
+    )
+    yield from rows_found(
+        audit,
+        "assistant_turns_in_a_row",
+        FREQUENT,
+        "{rows} have answers in a row, each learnt with an end of its own{first}",
+        "join them into one turn; put several calls into the tool_calls of one turn",
+    )
+    yield from rows_found(
+        audit,
+        "two_system_messages",
+        FREQUENT,
+        "{rows} have two system messages{first}",
+        "keep one of them, or join their texts",
     )
