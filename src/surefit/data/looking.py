@@ -23,7 +23,9 @@ from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example
 
 SECONDS = 0.3
-"""After which no more rows are rendered."""
+"""After which no more rows than `LEAST` are rendered."""
+LEAST = 50
+"""Rows that are rendered on a slow or busy machine as well."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
 NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT)
@@ -103,7 +105,7 @@ class Looked:
 
 
 def look_at_examples(examples: Examples, tokenizer: TokenizerFacts | None, config: Config) -> Looked:
-    """Render examples, spread evenly, until the time is over, and compare them with what is rendered."""
+    """Render `LEAST` examples, spread evenly, and more until the time is over; compare them with what is rendered."""
     if tokenizer is None or not examples:
         return Looked()
     template = LightTemplate(tokenizer, config.model.chat_template_kwargs) if tokenizer.chat_template else None
@@ -113,7 +115,7 @@ def look_at_examples(examples: Examples, tokenizer: TokenizerFacts | None, confi
     refused: dict[int, DataError] = {}
     start = time.monotonic()
     for number in _spread(len(examples)):
-        if time.monotonic() - start > SECONDS:
+        if len(sights) >= LEAST and time.monotonic() - start > SECONDS:
             break
         example = examples[number]
         sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
