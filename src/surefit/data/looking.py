@@ -23,9 +23,11 @@ from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example
 
 SECONDS = 0.3
-"""After which no more rows than `LEAST` are rendered."""
+"""After which no more rows are rendered, if there were `LEAST`, or `TURNS` were rendered for them."""
 LEAST = 50
 """Rows that are rendered on a slow or busy machine as well."""
+TURNS = 3_000
+"""Rendered turns, each counted every time; a conversation of 200 turns has 20,000 and takes seconds alone."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
 NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT)
@@ -113,11 +115,12 @@ def look_at_examples(examples: Examples, tokenizer: TokenizerFacts | None, confi
     tokens = tokens_of(tokenizer, template)
     sights: dict[int, list[tuple[str, str]]] = {}
     refused: dict[int, DataError] = {}
-    start = time.monotonic()
+    start, turns = time.monotonic(), 0
     for number in _spread(len(examples)):
-        if len(sights) >= LEAST and time.monotonic() - start > SECONDS:
+        if (len(sights) >= LEAST or turns >= TURNS) and time.monotonic() - start > SECONDS:
             break
         example = examples[number]
+        turns += sum(count for count, _ in renderings(example))
         sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
         if example.text is None and template and comparison:
             try:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """The content of check.json, by these rules or by all."""
+    from surefit.data.special_tokens import SPECIAL
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
     from surefit.facts.stack import stack_facts
@@ -40,6 +41,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
     tokenizer, damaged = tokenizer_of(found)
     sample, unusable = _sample(found)
+    sampled = len(sample or ())
     sample, rendered, refused = _rendered(found, sample, tokenizer)
     unusable += refused
     examples, more = _examples(found, sample, tokenizer)
@@ -77,6 +79,8 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     result = run_rules(context, rules)
     report = result.as_dict()
     report["findings"] = [_where_it_is_said(finding, loaded) for finding in report["findings"]]
+    if SPECIAL in rendered:
+        report["rendered"] = {"rows": rendered[SPECIAL].of, "of": sampled}
     return {"surefit": __version__, "seconds": time.monotonic() - start, **report}
 
 
