@@ -292,15 +292,14 @@ def _other_layers(model: ModelFacts | None, section: AdapterSection, found: Mapp
     now = set(target_modules(model, section))
     tensors = _tensors_of(section)
     had = adapted_in(tensors) & model.linear_modules.keys()
-    if had and not found.get("target_parameters"):
-        if never := _never_adapted(model, tensors):
-            yield Finding(
-                field="adapter.start_from",
-                message=f"{section.start_from} has factors for {never[0]}, which SureFit does not train",
-                help=MERGE_IT,
-            )
-            return
-    else:
+    if not found.get("target_parameters") and (never := _never_adapted(model, tensors)):
+        yield Finding(
+            field="adapter.start_from",
+            message=f"{section.start_from} has factors for {never[0]}, which SureFit does not train",
+            help=MERGE_IT,
+        )
+        return
+    if not had or found.get("target_parameters"):
         names = found.get("target_modules")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             return  # an expression of PEFT's is compared when the model is loaded
