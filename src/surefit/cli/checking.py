@@ -105,6 +105,12 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
     if found.rows is not None and found.rows.total > SAMPLED_ROWS:
         looked = min(SAMPLED_ROWS, len(found.rows))
         notes.append(f"looked at {looked} of {found.rows.estimated or f'{found.rows.total:,} rows'}")
+    rendered = report.get("rendered", {"rows": 0, "of": 0})
+    if rendered["rows"] < rendered["of"]:
+        notes.append(
+            f"compared {rendered['rows']} of {rendered['of']} rows with what the model gets of them; "
+            "`surefit audit` compares all"
+        )
     return [*notes, *without_facts(report["skipped"])]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir
 from surefit.core.units import plural
+from surefit.facts.lora_settings import adapters_below, found_below
 from surefit.stages import merging
 from surefit.stages.merging import AdapterOptions, is_adapter
 from surefit.stages.prepare import Prepared, prepare
@@ -21,6 +22,13 @@ def merge(out: Output, target: Path, overrides: list[str] | None, into: str, opt
     if is_adapter(target):
         certificate = merging.merge_adapter(target, out, into, options)
         return _say(out, certificate, RunDir(options.output or target).merged)
+    if not RunDir(target).resolved.exists() and (below := adapters_below(target)):
+        raise ConfigError(
+            f"there is no adapter_config.json in it{found_below(below)}",
+            code="E1850",
+            path=target,
+            help=f"PEFT saves an adapter that has a name of its own in a directory of that name: name {below[0]}",
+        )
     if options != AdapterOptions():
         raise ConfigError(
             "--base, --output, --with, --trained-on and --prompts are for an adapter's directory",

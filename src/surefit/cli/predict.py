@@ -14,13 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefit.checkpoint.manager import list_steps
 from surefit.cli.answering import Asked
 from surefit.config.inputs import input_files, row_files
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
 from surefit.core.output import json_with, output_file
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
-from surefit.core.units import plural
+from surefit.core.units import plural, quoted
 from surefit.data.formats import Examples, to_prompts
 from surefit.data.load import Rows, load_rows
 from surefit.data.readers import Placed
@@ -123,14 +124,30 @@ def _show(out: Output, records: list[dict[str, Any]], lines: Sequence[dict[str, 
 
 
 def best_variant(run: Prepared) -> str:
-    """The last of the run's variants that exists: merged, else the adapter, else the base."""
+    """The last of the run's variants that exists: merged, else the adapter, else the base of a run that never trained.
+
+    Raises:
+        ConfigError: training has begun here, and its result is not there.
+    """
     there = {
         "base": True,
         "adapter": run.run.adapter.exists(),
         "merged": run.run.merged.exists(),
         "model": run.run.model.exists(),
     }
-    return [name for name in VARIANTS[run.resolved.config.adapter.kind] if there[name]][-1]
+    best = [name for name in VARIANTS[run.resolved.config.adapter.kind] if there[name]][-1]
+    steps = [path.name for _, path in list_steps(run.run.checkpoints)]
+    if best == "base" and run.resolved.config.evaluate.server is None and (steps or run.run.metrics.exists()):
+        result = run.run.model if run.resolved.config.adapter.kind == "full" else run.run.adapter
+        resume = f" {quoted(run.run.path)} --resume" if steps else ""
+        others = " or ".join(f"--variant {name}" for name in (*steps[-1:], "base"))
+        raise ConfigError(
+            f"training began in this run, and there is no {result.name}/ in it",
+            code="E1851",
+            path=run.run.path,
+            help=f"`surefit train{resume}` writes it; without it, choose what answers: {others}",
+        )
+    return best
 
 
 @dataclass(frozen=True)

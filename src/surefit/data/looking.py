@@ -32,7 +32,11 @@ from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example
 
 SECONDS = 0.3
-"""After which no more rows are rendered, of all sources of a run together."""
+"""After which no more rows are rendered, of all sources of a run together, if there were `LEAST`, or `TURNS` were."""
+LEAST = 50
+"""Rows of a source that are rendered on a slow or busy machine as well."""
+TURNS = 3_000
+"""Rendered turns, each counted every time; a conversation of 200 turns has 20,000 and takes seconds alone."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
 NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN)
@@ -118,7 +122,7 @@ def look_at_examples(
     seconds: float = SECONDS,
     answers: bool = True,
 ) -> Looked:
-    """Render examples, spread evenly, until the time is over, and compare them with what is rendered.
+    """Render `LEAST` examples, spread evenly, and more until the time is over; compare them with what is rendered.
 
     Args:
         answers: False where the answers are only compared with what is generated: they are not rendered.
@@ -131,11 +135,12 @@ def look_at_examples(
     tokens = tokens_of(tokenizer, template, plain)
     sights: dict[int, list[tuple[str, str]]] = {}
     refused: dict[int, DataError] = {}
-    start = time.monotonic()
+    start, turns = time.monotonic(), 0
     for number in _spread(len(examples)):
-        if sights and time.monotonic() - start > seconds:
+        if (len(sights) >= LEAST or turns >= TURNS) and time.monotonic() - start > seconds:
             break
         example = examples[number]
+        turns += sum(count for count, _ in renderings(example))
         sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
         if example.text is None and template and comparison:
             rendered = example if answers else _question(example)

@@ -24,7 +24,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?(@\S+)?")
 SPLITS = {
     "train": r"trn|train(ing)?",
     "test": r"tst|test(ing)?",
-    "validation": r"val(id|idation)?|dev(el|elopment)?|eval(uation)?|held[_-]?out|hold[_-]?out",
+    "validation": r"val(id|idate|idation)?|dev(el|elopment)?|eval(uation)?|held[_-]?out|hold[_-]?out",
 }
 """Split → the words for it in names of files and directories."""
 _SPLIT_WORDS = {
@@ -32,6 +32,14 @@ _SPLIT_WORDS = {
     for name, words in SPLITS.items()
 }
 _WORD = re.compile(r"held[_-]?out|hold[_-]?out|[A-Z]?[a-z]+|[A-Z]+(?![a-z])", re.IGNORECASE | re.ASCII)
+_NO_NAME = re.compile(r"sets?|data|splits?|files?|rows|examples|parts?|shards?|.{1,2}|.*\d.*", re.IGNORECASE)
+"""Words behind the name of a split that name nothing: sizes, numbers, languages."""
+_OTHER_SENSE = re.compile(
+    r"(unit|integration|regression|smoke|ab)_test$|(web|game|app|software|product|business)_dev(el|elopment)?$"
+    r"|^test_(cases?|generation|writing|driven|time|prep|plans?)(_|$)|^(valid|dev|devel|development)_.|(tests|evals)$",
+    re.IGNORECASE,
+)
+"""Names in which a word for a split may be a subject, or a property of the rows."""
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 KINDS = ", ".join(ENDINGS)
 
@@ -264,8 +272,27 @@ def split_of(name: str) -> tuple[str | None, str]:
     return found
 
 
+def _is_held_out(path: str) -> bool:
+    """Whether a file or a directory above it is named for a split to score on, whatever the files beside it are called:
+    the word for the split stands first or last.
+
+    >>> [_is_held_out(path) for path in ("test.jsonl", "gsm8k_test_1k.jsonl", "eval/a.csv", "unit_test_generation.csv")]
+    [True, True, True, False]
+    """
+    *directories, file = path.split("/")
+    for name in (*directories, file.removesuffix("".join(endings(file)))):
+        words = re.findall(r"[^\W_]+", _CAMEL.sub("_", re.sub(r"(?i)(held|hold)[_-]out", r"\1out", name)))
+        while len(words) > 1 and _NO_NAME.fullmatch(words[-1]):
+            words.pop()
+        ends = {split_of(word)[0] for word in (*words[:1], *words[-1:])}
+        if ends & {"test", "validation"} and not _OTHER_SENSE.search("_".join(words)):
+            return True
+    return False
+
+
 def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
-    """train.jsonl beside test.jsonl, or rows.jsonl beside rows_test.jsonl: both would be trained on."""
+    """train.jsonl beside test.jsonl, rows.jsonl beside rows_test.jsonl, or rows.jsonl beside eval.jsonl: both would be
+    trained on."""
     splits: dict[str, str] = {}
     plain: dict[str, str] = {}
     without: dict[str, str] = {}
@@ -277,9 +304,11 @@ def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
         splits.setdefault(split, name)
         if split != "train":
             without[_letters(rest)] = name
-    twin = next((key for key in without if key in plain), None)
-    if len(splits) > 1 or twin is not None:
-        listed = splits.values() if len(splits) > 1 or twin is None else (plain[twin], without[twin])
+    pairs = [(plain[key], without[key]) for key in without if key in plain]
+    if plain and not pairs:
+        pairs = [(next(iter(plain.values())), name) for name in without.values() if _is_held_out(name)]
+    if len(splits) > 1 or pairs:
+        listed = splits.values() if len(splits) > 1 else pairs[0]
         raise DataError(
             f"{'these files are of' if isinstance(place, str) else 'this directory holds'} different splits: "
             f"{', '.join(listed)}",

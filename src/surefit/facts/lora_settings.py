@@ -10,7 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+from surefit.facts.all_linear import ends_with
 
 PREFIX = "base_model.model."
 """What PEFT writes before a module's name."""
@@ -54,6 +57,9 @@ NOT_CONTINUED = (
 )  # fmt: skip
 """Settings that `merge` reads, and training does not continue with."""
 
+LISTED = 50
+"""Layers that are named one by one, where no ending means them."""
+MERGE_IT = "merge it, name the merged model, and leave start_from out"
 CONVERT = "save it where it was trained, with save_pretrained(…, path_initial_model_for_weight_conversion=…)"
 SIDE_BY_SIDE = "serve it beside its base model with PEFT"
 
@@ -129,6 +135,35 @@ def _newer(config: Mapping[str, Any]) -> str:
 def not_continued(config: Mapping[str, Any]) -> str | None:
     """Return the first setting of an adapter that training cannot go on from, though it can be merged; None if none."""
     return next((key for key in NOT_CONTINUED if not is_off(config.get(key))), None)
+
+
+def adapters_below(directory: Path) -> list[Path]:
+    """Return the adapters one level below a directory, where PEFT saves each one that has a name of its own."""
+    return sorted(path.parent for path in directory.glob("*/adapter_config.json"))
+
+
+def found_below(adapters: Iterable[Path]) -> str:
+    """Return the end of a sentence that names adapters by their directories; empty if there are none."""
+    names = [f"{path.name}/" for path in adapters]
+    return f", but in {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} below" if names else ""
+
+
+def adapted_in(tensors: Iterable[str]) -> set[str]:
+    """Return the modules of the base that an adapter's tensors are factors of, by their dotted names."""
+    return {name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors if ".lora_" in name}
+
+
+def matching_exactly(had: Iterable[str], layers: Iterable[str]) -> list[str] | None:
+    """Return `target_modules` that match these layers and no other; None where only a longer list than `LISTED` does.
+
+    >>> matching_exactly(["0.q", "1.q"], ["0.q", "1.q", "0.v"]), matching_exactly(["0.q"], ["0.q", "1.q"])
+    (['q'], ['0.q'])
+    """
+    wanted = set(had)
+    last = sorted({name.rpartition(".")[2] for name in wanted})
+    if {name for name in layers if any(ends_with(name, each) for each in last)} == wanted:
+        return last
+    return sorted(wanted) if len(wanted) <= LISTED else None
 
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")

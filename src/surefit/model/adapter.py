@@ -23,7 +23,14 @@ from surefit.core.units import quoted, shortened
 from surefit.facts.all_linear import closed_to_lora, ends_with, is_product, without_gradient
 from surefit.facts.door import require_sound_adapter
 from surefit.facts.experts import experts_of, wrappers
-from surefit.facts.lora_settings import PREFIX, changes_arithmetic, not_continued, rename_problem
+from surefit.facts.lora_settings import (
+    MERGE_IT,
+    PREFIX,
+    changes_arithmetic,
+    matching_exactly,
+    not_continued,
+    rename_problem,
+)
 from surefit.model.experts import Stacks, expert_stacks, of_each, router_stacks, without_factors, wrapped_stacks
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 from surefit.model.tokenizer import tokens_with_rows
@@ -225,9 +232,27 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             code="E5029",
             path=directory,
             field=FIELD,
-            help=f"set adapter.target_modules to what it was trained with: {saved.get('target_modules')}",
+            help=_way_on(model, names, layers),
         )
     completeness(directory, layers)
+
+
+def _way_on(model: PeftModel, had: set[str], layers: Mapping[str, tuple[int, ...]]) -> str:
+    """The `target_modules` that mean what an adapter has factors for; merging it, where none do."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    shared = head is not None and head.weight is model.get_input_embeddings().weight
+    shapes = _linear_shapes(model)
+    linear = {
+        name.removeprefix(PREFIX).removesuffix(".base_layer")
+        for name, module in model.named_modules()
+        if name in shapes and ".lora_" not in name and not (shared and module is head)
+    }
+    stacks = {within for name, within in _peft_modules(layers).items() if len(layers[name]) == 3}
+    own = had - stacks
+    wanted = matching_exactly(own, linear) if own and own <= linear else None
+    if wanted and not any(closed_to_lora(model.config.model_type, name) for name in own):
+        return f"set {FIELD}: [{', '.join(wanted)}]"
+    return f"it has factors that no {FIELD} means: {MERGE_IT}"
 
 
 def require_weights_file(directory: Path) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """The content of check.json, by these rules or by all."""
     from surefit.data.looking import SharedLook
+    from surefit.data.special_tokens import SPECIAL
     from surefit.facts.audit import AuditFacts
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
@@ -43,6 +44,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
     tokenizer, damaged = tokenizer_of(found)
     sample, unusable = _sample(found)
+    sampled = len(sample or ())
     shared = SharedLook(tokenizer, loaded.config, 1 + len(found.mixed) + len(scored_sources(loaded.config)))
     sample, rendered, refused = _rendered(found, sample, tokenizer, shared)
     unusable += refused
@@ -92,6 +94,8 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     result = run_rules(context, rules)
     report = result.as_dict()
     report["findings"] = [_where_it_is_said(finding, loaded) for finding in report["findings"]]
+    if SPECIAL in rendered:
+        report["rendered"] = {"rows": rendered[SPECIAL].of, "of": sampled}
     return {"surefit": __version__, "seconds": time.monotonic() - start, **report}
 
 

@@ -14,6 +14,7 @@ from surefit.core.errors import ConfigError, ModelError, SureFitError
 from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.door import require_sound_adapter
+from surefit.facts.lora_settings import adapters_below, found_below
 from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_config
 from surefit.stages.concluding import concluded
 from surefit.stages.events import noted, require_trained
@@ -152,8 +153,12 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     from surefit.model.streamed import FromFiles
 
     if not is_adapter(target):
+        below = adapters_below(target)
         raise ConfigError(
-            f"there is no {ADAPTER_CONFIG} there", code="E8023", path=target, help="name a run, or an adapter's folder"
+            f"there is no {ADAPTER_CONFIG} there{found_below(below)}",
+            code="E8023",
+            path=target,
+            help=f"name {below[0]}" if below else "name a run, or an adapter's folder",
         )
     base = _base(target, options)
     hardware = hardware_facts()
@@ -236,8 +241,13 @@ def _weighted(text: str) -> tuple[Path, float]:
     if not math.isfinite(found[1]) or not found[1]:
         raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5")
     if not is_adapter(found[0]):
+        below = adapters_below(found[0])
         raise ConfigError(
-            f"there is no {ADAPTER_CONFIG} there", code="E8028", path=path, field="--with", help="name an adapter"
+            f"there is no {ADAPTER_CONFIG} there{found_below(below)}",
+            code="E8028",
+            path=path,
+            field="--with",
+            help=f"name {below[0]}" if below else "name an adapter",
         )
     return found
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefit.config.schema import STACKED, AdapterSection, Config
+from surefit.core.errors import SureFitError
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
-from surefit.facts.all_linear import FUSED_IN_FILES, closed_to_lora
+from surefit.facts.all_linear import FUSED_IN_FILES, closed_to_lora, without_gradient
 from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules, trained
 from surefit.facts.experts import experts_of
-from surefit.facts.lora_settings import changes_arithmetic, not_continued
+from surefit.facts.lora_settings import (
+    MERGE_IT,
+    PREFIX,
+    adapted_in,
+    adapters_below,
+    changes_arithmetic,
+    found_below,
+    matching_exactly,
+    not_continued,
+)
 from surefit.facts.model import ModelFacts
+from surefit.facts.safetensors import read_header
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, named_by, rule
 
@@ -202,7 +213,9 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     (`target_parameters`) with `adapter.experts`. It must have no rows of new tokens (`trainable_token_indices`), no
     trained biases or whole modules, and be W + scaling · B A over the base as its files have it: `init_lora_weights`
     must not be PiSSA, OLoRA, CorDA, LoRA-GA or LoftQ, which change the base, and no setting may be one that nobody here
-    knows. If the model is known, the layers that `target_modules` matches in both are compared, too.
+    knows. If the model is known, the layers that have factors, by the header of adapter_model.safetensors, are compared
+    with those that `target_modules` matches; embeddings, a head that shares its weight with one, and layers that cannot
+    get factors here must not be among them.
 
     ## Why it is bad
     With another rank the factors do not fit. Another alpha would scale what the adapter has learnt differently from the
@@ -261,7 +274,7 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
         yield Finding(
             field="adapter.start_from",
             message=f"{section.start_from} has {special}, which SureFit does not train",
-            help="merge it, name the merged model, and leave start_from out",
+            help=MERGE_IT,
         )
     if found.get("trainable_token_indices"):
         yield Finding(
@@ -269,24 +282,57 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
             message=f"{section.start_from} has rows of new tokens, and only factors are trained on",
             help="merge it, name the merged model, which has the tokens, and leave start_from and model.add_tokens out",
         )
-    yield from _other_layers(context.model, section, found.get("target_modules"))
+    yield from _other_layers(context.model, section, found)
 
 
-def _other_layers(model: ModelFacts | None, section: AdapterSection, trained_with: Any) -> Iterator[Finding]:
+def _other_layers(model: ModelFacts | None, section: AdapterSection, found: Mapping[str, Any]) -> Iterator[Finding]:
     """The layers that the adapter has factors for and the config does not mean, or the other way round."""
-    names = trained_with if isinstance(trained_with, list) else None
-    if model is None or not model.linear_modules or not names or not all(isinstance(name, str) for name in names):
-        return  # an expression of PEFT's is compared when the model is loaded
-    had, now = (target_modules(model, section.model_copy(update={"target_modules": each})).keys()
-                for each in (names, section.target_modules))  # fmt: skip
+    if model is None or not model.linear_modules:
+        return
+    now = set(target_modules(model, section))
+    tensors = _tensors_of(section)
+    had = adapted_in(tensors) & model.linear_modules.keys()
+    if not found.get("target_parameters") and (never := _never_adapted(model, tensors)):
+        yield Finding(
+            field="adapter.start_from",
+            message=f"{section.start_from} has factors for {never[0]}, which SureFit does not train",
+            help=MERGE_IT,
+        )
+        return
+    if not had or found.get("target_parameters"):
+        names = found.get("target_modules")
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            return  # an expression of PEFT's is compared when the model is loaded
+        had = set(target_modules(model, section.model_copy(update={"target_modules": names})))
     if other := sorted(had ^ now):
-        endings = sorted({name.rpartition(".")[2] for name in had})
+        wanted = matching_exactly(had, model.linear_modules) if had else None
+        help_text = f"write target_modules: [{', '.join(wanted)}]" if wanted else MERGE_IT
         yield Finding(
             field="adapter.target_modules",
             message=f"{section.start_from} has factors for {len(had)} layers, and target_modules matches {len(now)}: "
             f"they differ in {other[0]}",
-            help=f"write target_modules: [{', '.join(endings)}]" if endings else "take an adapter of this model",
+            help=help_text if had else "take an adapter of this model",
         )
+
+
+def _tensors_of(section: AdapterSection) -> Iterable[str]:
+    """The names in the adapter's weight file; none where it cannot be read, which training says."""
+    try:
+        return read_header(Path(section.start_from or "").expanduser() / "adapter_model.safetensors").keys()
+    except (SureFitError, OSError):
+        return ()
+
+
+def _never_adapted(model: ModelFacts, tensors: Iterable[str]) -> list[str]:
+    """The modules with factors that no `target_modules` can mean here."""
+    embeddings = {name.partition(".lora_")[0] for name in tensors if ".lora_embedding_" in name}
+    return sorted(
+        name
+        for name in adapted_in(tensors)
+        if PREFIX + name in embeddings
+        or (model.tied_embeddings and name.rpartition(".")[2] in OUTPUT_HEADS)
+        or (name in model.linear_modules and (closed_to_lora(model.model_type, name) or without_gradient(name)))
+    )
 
 
 @rule("ADP006", "dora-not-possible-there", severity="error", suppressible=False)
@@ -480,7 +526,8 @@ def adapter_config(directory: Path) -> dict[str, Any] | str:
     try:
         found = read_json_file(directory / "adapter_config.json")
     except FileNotFoundError:
-        return "there is no adapter_config.json in it"
+        below = adapters_below(directory)
+        return f"there is no adapter_config.json in it{found_below(below)}"
     except (OSError, ValueError):
         return "its adapter_config.json cannot be read"
     if not (directory / "adapter_model.safetensors").is_file():
