@@ -104,7 +104,7 @@ def _arguments(launch: Launch, path: Path, source: Source | None) -> Draft | Non
     judge = judge_of(source) if own and source else None
     gone = {key: INSTEAD[key] for key in values if judge and key in INSTEAD and _is_gone(judge, key)}
     tool = Tool(
-        "trl", KEYS, TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD), gone, finish=_finish,
+        "trl", {key: to for key, to in KEYS.items() if key not in gone}, TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD), gone, finish=_finish,
         conflicts=trl.TOOL.conflicts, open_sections=trl.TOOL.open_sections,
     )  # fmt: skip
     draft = Draft(tool, path, values, launch.lines)

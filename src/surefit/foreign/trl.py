@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from surefit.facts.setup import Setup
-from surefit.foreign import conflicts, hf
+from surefit.foreign import conflicts, hf, peft_adapter
 from surefit.foreign import convert as c
 from surefit.foreign.axolotl_data import is_plain_split
 from surefit.foreign.draft import Draft, To, Tool
@@ -20,6 +21,9 @@ LORA_KEYS = (
 )  # fmt: skip
 SEVERAL = 3
 """Keys that TRL does not know, from which on the file is taken for that of a script of its own: none is a slip."""
+SFT_LOSSES = ("nll", "dft", "chunked_nll")
+PAIRS = re.compile(r"binarized|prefer|dpo|kto|reward|feedback|\bhh-rlhf|unpaired|tldr", re.IGNORECASE)
+"""What names of data sets say that have pairs, rewards or prompts only."""
 QUANT_KEYS = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
 
 
@@ -112,6 +116,9 @@ def _finish(draft: Draft) -> None:
 def _stage(draft: Draft) -> None:
     """Keys of another trainer than SFTTrainer; and those of `accelerate launch`, to which TRL hands them."""
     stages = [key for key in draft.flat if key in TRL_STAGES and draft.says(key)]
+    told = next(iter(stages), None) or _preferences(draft)
+    if told:
+        draft.say("preferences", True, told)
     if stages:
         draft.whole_run = False
         for key in stages:
@@ -129,6 +136,14 @@ def _stage(draft: Draft) -> None:
             draft.deprecated[key] = instead
             draft.mapped.add(key)
         draft.gone.clear()
+
+
+def _preferences(draft: Draft) -> str | None:
+    """The key that tells of another trainer than SFTTrainer where none of its own keys is there."""
+    losses = draft.flat.get("loss_type")
+    if isinstance(losses, list) or (isinstance(losses, str) and losses not in SFT_LOSSES):
+        return "loss_type"
+    return "dataset_name" if PAIRS.search(str(draft.flat.get("dataset_name", ""))) else None
 
 
 def _command(draft: Draft) -> None:
@@ -181,6 +196,10 @@ def _adapter(draft: Draft) -> None:
     if draft.config.get("adapter.kind") == "full":
         for dotted in [dotted for dotted in draft.config if dotted.startswith("adapter.") and dotted != "adapter.kind"]:
             del draft.config[dotted]
+    if lora:
+        targets = draft.flat.get("lora_target_modules")
+        one = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets
+        peft_adapter.one_name(draft, "lora_target_modules", one)
     _quantization(draft)
 
 
