@@ -10,6 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
+from surefit.core.errors import ConfigError
+from surefit.foreign import detect
+from surefit.foreign.reasons import why_lost
 
 
 @pytest.fixture(autouse=True)
@@ -208,3 +211,94 @@ def test_a_deprecated_argument_of_a_script_names_its_class() -> None:
     )
     found = check("t.py", text, requirements__txt="transformers==4.46.3\n")
     assert found["ARG005", "evaluation_strategy"]["message"].endswith("TrainingArguments")
+
+
+GRPO = """from trl import GRPOConfig
+args = GRPOConfig(output_dir="o", {arguments})
+"""
+GRPO_YAML = """model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+dataset_name: trl-lib/tldr
+reward_funcs: [accuracy_reward]
+num_generations: 8
+per_device_train_batch_size: 2
+output_dir: o
+"""
+ACCELERATE = "accelerate launch --num_processes {count} t.py\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "launch", "code"),
+    [
+        pytest.param(
+            "t.py", GRPO.format(arguments="per_device_train_batch_size=2, num_generations=8"), "", "ARG024", id="N6"
+        ),
+        pytest.param("t.py", GRPO.format(arguments="per_device_train_batch_size=2"), "", "ARG024", id="N6-default"),
+        pytest.param("t.py", GRPO.format(arguments="per_device_train_batch_size=n"), "", None, id="N6-computed"),
+        pytest.param("t.py", GRPO.format(arguments="num_generations=8"), "", None, id="N6-sound"),
+        pytest.param(
+            "t.py", GRPO.format(arguments="per_device_train_batch_size=2, gradient_accumulation_steps=4"), "", None,
+            id="N6-accumulated",
+        ),
+        pytest.param("t.py", GRPO.format(arguments="generation_batch_size=12"), "", "CFG004", id="N6-given"),
+        pytest.param(
+            "t.py", GRPO.format(arguments="per_device_train_batch_size=2"), ACCELERATE.format(count=4), None,
+            id="N6-four-processes",
+        ),
+        pytest.param(
+            "t.py", GRPO.format(arguments="per_device_train_batch_size=2"), ACCELERATE.format(count=3), "CFG004",
+            id="N6-three-processes",
+        ),
+        pytest.param("t.yaml", GRPO_YAML, "", "ARG024", id="N6-yaml"),
+        pytest.param("t.yaml", GRPO_YAML + "gradient_accumulation_steps: 4\n", "", None, id="N6-yaml-sound"),
+        pytest.param("t.yaml", GRPO_YAML + "num_processes: 4\n", "", None, id="N6-yaml-processes"),
+        pytest.param("t.yaml", GRPO_YAML + "num_processes: 3\n", "", "CFG004", id="N6-yaml-three"),
+    ],
+)  # fmt: skip
+def test_generation_batches_of_whole_groups(name: str, text: str, launch: str, code: str | None) -> None:
+    found = check(name, text, **({"run__sh": launch} if launch else {}))
+    assert {found for found, field in found if field == "num_generations"} == ({code} if code else set())
+
+
+CONDA = "name: x\ndependencies:\n  - python=3.11\n{entries}"
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        pytest.param("  - pip:\n    - transformers=4.46.3\n", {("CFG004", None)}, id="N10-alone"),
+        pytest.param("  - pip:\n    - peft==0.13.2\n    - trl=0.12.2\n", {("CFG004", None)}, id="N10-beside"),
+        pytest.param("  - pytorch=2.4.1\n  - torchvision=0.15.2\n", {("STK004", "torchvision")}, id="N10-torchvision"),
+        pytest.param("  - pytorch=2.4.1\n  - torchvision=0.19.1\n", set(), id="N10-sound"),
+        pytest.param(
+            "  - transformers=4.46.3\n  - tokenizers=0.13.3\n", {("STK005", "tokenizers")}, id="N10-tokenizers"
+        ),
+        pytest.param("  - tzdata=2024a\n  - numpy=1.26.*\n  - pip:\n    - -e .\n", set(), id="N10-conda-only"),
+        pytest.param("  - peft\n  - pip:\n    - git+https://example.org/x.git\n    - -r r.txt\n", set(), id="N10-url"),
+    ],
+)
+def test_conda_environments(entries: str, expected: set[tuple[str, str | None]]) -> None:
+    found = check("environment.yml", CONDA.format(entries=entries))
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize("deepspeed", [True, False], ids=["N2b", "N2b-without"])
+def test_an_absent_deepspeed_file_is_not_judged(deepspeed: bool) -> None:
+    text = AXOLOTL.replace("adapter: lora\nlora_r: 32\nlora_alpha: 16\nlora_target_linear: true\n", "")
+    text = text.replace("bf16: auto", "bf16: true").replace("0.000005", "0.00001")
+    found = check("a.yml", text + ("deepspeed: deepspeed_configs/zero3_bf16.json\n" if deepspeed else ""))
+    assert (("PRC006", "learning_rate") in found) is not deepspeed
+
+
+def test_a_dockerfile_is_no_config() -> None:
+    Path("Dockerfile").write_text("# cuda\nFROM nvidia/cuda:12.4.1-devel-ubuntu22.04\nRUN pip install trl\n")
+    Path("job").write_text("ARG BASE=x\nFROM python:3.12 AS base\nRUN pip install trl\n")
+    for name in ("Dockerfile", "job"):
+        with pytest.raises(ConfigError) as caught:
+            detect(Path(name))
+        assert caught.value.code == "E3901"
+        assert CliRunner().invoke(app, ["check", name]).exit_code == 2
+
+
+@pytest.mark.parametrize("key", ["iam_role_name", "profile", "pytorch_version", "image_uri", "region"])
+def test_keys_for_sagemaker_have_one_reason(key: str) -> None:
+    assert why_lost(key) == why_lost("ec2_instance_type")

@@ -92,6 +92,7 @@ class Notes:
     gone: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     deprecated: dict[str, str] = field(default_factory=dict)
+    out_of_range: dict[str, str] = field(default_factory=dict)
     meant: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
@@ -139,7 +140,7 @@ class Notes:
         return Setup(
             tool="python", places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
             ignored=self.ignored, deprecated=self.deprecated, missing=self.missing, gone_imports=self.gone_imports,
-            passed_over=tuple(self.passed_over), **self.setup,
+            passed_over=tuple(self.passed_over), out_of_range=self.out_of_range, **self.setup,
         )  # fmt: skip
 
 
