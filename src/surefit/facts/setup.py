@@ -60,6 +60,7 @@ class Setup:
         adapter: lora, dora, … or full.
         adapter_dtype: the type of the adapter's weights.
         lora_r, lora_alpha, lora_dropout, rslora, target_modules, modules_to_save: as PEFT names them.
+        target_pattern: the one name that PEFT is given as a text, which it matches with whole names of modules.
         new_tokens: tokens are added to the vocabulary.
         trainable_tokens: PEFT's trainable_token_indices are given: single rows of the embedding are trained.
         base_model, base_revision: what the adapter belongs to.
@@ -79,6 +80,7 @@ class Setup:
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
         steps_at_most: total_steps is an upper bound, for some of the rows may be left out.
         optimizer: as config/optimizers.py calls it; other optimizers are not told apart.
+        preferences: the run learns from preferences, rewards or another model, not from given answers.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
         micro_batch_times_gpus: the examples per device are multiplied by the number of devices.
         micro_batch, accumulation, world_size, global_batch: examples per forward pass and device, micro batches per
@@ -139,6 +141,7 @@ class Setup:
     lora_dropout: float | None = None
     rslora: bool | None = None
     target_modules: tuple[str, ...] | None = None
+    target_pattern: str | None = None
     modules_to_save: tuple[str, ...] | None = None
     new_tokens: bool | None = None
     trainable_tokens: bool | None = None
@@ -164,6 +167,7 @@ class Setup:
     total_steps: int | None = None
     steps_at_most: bool | None = None
     optimizer: str | None = None
+    preferences: bool | None = None
     learning_rate: float | None = None
     warmup_steps: int | None = None
     warmup_share: float | None = None

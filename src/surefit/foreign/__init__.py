@@ -28,6 +28,7 @@ KNOWN = (
 )
 SHELL = (".sh", ".bash", ".sbatch", ".slurm")
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
+_IMAGE = re.compile(r"(?:\s+|#[^\n]*\n|ARG [^\n]*\n)*+FROM [^\s:=]\S*[ \t]*(?:AS \w+[ \t]*)?\n", re.IGNORECASE)
 
 
 def tool_of(path: Path) -> str | None:
@@ -61,6 +62,8 @@ def detect(path: Path) -> str:
     text = read_text(path)
     if _SCRIPT.search(text) or path.suffix in SHELL:
         return "slurm"
+    if "Dockerfile" in path.name or _IMAGE.match(text):
+        raise ConfigError(f"{UNKNOWN}: this is a Dockerfile", code="E3901", path=path, help=KNOWN)
     if path.suffix == ".txt" and is_conda_list(text):
         return "requirements"
     tree = parse(text, path, {})[0]

@@ -173,8 +173,10 @@ def _finish(draft: Draft) -> None:
     _tokens(draft)
     _frequency(draft)
     _kernels_and_trackers(draft)
-    if draft.flat.get("rl") or draft.flat.get("reward_model") or draft.flat.get("process_reward_model"):
-        draft.whole_run = False
+    for key in ("rl", "reward_model", "process_reward_model"):
+        if draft.flat.get(key):
+            draft.whole_run = False
+            draft.say("preferences", True, key)
 
 
 def _tokens(draft: Draft) -> None:

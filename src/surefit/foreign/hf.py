@@ -356,6 +356,9 @@ def sharding(draft: Draft) -> None:
         if stage is not None:
             draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed")
             draft.judge("deepspeed")
+        else:
+            # Whatever the file says, DeepSpeed's bf16 and fp16 optimizers update float32 copies.
+            draft.setup["float32_masters"] = True
 
 
 DEEPSPEED_PAIRS = (

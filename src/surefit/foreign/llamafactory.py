@@ -161,6 +161,7 @@ def _export(draft: Draft) -> None:
 def _stage(draft: Draft) -> None:
     stage = draft.flat.get("stage", "sft")
     if stage not in ("sft", "pt"):
+        draft.say("preferences", True, "stage")
         draft.whole_run = False
         draft.lose("stage", "SureFit learns from given answers, not from preferences or rewards")
     else:

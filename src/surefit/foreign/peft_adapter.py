@@ -15,6 +15,12 @@ def _targets(value: Any) -> Any:
     return ("custom",) if isinstance(value, dict) else hf.linear_or_pattern(value)
 
 
+def one_name(draft: Draft, key: str, value: Any) -> None:
+    """A plain name that is given as a text: PEFT matches it with the whole names of modules, as it does patterns."""
+    if isinstance(value, str) and value.isidentifier():
+        draft.say("target_pattern", value, key)
+
+
 KEYS: dict[str, To] = {
     "peft_type": To(c.word, None, "adapter"),
     "base_model_name_or_path": To(c.text, None, "base_model"),

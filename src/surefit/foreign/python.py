@@ -22,10 +22,10 @@ from surefit.foreign.python_calls import (
     calls_in,
     read_call,
 )
-from surefit.foreign.python_conflicts import read_conflicts
+from surefit.foreign.python_conflicts import read_conflicts, read_groups
 from surefit.foreign.python_models import read_models
 from surefit.foreign.python_rows import LENGTHS, read_rows
-from surefit.foreign.python_script import Notes, read_arguments, unusable
+from surefit.foreign.python_script import Notes, read_arguments, read_loads, unusable
 from surefit.foreign.python_source import Imported, Scope, Source, parse, slip
 from surefit.foreign.releases import Judge
 from surefit.foreign.requirements import asked_beside
@@ -80,6 +80,7 @@ def read_python(path: Path) -> Foreign:
     notes = Notes(path)
     judge = judge_of(source)
     read_arguments(notes, calls, judge)
+    read_loads(notes, calls, judge)
     read_models(notes, source, calls)
     read_rows(notes, source, calls, judge)
     read_conflicts(notes, source, calls)
@@ -88,6 +89,7 @@ def read_python(path: Path) -> Foreign:
     _read_trackers(notes, source)
     notes.problems += _slips(path, source)
     _read_launch(notes, launches)
+    read_groups(notes, calls)
     for name, (instead, line) in _gone_imports(source, judge).items():
         notes.gone_imports[name] = instead
         notes.place(name, name.rpartition(".")[2], line)

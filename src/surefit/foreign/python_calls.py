@@ -28,6 +28,7 @@ _FAST_FIRST = ("model_name", "max_seq_length", "dtype", "load_in_4bit")
 FIRST = dict.fromkeys((*ARGUMENTS, *OTHER_STAGES), ("output_dir",)) | dict.fromkeys(TRAINERS, _TRAINER) | {
     "BitsAndBytesConfig": ("load_in_8bit", "load_in_4bit"),
     **{f"{name}.from_pretrained": _FAST_FIRST for name in FAST},
+    **{name: ("model",) for name in OTHER_TRAINERS if name != "PPOTrainer"}, UNSLOTH_LORA: ("model",),
     "PeftModel.from_pretrained": ("model", "model_id"), "get_peft_model": ("model", "peft_config"),
     "prepare_model_for_kbit_training": ("model",), "prepare_model_for_int8_training": ("model",),
 }  # fmt: skip
@@ -37,6 +38,8 @@ WRAPPERS = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_
 METHODS = ("to", "cuda", "eval", "train", "half", "float", "bfloat16", "requires_grad_", "merge_and_unload")
 """Methods of a model that return it."""
 PRETRAINED = "from_pretrained"
+NAMED = ("SFTTrainer", *(name for name in OTHER_TRAINERS if name != "PPOTrainer"))
+"""Trainers that load a model themselves where they are given its name; it is their first parameter."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from surefit.core.errors import ConfigError, did_you_mean
+from surefit.foreign import trl
 from surefit.foreign.python_calls import ARGUMENTS, OTHER_STAGES, OTHER_TRAINERS, TRAINERS, Call
 from surefit.foreign.python_script import Notes
 from surefit.foreign.python_source import Source
@@ -72,6 +73,30 @@ def _quantization(notes: Notes, call: Call) -> Iterator[ConfigError]:
                 f"{name} must be True or False, got {value!r}", code="E3504", path=notes.path, line=call.lines[name],
                 field=name, help="write True or False",
             )  # fmt: skip
+
+
+def read_groups(notes: Notes, calls: list[Call]) -> None:
+    """A generation batch of GRPO or RLOO that is not made of whole groups."""
+    needed = {"num_generations", *trl.BATCH_OF_GENERATIONS}
+    for call in calls:
+        if call.kind not in trl.GENERATIONS or call.open or call.computed & needed:
+            continue
+        generations = call.known.get("num_generations", trl.GENERATIONS[call.kind])
+        processes = notes.setup.get("processes")
+        size = trl.split_group(call.known, generations, processes)
+        if size is None:
+            continue
+        key = next((name for name in ("num_generations", *trl.BATCH_OF_GENERATIONS) if name in call.given), None)
+        line = call.lines[key] if key else call.line
+        given = call.known.get("generation_batch_size") is not None
+        problem, help_text = trl.group_texts(size, generations, processes, given)
+        if help_text:
+            notes.problems.append(ConfigError(
+                problem, code="E3900", path=notes.path, line=line, field="num_generations", help=help_text
+            ))  # fmt: skip
+        else:
+            notes.out_of_range[f"{call.kind}.{call.line}.num_generations"] = problem
+            notes.place(f"{call.kind}.{call.line}.num_generations", "num_generations", line)
 
 
 def _read_unused(notes: Notes, call: Call) -> None:

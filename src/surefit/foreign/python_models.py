@@ -6,7 +6,18 @@ import ast
 from typing import Any
 
 from surefit.foreign.hf import STORAGE
-from surefit.foreign.python_calls import ARGUMENTS, FAST, PRETRAINED, TRAINERS, Call, Models, read_call
+from surefit.foreign.python_calls import (
+    ARGUMENTS,
+    FAST,
+    NAMED,
+    OTHER_STAGES,
+    OTHER_TRAINERS,
+    PRETRAINED,
+    TRAINERS,
+    Call,
+    Models,
+    read_call,
+)
 from surefit.foreign.python_script import Notes
 from surefit.foreign.python_source import Scope, Source
 
@@ -19,13 +30,19 @@ OFF_GPU = {"cpu", "disk"}
 def read_models(notes: Notes, source: Source, calls: list[Call]) -> None:
     """The model that is trained, its quantisation, and a merge."""
     models = Models(source, calls)
+    stage = next((call for call in calls if call.kind in (*OTHER_STAGES, *OTHER_TRAINERS)), None)
+    if stage is not None:
+        notes.say("preferences", True, stage.kind, stage.line)
     trained = _trained(calls, models)
     loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
     main = trained or (loads[0] if len(loads) == 1 else None)
-    if main is not None:
+    named = _named(calls)
+    if named is not None:
+        notes.say("base_model", named.known["model"], "model", named.lines["model"])
+    elif main is not None:
         _read_load(notes, source, main, trains=_trains(source, calls))
         _read_scaling(notes, main, calls)
-    _read_adapter(notes, source, calls, trained)
+    _read_adapter(notes, source, calls, named or trained)
     _read_merge(notes, source, models)
 
 
@@ -36,9 +53,17 @@ def _trained(calls: list[Call], models: Models) -> Call | None:
     return found.pop() if len(found) == 1 else None
 
 
+def _named(calls: list[Call]) -> Call | None:
+    """The trainer that loads its model by name, where no other one trains something else."""
+    trainers = [call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS)]
+    names = {call.known.get("model") if call.kind in NAMED else None for call in trainers}
+    name = names.pop() if len(names) == 1 else None
+    return trainers[0] if isinstance(name, str) and name else None
+
+
 def _trains(source: Source, calls: list[Call]) -> bool:
     """Whether the script trains: one that only generates may leave weights where it likes."""
-    if any(call.kind in (*ARGUMENTS, *TRAINERS) for call in calls):
+    if any(call.kind in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS) for call in calls):
         return True
     return any(
         isinstance(node.func, ast.Attribute) and node.func.attr == "backward" for node, _ in source.each(ast.Call)
@@ -156,7 +181,7 @@ def _read_adapter(notes: Notes, source: Source, calls: list[Call], trained: Call
     text = source.text
     alone = not any(word in text for word in ("peft", "lora", "Lora", "add_adapter", "unsloth"))
     if trained is not None and alone:
-        trainer = next(call for call in calls if call.kind in TRAINERS)
+        trainer = next(call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS))
         notes.say("adapter", "full", trainer.kind, trainer.line)
 
 

@@ -19,9 +19,12 @@ from surefit.foreign.known import SFT_CONFIG, TRAINING_ARGUMENTS
 from surefit.foreign.paths import missing
 from surefit.foreign.python_calls import (
     ARGUMENTS,
+    FAST,
     LORA,
+    NAMED,
     OTHER_STAGES,
     OTHER_TRAINERS,
+    PRETRAINED,
     TRAINERS,
     UNSLOTH_LORA,
     Call,
@@ -55,6 +58,15 @@ INSTEAD = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | trl.GONE | {
     "split_batches": "write accelerator_config",
 }  # fmt: skip
 """Argument that is gone → what to write instead."""
+GONE_FROM_LOADS = {
+    "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+    "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
+    "use_flash_attention_2": 'write attn_implementation="flash_attention_2"',
+    "use_auth_token": "write token",
+    "resume_download": "take it out: downloads are always resumed",
+}  # fmt: skip
+"""Arguments of a model's `from_pretrained` in transformers 4 that 5.0.0 and 5.23.0 no longer take out before they
+build the model. Code of the model's own (trust_remote_code) may still take them."""
 UNSLOTHS = frozenset({"max_seq_length"})
 """What Unsloth's own configs take beside TRL's."""
 RENAMED_BY_UNSLOTH = frozenset({
@@ -80,6 +92,7 @@ class Notes:
     gone: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     deprecated: dict[str, str] = field(default_factory=dict)
+    out_of_range: dict[str, str] = field(default_factory=dict)
     meant: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
@@ -127,7 +140,7 @@ class Notes:
         return Setup(
             tool="python", places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
             ignored=self.ignored, deprecated=self.deprecated, missing=self.missing, gone_imports=self.gone_imports,
-            passed_over=tuple(self.passed_over), **self.setup,
+            passed_over=tuple(self.passed_over), out_of_range=self.out_of_range, **self.setup,
         )  # fmt: skip
 
 
@@ -147,10 +160,27 @@ def read_arguments(notes: Notes, calls: Iterable[Call], judge: Judge) -> None:
             notes.take(call, draft, whole=len(found) == 1, again=again)
 
 
+def read_loads(notes: Notes, calls: Iterable[Call], judge: Judge) -> None:
+    """Arguments of `from_pretrained` that transformers 5 hands on to the model, which stops at them."""
+    release = judge.release("transformers")
+    if release is None or judge.is_open("transformers") or judge.unsloth or int(release.partition(".")[0]) < 5:
+        return
+    for call in calls:
+        own = call.kind.startswith((*FAST, "PeftModel", "AutoPeftModel")) or "trust_remote_code" in call.given
+        for name in GONE_FROM_LOADS if call.kind.endswith(PRETRAINED) and not own else ():
+            if name in call.given:
+                key = f"{call.kind}.{call.line}.{name}"
+                notes.gone[key] = f"{GONE_FROM_LOADS[name]} (transformers 5.0 no longer takes it)"
+                notes.place(key, name, call.lines[name])
+                notes.judges = True
+
+
 def _draft(call: Call, path: Path, judge: Judge) -> Draft:
     verdicts = _verdicts(call, judge) if _is_there(call, judge) else {}
     tool = _aged(_tool(call), call, verdicts, judge)
     known = {key: _plain(value) for key, value in call.known.items() if value is not None or tool.knows(key)}
+    if call.kind in NAMED and isinstance(known.get("model"), str):
+        known.pop("model")  # read with the models
     judged = {key: OPEN for key in call.given if key not in known and not tool.knows(key)}
     if call.kind == UNSLOTH_LORA:
         # It takes more than LoraConfig does, and any other name.
@@ -330,7 +360,9 @@ def _finish_sft(draft: Draft) -> None:
 def _finish_lora(call: Call, draft: Draft) -> None:
     if not call.open and not call.computed & {"use_dora"}:
         draft.setup["adapter"] = "dora" if draft.flat.get("use_dora") is True else "lora"
-        draft.places["adapter"] = Place("LoraConfig", str(draft.path), call.line)
+        draft.places["adapter"] = Place(call.kind.rpartition(".")[2], str(draft.path), call.line)
+    if call.kind != UNSLOTH_LORA:
+        peft_adapter.one_name(draft, "target_modules", draft.flat.get("target_modules"))
 
 
 def unusable(path: Path) -> ConfigError:

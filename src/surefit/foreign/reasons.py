@@ -6,6 +6,11 @@ from surefit.config.trackers import TRACKERS
 
 REASONS: tuple[tuple[str, str], ...] = (
     (
+        "it describes a job on SageMaker, and SureFit starts none there",
+        "=iam_role_name =ec2_instance_type =profile =region =py_version =pytorch_version =transformers_version "
+        "=base_job_name =additional_args =image_uri =sagemaker_inputs_file =sagemaker_metrics_file",
+    ),
+    (
         "SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names",
         " ".join((*TRACKERS, "comet trackio swanlab otel report_to project run_name")),
     ),

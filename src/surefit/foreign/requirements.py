@@ -166,6 +166,7 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
         lines = _of_conda_list(text)
     else:
         lines = _of_text(text)
+    of_pip = _pip_lines(text) if path.suffix in (".yml", ".yaml") else frozenset()
     pins: list[Pin] = []
     problems: list[SureFitError] = []
     lost: list[Lost] = []
@@ -176,7 +177,7 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
         try:
             pins.append(_pin(written, line, always))
         except InvalidRequirement as error:
-            if path.suffix in (".txt", ".in") and not _is_other(written):
+            if (path.suffix in (".txt", ".in") or line in of_pip) and not _is_other(written):
                 problems.append(_unreadable(path, written, line, error))
             else:
                 lost.append(Lost(written, line, written, "it names no package and version"))
@@ -377,6 +378,12 @@ def _of_conda(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
                 yield written.value, written.start_mark.line + 1, True
 
 
+def _pip_lines(text: str) -> frozenset[int]:
+    """The lines of what a conda environment has pip install."""
+    listed = (each for entry in _entries(compose_yaml(text), "dependencies") for each in _entries(entry, "pip"))
+    return frozenset(each.start_mark.line + 1 for each in listed)
+
+
 def _entries(node: yaml.Node | None, key: str) -> list[yaml.Node]:
     """The entries of the list under a key, where there is one."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
@@ -393,19 +400,20 @@ def _of_conda_entry(entry: str) -> tuple[str, str]:
     found = re.fullmatch(r"(?:[^:]+::)?([A-Za-z0-9._-]+)\s*(.*)", entry.strip())
     if not found:
         return entry, ""
-    single = re.fullmatch(r"=\s*([\d.]+)(=.*)?", found[2])
+    single = re.fullmatch(r"=\s*([\d.]+)\*?(=.*)?", found[2])
     return found[1].lower(), f"=={single[1].rstrip('.')}.*" if single else found[2].replace(" ", ",").strip(",")
 
 
 def _asks(asked: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """What exactly pinned packages ask of others: by what is known of them, or as the same release here does."""
+    """What packages pinned to a release ask of others: by what is known of them, or as the same release here does."""
     installed = stack_facts()
     found: dict[str, tuple[str, ...]] = {}
     for name, versions in asked.items():
-        pinned = exact(versions)
+        begun = re.fullmatch(r"==(\d+\.\d+[\d.]*)\.\*", versions)  # conda's = stands for every release that begins so
+        pinned = exact(versions) or (begun[1] if begun else None)
         if pinned is None:
             continue
-        same = installed.versions.get(name, "").partition("+")[0] == pinned.partition("+")[0]
+        same = begun is None and installed.versions.get(name, "").partition("+")[0] == pinned.partition("+")[0]
         own = [text for text in installed.requires.get(name, ()) if ";" not in text and "[" not in text] if same else []
         found[name] = tuple(text.replace(" ", "") for text in own) or tuple(_known_to_ask(name, pinned))
     return {name: texts for name, texts in found.items() if texts}

@@ -103,8 +103,9 @@ def _arguments(launch: Launch, path: Path, source: Source | None) -> Draft | Non
     values = {name: value for name, value in values.items() if not (isinstance(value, str) and "$" in value)}
     judge = judge_of(source) if own and source else None
     gone = {key: INSTEAD[key] for key in values if judge and key in INSTEAD and _is_gone(judge, key)}
+    keys = {key: to for key, to in KEYS.items() if key not in gone}
     tool = Tool(
-        "trl", KEYS, TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD), gone, finish=_finish,
+        "trl", keys, TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD), gone, finish=_finish,
         conflicts=trl.TOOL.conflicts, open_sections=trl.TOOL.open_sections,
     )  # fmt: skip
     draft = Draft(tool, path, values, launch.lines)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from surefit.facts.setup import Setup
-from surefit.foreign import conflicts, hf
+from surefit.foreign import conflicts, hf, peft_adapter
 from surefit.foreign import convert as c
 from surefit.foreign.axolotl_data import is_plain_split
 from surefit.foreign.draft import Draft, To, Tool
@@ -20,6 +22,9 @@ LORA_KEYS = (
 )  # fmt: skip
 SEVERAL = 3
 """Keys that TRL does not know, from which on the file is taken for that of a script of its own: none is a slip."""
+SFT_LOSSES = ("nll", "dft", "chunked_nll")
+PAIRS = re.compile(r"binarized|prefer|dpo|kto|reward|feedback|\bhh-rlhf|unpaired|tldr", re.IGNORECASE)
+"""What names of data sets say that have pairs, rewards or prompts only."""
 QUANT_KEYS = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
 
 
@@ -112,6 +117,10 @@ def _finish(draft: Draft) -> None:
 def _stage(draft: Draft) -> None:
     """Keys of another trainer than SFTTrainer; and those of `accelerate launch`, to which TRL hands them."""
     stages = [key for key in draft.flat if key in TRL_STAGES and draft.says(key)]
+    _generations(draft)
+    told = next(iter(stages), None) or _preferences(draft)
+    if told:
+        draft.say("preferences", True, told)
     if stages:
         draft.whole_run = False
         for key in stages:
@@ -129,6 +138,61 @@ def _stage(draft: Draft) -> None:
             draft.deprecated[key] = instead
             draft.mapped.add(key)
         draft.gone.clear()
+
+
+GENERATIONS = {"GRPOConfig": 8, "RLOOConfig": 2}
+"""TRL's configs whose generation batch is made of groups → num_generations where it is not given (TRL 1.16)."""
+BATCH_OF_GENERATIONS = (
+    "generation_batch_size", "steps_per_generation", "per_device_train_batch_size", "gradient_accumulation_steps",
+)  # fmt: skip
+
+
+def split_group(values: Mapping[str, Any], generations: Any, processes: int | None) -> int | None:
+    """The completions of a generation batch where they do not make up whole groups; of one process if the number of
+    processes is not known."""
+    size, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
+    if size is None:
+        steps = steps if steps is not None else values.get("gradient_accumulation_steps", 1)
+        factors = (values.get("per_device_train_batch_size", 8), steps, processes or 1)
+        if not all(type(factor) is int and factor > 0 for factor in factors):
+            return None
+        size = math.prod(factors)
+    numbers = type(size) is int and type(generations) is int and size > 0 and generations > 0
+    return size if numbers and size % generations else None
+
+
+def group_texts(size: int, generations: int, processes: int | None, given: bool) -> tuple[str, str]:
+    """(what is wrong, what to write) with such a batch; `given`: its size is written out."""
+    if given or processes:
+        return (
+            f"a generation batch of {size} does not divide into groups of num_generations, {generations}",
+            f"write a num_generations that divides {size}, or a batch that {generations} divides",
+        )
+    apart = generations // math.gcd(size, generations)
+    return f"a divisor of {size}, the generation batch of one process, or a multiple of {apart} processes", ""
+
+
+def _generations(draft: Draft) -> None:
+    """TRL stops where the generation batch is not made of whole groups."""
+    generations, count = draft.flat.get("num_generations"), draft.flat.get("num_processes")
+    processes = count if type(count) is int and count > 0 else None
+    size = split_group(draft.flat, generations, processes)
+    if size is None or any(key.startswith(("teacher_", "distillation_")) for key in draft.flat):
+        return
+    problem, help_text = group_texts(size, generations, processes, "generation_batch_size" in draft.flat)
+    if help_text:
+        draft.refuse_with("num_generations", problem, help_text)
+    else:
+        draft.out_of_range["num_generations"] = problem
+        draft.places["num_generations"] = draft.place("num_generations")
+
+
+def _preferences(draft: Draft) -> str | None:
+    """The key that tells of another trainer than SFTTrainer where none of its own keys is there."""
+    losses = draft.flat.get("loss_type")
+    if isinstance(losses, list) or (isinstance(losses, str) and losses not in SFT_LOSSES):
+        return "loss_type"
+    return "dataset_name" if PAIRS.search(str(draft.flat.get("dataset_name", ""))) else None
 
 
 def _command(draft: Draft) -> None:
@@ -181,6 +245,10 @@ def _adapter(draft: Draft) -> None:
     if draft.config.get("adapter.kind") == "full":
         for dotted in [dotted for dotted in draft.config if dotted.startswith("adapter.") and dotted != "adapter.kind"]:
             del draft.config[dotted]
+    if lora:
+        targets = draft.flat.get("lora_target_modules")
+        one = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets
+        peft_adapter.one_name(draft, "lora_target_modules", one)
     _quantization(draft)
 
 

@@ -118,7 +118,7 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
     for key in setup.passed_over:
         yield Finding(
             field=key,
-            message=f"{_tool(setup)} does not know {setup.name(key)} and ignores it"
+            message=f"{_tool(setup, key)} does not know {setup.name(key)} and ignores it"
             if setup.tool != "trl"
             else f"{_tool(setup)}'s own commands do not take {setup.name(key)}",
             help=_where_it_belongs(setup, key),
@@ -145,7 +145,7 @@ def argument_deprecated(setup: Setup) -> Iterator[Finding]:
     Axolotl 0.19.0, utils/schemas/deprecated.py: "evaluation_strategy is deprecated, use eval_strategy instead".
     """
     for key, instead in setup.deprecated.items():
-        yield Finding(field=key, message=f"{setup.name(key)} is deprecated in {_tool(setup)}", help=instead)
+        yield Finding(field=key, message=f"{setup.name(key)} is deprecated in {_tool(setup, key)}", help=instead)
 
 
 @rule("ARG006", "file-not-there", severity="warning")
@@ -261,4 +261,4 @@ def _tool(setup: Setup, key: str = "") -> str:
     if setup.tool == "python":
         return key.partition(".")[0]
     names = {"axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "accelerate"}
-    return (names | {"deepspeed": "DeepSpeed", "peft": "PEFT"}).get(setup.tool, setup.tool)
+    return (names | {"deepspeed": "DeepSpeed", "peft": "PEFT", "slurm": "the Trainer"}).get(setup.tool, setup.tool)

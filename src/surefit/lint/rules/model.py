@@ -301,6 +301,7 @@ def target_modules_match_nothing(context: LintContext, setup: Setup, model: Mode
     ## What it does
     Compares each name with the model's real linear layers, as PEFT does: the whole dotted name or its end. In another
     tool's config, where some names match, only those that look misspelt are reported: its lists serve several models.
+    A single name that PEFT is given as a text has to match whole names, and never does.
 
     ## Why it is bad
     If none matches, adding the adapter fails. If some do, the run works with fewer factors than intended.
@@ -315,6 +316,8 @@ def target_modules_match_nothing(context: LintContext, setup: Setup, model: Mode
     "Target modules … not found in the base model" is the most frequent error in PEFT's issue threads; names copied from
     a Llama config are the usual cause.
     """
+    if setup.target_pattern:
+        yield from _one_name(setup.target_pattern, setup, model)
     targets = setup.target_modules or ()
     if setup.adapter not in ("lora", "dora") or set(targets) & {"all-linear", "custom"} or not model.linear_modules:
         return
@@ -337,6 +340,21 @@ def target_modules_match_nothing(context: LintContext, setup: Setup, model: Mode
                 message=f"no linear layer of {model.name} is called {target!r}{did_you_mean(target, known)}",
                 help=f"write all-linear, or choose from {', '.join(known)}",
             )
+
+
+def _one_name(target: str, setup: Setup, model: ModelFacts) -> Iterator[Finding]:
+    """A name that PEFT is given as a text, and takes as a regular expression for whole names."""
+    known = sorted({name.rpartition(".")[2] for name in model.linear_modules})
+    if setup.adapter not in ("lora", "dora") or not known or target in (*model.linear_modules, *OUTPUT_HEADS):
+        return
+    yield Finding(
+        field="target_pattern",
+        message=f"PEFT takes the one name {target!r} as a regular expression for whole names of modules, and it "
+        f"matches none of {model.name}{did_you_mean(target, known) if target not in known else ''}",
+        help=f"write all-linear, or '.*{target}'"
+        if target in known
+        else f"write all-linear, or several of {', '.join(known)}",
+    )
 
 
 @rule("MOD009", "model-size-unknown", severity="info")

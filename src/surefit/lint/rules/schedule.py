@@ -134,7 +134,9 @@ def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
             field="learning_rate",
             message=f"learning_rate {rate:g} is high for {how} a model of "
             f"{count_text(parameters)} parameters: above {limit:g} what it knows is usually lost",
-            help=f"start at {'1e-5' if full else '2e-4'}",
+            help="start at the default of the trainer: those for preferences and rewards are lower than for answers"
+            if setup.preferences
+            else f"start at {'1e-5' if full else '2e-4'}",
         )
 
 
@@ -147,7 +149,8 @@ def learning_rate_low(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """The learning rate is so low that a LoRA adapter hardly moves.
 
     ## What it does
-    Flags less than 1e-5 for LoRA. Models under 20 million parameters are exempt: their range differs (SCH003).
+    Flags less than 1e-5 for LoRA. Models under 20 million parameters are exempt: their range differs (SCH003). So are
+    runs that learn from preferences or rewards (DPO, KTO, GRPO …), where such rates are usual.
 
     ## Why it is bad
     The factor B starts at zero and has to grow before the adapter does anything. At such a rate the run ends first; the
@@ -165,7 +168,7 @@ def learning_rate_low(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """
     rate, limit = setup.learning_rate, LORA_RANGE[0]
     big = model.parameters is not None and model.parameters >= TINY
-    if big and setup.adapter in ADAPTERS and rate is not None and rate < limit:
+    if big and not setup.preferences and setup.adapter in ADAPTERS and rate is not None and rate < limit:
         yield Finding(
             field="learning_rate",
             message=f"learning_rate {rate:g} is below {limit:g}: at that rate a LoRA adapter hardly leaves zero",
