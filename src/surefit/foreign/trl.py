@@ -177,7 +177,11 @@ def _generations(draft: Draft) -> None:
     generations, count = draft.flat.get("num_generations"), draft.flat.get("num_processes")
     processes = count if type(count) is int and count > 0 else None
     size = split_group(draft.flat, generations, processes)
-    if size is None or any(key.startswith(("teacher_", "distillation_")) for key in draft.flat):
+    if (
+        size is None
+        or not isinstance(generations, int)
+        or any(key.startswith(("teacher_", "distillation_")) for key in draft.flat)
+    ):
         return
     problem, help_text = group_texts(size, generations, processes, "generation_batch_size" in draft.flat)
     if help_text:

@@ -239,7 +239,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
 
 def _way_on(model: PeftModel, had: set[str], layers: Mapping[str, tuple[int, ...]]) -> str:
     """The `target_modules` that mean what an adapter has factors for; merging it, where none do."""
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = model.get_output_embeddings()
     shared = head is not None and head.weight is model.get_input_embeddings().weight
     shapes = _linear_shapes(model)
     linear = {
