@@ -248,6 +248,10 @@ ACCELERATE = "accelerate launch --num_processes {count} t.py\n"
             "t.py", GRPO.format(arguments="per_device_train_batch_size=2"), ACCELERATE.format(count=3), "CFG004",
             id="N6-three-processes",
         ),
+        pytest.param(
+            "t.py", "from unsloth import FastLanguageModel\n" + GRPO.format(arguments="per_device_train_batch_size=1"),
+            "", None, id="N6-unsloth",
+        ),
         pytest.param("t.yaml", GRPO_YAML, "", "ARG024", id="N6-yaml"),
         pytest.param("t.yaml", GRPO_YAML + "gradient_accumulation_steps: 4\n", "", None, id="N6-yaml-sound"),
         pytest.param("t.yaml", GRPO_YAML + "num_processes: 4\n", "", None, id="N6-yaml-processes"),

@@ -89,7 +89,8 @@ def read_python(path: Path) -> Foreign:
     _read_trackers(notes, source)
     notes.problems += _slips(path, source)
     _read_launch(notes, launches)
-    read_groups(notes, calls)
+    if not judge.unsloth:  # which makes the batch fit by itself
+        read_groups(notes, calls)
     for name, (instead, line) in _gone_imports(source, judge).items():
         notes.gone_imports[name] = instead
         notes.place(name, name.rpartition(".")[2], line)
