@@ -204,7 +204,7 @@ def test_training_gives_the_same_advice(settings: dict[str, Any], targets: list[
     model = add_adapter(load_model(base, SimpleNamespace(kind="cpu")), section)
     with pytest.raises(ConfigError) as raised:
         start_from(model, Path("first"), base)
-    assert (raised.value.code, raised.value.help is not None) == ("E5029", True)
+    assert raised.value.code in ("E5029", "E5750")
     named = re.search(r"target_modules: \[(.*)\]", raised.value.help or "")
     assert (named[1].split(", ") if named else None) == wanted
 

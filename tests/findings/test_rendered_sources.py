@@ -107,6 +107,7 @@ def test_all_rows_refused_cannot_be_skipped(tmp_path: Path) -> None:
 def test_the_sources_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little there is, some row of every source is looked at."""
     monkeypatch.setattr(looking, "SECONDS", 0.0)
+    monkeypatch.setattr(looking, "LEAST", 1)
     found = findings(tmp_path, DROPS, "data.eval", [system()])
     assert [(one["code"], one["field"]) for one in found] == [("AUD040", "data.eval")]
     assert "1 of 1" in found[0]["message"]

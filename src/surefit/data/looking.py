@@ -140,7 +140,7 @@ def look_at_examples(
         if (len(sights) >= LEAST or turns >= TURNS) and time.monotonic() - start > seconds:
             break
         example = examples[number]
-        turns += sum(count for count, _ in renderings(example))
+        turns += sum(count for count, _ in renderings(example)) if example.messages else 1
         sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
         if example.text is None and template and comparison:
             rendered = example if answers else _question(example)

@@ -90,15 +90,15 @@ def test_answers_of_other_rows_say_nothing_about_the_held_out_ones() -> None:
 def test_a_held_out_file_among_the_training_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    for name in ("all.jsonl", "held_out.jsonl"):
+    for name in ("all.jsonl", "later.jsonl"):
         (tmp_path / "data" / name).write_text(f'{{"prompt": "{name}", "completion": "x"}}\n' * 2, encoding="utf-8")
-    assert {row["prompt"] for row in load_rows("data")} == {"all.jsonl", "held_out.jsonl"}  # the loader reads both
-    (one,) = found(config("data", "data/held_out.jsonl"))
+    assert {row["prompt"] for row in load_rows("data")} == {"all.jsonl", "later.jsonl"}  # the loader reads both
+    (one,) = found(config("data", "data/later.jsonl"))
     assert (one.code, one.field) == ("EVL003", "data.eval")
-    assert found(config("data/", str(tmp_path / "data" / "held_out.jsonl"))) != []
-    assert found(config("data/all.jsonl", "data/held_out.jsonl")) == []
+    assert found(config("data/", str(tmp_path / "data" / "later.jsonl"))) != []
+    assert found(config("data/all.jsonl", "data/later.jsonl")) == []
     monkeypatch.chdir(tmp_path / "data")
-    assert found(config(".", "held_out.jsonl")) != []
+    assert found(config(".", "later.jsonl")) != []
 
 
 @pytest.mark.parametrize(
