@@ -73,7 +73,8 @@ def test_a_path_outside_the_workspace_is_not_read(tmp_path: Path, key: str, spel
 
 
 NO_PATH = {
-    "recipe", "revision", "disk", "target_modules", "split", "gpu", "keep_best", "server", "metric", "mlflow_uri", "memory",
+    "recipe", "revision", "disk",
+    "target_modules", "split", "gpu", "keep_best", "server", "metric", "mlflow_uri", "memory",
     "mlflow_experiment", "wandb_project", "prometheus_host", "partition", "account", "time", "modules", "options",
     "ignore", "add_tokens", "chat_template_kwargs",
 }  # fmt: skip
