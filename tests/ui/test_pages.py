@@ -125,7 +125,10 @@ def test_the_fit_of_a_config_is_that_of_surefit_plan(server: Any) -> None:
     expected = surefit(server.workspace, "plan", "configs/nano.yaml", "--quick", "--set", "hardware.gpu=l4")
     changes = {"hardware.gpu": "l4"}
     found = server.post("/api/fit", {"config": "configs/nano.yaml", "changes": changes, "price": None}).json
-    assert (found["low"], found["high"]) == (expected["estimate"]["low_bytes"], expected["estimate"]["high_bytes"])
+    # The page reads no rows: they are as long as data.max_length there, and as long as they are in the command's plan.
+    for end in ("low", "high"):
+        planned = expected["estimate"][f"{end}_bytes"]
+        assert planned <= found[end] <= 1.001 * planned
     assert found["verdict"] == expected["estimate"]["verdict"]
 
 

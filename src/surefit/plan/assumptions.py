@@ -32,7 +32,8 @@ def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumpt
     if not hardware.is_another_machine:
         return
     config = resolved.config
-    if resolved.provenance["speed.kernels"].kind == "auto" and not kernels_obstacle(config, hardware):
+    decided = resolved.provenance.get("speed.kernels")
+    if decided is not None and decided.kind == "auto" and not kernels_obstacle(config, hardware):
         yield Assumption(
             "liger-kernel",
             False,

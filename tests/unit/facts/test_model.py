@@ -54,7 +54,7 @@ def test_the_catalogue_has_the_published_totals(name: str) -> None:
     assert facts.parameters == facts.expected_parameters == PUBLISHED[name]
     assert facts.weight_bytes == 2 * PUBLISHED[name]
     assert (facts.source, facts.path, facts.has_weights) == ("catalogue", None, False)
-    assert facts.gated is name.startswith("meta-llama/")
+    assert facts.gated is name.startswith(("meta-llama/", "google/"))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_catalogue_has_the_published_totals(name: str) -> None:
 def test_other_names_of_a_model_of_the_catalogue(name: str, same: str, quantization: str | None) -> None:
     facts = model_facts(name)
     assert (facts.name, facts.expected_parameters, facts.quantization) == (name, PUBLISHED[same], quantization)
-    assert facts.gated is name.startswith("meta-llama/")
+    assert facts.gated is name.startswith(("meta-llama/", "google/"))
 
 
 @pytest.mark.parametrize("name", ["somebody/Llama-3.2-1B", "unsloth/another", "meta-llama/Meta-Llama-3-8B"])
