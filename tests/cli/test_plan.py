@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.cli.conftest import Surefit
+from tests.cli.conftest import Surefit, row
 
 from surefit import nano
 
@@ -80,7 +81,9 @@ def test_a_plot_is_valid_svg(surefit: Surefit, config: Path) -> None:
 
 @pytest.mark.slow
 def test_fused_kernels_keep_less_and_are_no_disagreement(config: Path, surefit: Surefit) -> None:
-    common = ("--gpu", "h100", "--json", "--set", "data.max_length=8192", "--set", "speed.kernels=")
+    Path("long.jsonl").write_text("".join(json.dumps(row("Ada " * 3000)) + "\n" for _ in range(40)))
+    length = ("--set", "data.train=long.jsonl", "--set", "data.max_length=8192")
+    common = ("--gpu", "h100", "--json", *length, "--set", "speed.kernels=")
     without, fused = (surefit("plan", config, *common[:-1], f"{common[-1]}{on}").json for on in ("false", "true"))
     assert fused["estimate"]["peak_bytes"] < 0.97 * without["estimate"]["peak_bytes"]
     assert without["estimate"]["disagreement"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,11 @@ import pytest
 from tests.cli.conftest import Surefit
 
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE
+from surefit.core.rundir import file_sha256
+from surefit.data.cache import ARRAYS
+from surefit.data.formats import HELD_OUT
 from surefit.data.sharded import MANIFEST
+from surefit.data.shards import shard_sha256
 
 SHARDS = ("--set", "data.prepared=shards")
 
@@ -158,10 +163,12 @@ def test_a_billion_rows_start_at_once_and_take_no_memory(surefit: Surefit, confi
     np.save(large / "offsets.npy", np.concatenate([[0], ends]))
     for name in ("input_ids", "supervised"):
         np.save(large / f"{name}.npy", np.tile(arrays[name], times))
-    for path in (*Path("shards/shard-000000").iterdir(), Path("shards/shard-000000")):
-        path.unlink() if path.is_file() else path.rmdir()
-    one = manifest["shards"][0] | {"rows": len(ends), "tokens": int(ends[-1])}
+    shutil.copy(f"shards/shard-000000/{HELD_OUT}", large)
+    shutil.rmtree("shards/shard-000000")
+    digests = {name: file_sha256(large / name) for name in (*(f"{name}.npy" for name in ARRAYS), HELD_OUT)}
+    one = manifest["shards"][0] | {"rows": len(ends), "tokens": int(ends[-1]), "sha256": shard_sha256(digests)}
     manifest["shards"] = [one] * 10_000
+    manifest["stats"]["kept"] = one["rows"] * 10_000
     Path("shards", MANIFEST).write_text(json.dumps(manifest))
     for number in range(10_000):
         Path(f"shards/shard-{number:06d}").symlink_to("large")

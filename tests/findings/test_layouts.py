@@ -202,7 +202,7 @@ def walk(place: Path, layout: str, template: str) -> Iterator[tuple[str, bool]]:
     yield "plan", surefit("plan", "run.yaml", "--quick")[0] == 0
     code, document, _ = surefit("train", "run.yaml")
     if impossible:
-        yield "train", (code, document.get("code"), Path("run/adapter").exists()) == (2, "E4135", False)
+        yield "train", (code, document.get("code"), Path("run/adapter").exists()) == (1, "E8042", False)
         return
     yield "train", (code, AutoTokenizer.from_pretrained("run/adapter").chat_template) == (0, own)
     code, document, _ = surefit("merge", "run")

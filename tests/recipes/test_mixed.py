@@ -196,7 +196,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_a_run_of_two_tasks(folder: Path) -> None:
     answer = call("run", "run.yaml", "--json", "--set", "data.max_length=320")
-    assert answer.code in (0, 1), answer.text
+    assert answer.code in (0, 1, 5), answer.text  # the gate, on eight rows
     summary = json.loads((folder / "run/eval/summary.json").read_text())
     metrics = summary["sets"]["eval"]["variants"]["merged"]
     assert {"mean_of_tasks", "math_reasoning.exact_match", "code_generation.pass@1"} <= metrics.keys()

@@ -230,9 +230,7 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
             if array.shape != (size,) or array.dtype != dtype:
                 problem = "this shard is not the one that the manifest names"
                 raise DataError(problem, code="E4111", path=path, field="data.prepared", help=MEND)
-        offsets = arrays[2]
-        whole = offsets[0] == 0 and offsets[-1] == about["tokens"] and bool((np.diff(offsets) > 0).all())
-        if not whole or not self._as_written(number):
+        if not self._as_written(number):
             raise DataError(
                 "this shard was changed after it was written", code="E4652", path=path, field="data.prepared",
                 help="delete its directory, then run `surefit prepare CONFIG`, which keeps the other shards",
@@ -240,14 +238,20 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         return _Shard(*arrays)
 
     def _as_written(self, number: int) -> bool:
-        """Whether a shard's files have the hashes of the manifest; compared once, as far as `HASHED` goes."""
+        """Whether a shard's files have the hashes of the manifest, as far as `HASHED` goes, and its rows follow one
+        another. Looked at once for each shard, and read rather than mapped: what a map has read stays in memory."""
+        if number in self._compared:
+            return True
+        self._compared.add(number)
         path = shard_path(self.path, number)
+        offsets = np.load(path / "offsets.npy")
+        if offsets[0] != 0 or offsets[-1] != self.manifest.shards[number]["tokens"] or (np.diff(offsets) <= 0).any():
+            return False
         names = [*(f"{name}.npy" for name in ARRAYS), HELD_OUT]
         size = sum((path / name).stat().st_size for name in names if (path / name).exists())
-        if number in self._compared or self._hashed + size > HASHED:
+        if self._hashed + size > HASHED:
             return True
         self._hashed += size
-        self._compared.add(number)
         try:
             digests = {name: file_sha256(path / name) for name in names}
         except OSError:

@@ -284,6 +284,7 @@ class Refused(GateError):
         super().__init__(
             f"{plural(len(errors), 'finding')} of severity error: {', '.join(sorted({e['code'] for e in errors}))}",
             help="`surefit explain CODE` says what each means; nothing was started",
+            code="E8042",
             also=map(_as_error, errors),
         )
         self.findings = findings

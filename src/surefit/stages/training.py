@@ -315,6 +315,7 @@ def _train_once(
     from surefit.model.prepare import prepare_for_training
     from surefit.parallel.engine import engine_of
     from surefit.parallel.mesh import World
+    from surefit.telemetry.memory import reset_peak
     from surefit.telemetry.sinks import make_sinks
     from surefit.train.inputs import Callbacks, Environment
     from surefit.train.loop import Training
@@ -324,6 +325,7 @@ def _train_once(
         keep_what_is_freed()
     engine = engine_of(config.parallel, world or World())
     sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()
+    reset_peak()
     base = load_model(config.model, run.hardware, engine.loading_device(run.hardware.kind))
     if config.adapter.kind == "full":
         require_savable(base, base_directory(config.model))

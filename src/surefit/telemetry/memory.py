@@ -21,7 +21,7 @@ class PhaseMemory:
     """The fullest moment of every phase of a run, in bytes.
 
     On a GPU `allocated` is in tensors, `reserved` from the driver, and `held` in tensors at the phase's end. On a CPU
-    `resident` is the most RAM that the process had up to the phase's end: it never falls, so it is information only.
+    `resident` is the most RAM that the process had from `reset_peak` to the phase's end: within a run it never falls.
 
     Attributes:
         phases: phase → those figures; what comes before the first `enter` is "load".
@@ -65,6 +65,13 @@ class PhaseMemory:
         now = _on_gpu() if self._cuda else {"resident": _resident()}
         before = self.phases.get(self._now, now)
         self.phases[self._now] = {key: max(before[key], value) for key, value in now.items()}
+
+
+def reset_peak() -> None:
+    """Count the process's most RAM from here on, so that what it had before, as in a notebook, is not taken for the
+    run's. Linux only (proc(5), clear_refs); elsewhere, and where it is not allowed, the count goes on."""
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
 
 
 def _on_gpu() -> dict[str, int]:

@@ -66,7 +66,7 @@ def contents(directory: Path) -> dict[str, str]:
 def working(directory: Path) -> int | None:
     """A process that is writing a shard, by the name of what it writes."""
     names = (path.name.split(".") for path in directory.glob(".shard-*.tmp"))
-    return next((int(name[2]) for name in names), None)
+    return next((int(name[2].partition("-")[0]) for name in names), None)
 
 
 @pytest.mark.slow
