@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedModel
 
@@ -201,7 +202,17 @@ class FromFiles:
         hooks = []
         layers = decoder_layers(model)
         inside = {id(module) for layer in layers for module in layer.modules()}
-        alone = [(module, [module]) for module in model.modules() if id(module) not in inside]
+        outside = [module for module in model.modules() if id(module) not in inside]
+        # PEFT's layers read the weight of the layer they wrap outside of its forward pass: DoRA does, for its norms.
+        wrapped = {
+            module: module.get_submodule("base_layer") for module in outside if isinstance(module, BaseTunerLayer)
+        }
+        held = set(wrapped.values())
+        alone = [
+            (module, [module, wrapped[module]] if module in wrapped else [module])
+            for module in outside
+            if module not in held
+        ]
         for unit, modules in [*((layer, list(layer.modules())) for layer in layers), *alone]:
             slots = [slot for module in modules for slot in _slots(module) if slot[2] in self._stored]
             if slots:
