@@ -24,6 +24,9 @@ from surefit.core.units import MIB
 MAX_BYTES = 2 * MIB
 DEPTH = 40
 """Names and brackets that are followed for one value."""
+STEPS = 300_000
+"""Expressions that are evaluated for one script, all modules beside it together: a name that stands for a list of names
+is evaluated anew wherever it stands, which doubles with every such name."""
 MOST_MODULES = 20
 """Modules beside a script that are followed."""
 LARGEST = 10**30
@@ -100,6 +103,7 @@ class Source:
         passed: option of the script's parser → the values that launch lines beside it pass; None for one that is only
             known when it runs.
         modules: the files beside the script that were parsed, by name; None for one that is not there.
+        evaluated: how many expressions of all of them were evaluated, in a list of one.
     """
 
     path: Path
@@ -111,6 +115,7 @@ class Source:
     inside: dict[ast.AST, Scope] = field(default_factory=dict)
     passed: dict[str, set[str | None]] = field(default_factory=dict)
     modules: dict[str, Source | None] = field(default_factory=dict)
+    evaluated: list[int] = field(default_factory=lambda: [0])
 
     @cached_property
     def lines(self) -> list[str]:
@@ -140,26 +145,28 @@ class Source:
         origin = origins.pop()
         return None if origins or origin is None else ".".join([origin, *attributes])
 
-    def once(self, name: str, scope: Scope) -> tuple[ast.expr, Scope] | None:
+    def once(self, name: str, scope: Scope, depth: int = 0) -> tuple[ast.expr, Scope] | None:
         """The expression that a name stands for, where there is exactly one; also one of a module beside the script."""
+        if depth > MOST_MODULES:  # two modules that import the name from each other
+            return None
         home = scope.home or self
         found = scope.find(name)
         if found is None:
             stars = [each.value for each in home.module.names.get("*", ()) if isinstance(each.value, Imported)]
-            there = [self.global_of(f"{star.dotted[:-1]}{name}") for star in stars] if len(stars) == 1 else []
+            there = [self.global_of(f"{star.dotted[:-1]}{name}", depth) for star in stars] if len(stars) == 1 else []
             return there[0] if there else None
         if len(found[1]) != 1 or name in home.changed:
             return None
         binding = found[1][0]
         if isinstance(binding.value, ast.expr) and binding.element is None:
             return binding.value, found[0]
-        return self.global_of(binding.value.dotted) if isinstance(binding.value, Imported) else None
+        return self.global_of(binding.value.dotted, depth) if isinstance(binding.value, Imported) else None
 
-    def global_of(self, dotted: str) -> tuple[ast.expr, Scope] | None:
+    def global_of(self, dotted: str, depth: int = 0) -> tuple[ast.expr, Scope] | None:
         """The expression of a name in a module beside the script: "config.LR"."""
         module, _, name = dotted.rpartition(".")
         other = self.beside(module) if module and name else None
-        return other.once(name, other.module) if other is not None and other is not self else None
+        return other.once(name, other.module, depth + 1) if other is not None and other is not self else None
 
     def beside(self, name: str) -> Source | None:
         """A module that lies beside the script, or in the folder above it; None where it is not there."""
@@ -173,7 +180,7 @@ class Source:
                 if path.is_file():
                     with suppress(ConfigError):
                         other = parse(path)
-                        other.modules, other.passed = self.modules, self.passed
+                        other.modules, other.passed, other.evaluated = self.modules, self.passed, self.evaluated
                         self.modules[name] = other
                     break
         return self.modules[name]
@@ -206,7 +213,8 @@ class Source:
 
     def value(self, node: ast.expr, scope: Scope, depth: int = 0) -> Any:
         """What an expression is, or `COMPUTED`."""
-        if depth > DEPTH:
+        self.evaluated[0] += 1
+        if depth > DEPTH or self.evaluated[0] > STEPS:
             return COMPUTED
         if scope.home is not None and scope.home is not self:
             return scope.home.value(node, scope, depth + 1)
@@ -477,11 +485,13 @@ class Options:
     Attributes:
         defaults: option → its default, or COMPUTED where that is not written out.
         switches: those without a value.
+        types: option → `type` as it is written: the name of a function, or "" for any other expression.
         whole: every option is written out, and an unknown one stops the script.
     """
 
     defaults: dict[str, Any] = field(default_factory=dict)
     switches: set[str] = field(default_factory=set)
+    types: dict[str, str] = field(default_factory=dict)
     whole: bool = True
 
 
@@ -495,15 +505,19 @@ def option(source: Source, node: ast.expr, scope: Scope, name: str) -> Any:
         return None
     if call.func.attr == "parse_args_into_dataclasses":
         inside = _dataclass(home, call.func.value, at, element)
-        return None if inside is None else _passed(home, name, _field(home, inside, name), switch=False)
+        return None if inside is None else _passed(home, name, _field(home, inside, name))
     options = options_of(home, call.func.value, at)
     if options is None or name not in options.defaults:
         return COMPUTED
-    return _passed(home, name, options.defaults[name], name in options.switches)
+    return _passed(home, name, options.defaults[name], name in options.switches, options.types.get(name))
 
 
-def _passed(source: Source, name: str, default: Any, switch: bool) -> Any:
-    """The default, or what the launch lines beside the script pass in its place."""
+def _passed(source: Source, name: str, default: Any, switch: bool = False, kind: str | None = None) -> Any:
+    """The default, or what the launch lines beside the script pass in its place.
+
+    Args:
+        kind: of argparse's `type`, the name; None where there is none.
+    """
     given = source.passed.get(name)
     if not given:
         return COMPUTED if default is None else default
@@ -512,14 +526,26 @@ def _passed(source: Source, name: str, default: Any, switch: bool) -> Any:
     written = next(iter(given)) or ""
     if switch or (written == "" and isinstance(default, bool)):
         return True
+    if kind is not None:
+        return _converted(written, kind)
     if isinstance(default, bool) or written in ("True", "False", "true", "false"):
         return written.lower() in ("true", "1", "yes")
-    for kind in (int, float):
+    for number in (int, float):
         try:
-            return kind(written)
+            return number(written)
         except ValueError:
             continue
     return written
+
+
+def _converted(written: str, kind: str) -> Any:
+    """What argparse's `type` makes of a text; COMPUTED where that is a function of the script's own."""
+    if kind in ("int", "float", "str", "bool"):  # bool("False") is True
+        try:
+            return {"int": int, "float": float, "str": str, "bool": bool}[kind](written)
+        except ValueError:
+            return COMPUTED
+    return written.lower() in ("true", "1", "yes", "y", "on") if "bool" in kind.lower() else COMPUTED
 
 
 def _parsed(source: Source, node: ast.expr, scope: Scope) -> tuple[ast.Call | None, int, Source, Scope]:
@@ -590,6 +616,11 @@ def _add(source: Source, node: ast.Call, scope: Scope, options: Options) -> None
     if action in ("store_true", "store_false"):
         options.switches.add(name)
         default = action == "store_false" if default is None else default
+    kind = given.get("type")
+    if kind is not None or "nargs" in given:
+        options.types[name] = kind.id if isinstance(kind, ast.Name) and "nargs" not in given else ""
+        if isinstance(default, str) and "nargs" not in given:  # argparse converts a default that is a text as well
+            default = _converted(default, options.types[name])
     required = "required" in given and source.value(given["required"], scope) is not False
     options.defaults[name] = COMPUTED if required or not flags[0].startswith("-") else default
     # argparse takes each of its spellings.
