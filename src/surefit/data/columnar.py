@@ -146,6 +146,10 @@ def _batch_bytes(batch: Any, place: str) -> int:
         name, array = waiting.pop()
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
+        if isinstance(array, pa.MapArray):  # `flatten` does not take one, and its parts know nothing of a slice
+            first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+            waiting += [(name, part.slice(first, end - first)) for part in (array.keys, array.items)]
+            continue
         if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.StructArray)):
             inner = array.flatten()
             waiting += [(name, one) for one in inner] if isinstance(inner, list) else [(name, inner)]

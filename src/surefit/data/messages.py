@@ -429,6 +429,11 @@ def json_list(value: Any, field: str) -> Sequence[Any]:
     """A list, or a list as JSON text."""
     if value is None:
         raise DataError("missing", code="E4072", field=field)
+    if isinstance(value, bytes):
+        problem = "the column holds bytes that are not marked as text"
+        raise DataError(
+            problem, code="E4600", field=field, help="write it as strings: pyarrow's type string, not binary"
+        )
     parsed = json_value(value, field)
     if not isinstance(parsed, (list, tuple)):
         raise DataError(f"expected a list, got {json_kind(parsed)}", code="E4073", field=field)

@@ -21,7 +21,7 @@ from surefit.task import Example, Prediction, Scores, TaskRecipe
 
 TEXT_COLUMNS = ("text", "prediction", "completion", "output", "graph")
 """Where an answer stands in a row of a predictions file; the first that is there counts."""
-ID_COLUMNS = ("id", "task_id", "index")
+ID_COLUMNS = ("id", "task_id", "custom_id", "index")
 """What answers and references are matched by, where both have it; otherwise by their order."""
 PENMAN_BLOCK = re.compile(r"^#[ \t]*::(id|snt)\b", re.MULTILINE)
 """Says of a text file that it holds the AMR bank's blocks, whose graphs have many lines, and not an answer per line."""
@@ -197,6 +197,9 @@ def match(answers: Sequence[Answer], rows: Rows, examples: Examples) -> tuple[li
         numbers = [places[answer.row["where"]] for answer in answers]
         if len(set(numbers)) == len(numbers):
             return sorted(zip(answers, numbers, strict=True), key=lambda pair: pair[1]), "where"
+    index = [answer.row.get("index") for answer in answers]  # the number of the row, as `surefit predict` writes it
+    if all(type(number) is int for number in index) and sorted(index) == list(range(len(rows))):
+        return sorted(zip(answers, index, strict=True), key=lambda pair: pair[1]), "index"
     if len(answers) != len(rows):
         raise DataError(
             f"{plural(len(answers), 'prediction')} for {plural(len(rows), 'reference')}",

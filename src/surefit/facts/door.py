@@ -126,7 +126,10 @@ def require_sound_adapter(config: Any, where: object) -> dict[str, Any]:
         raise ModelError(
             "not a JSON object", code="E2037", path=str(where), help="copy the adapter again, or train again"
         )
+    other = config.get("peft_type") not in (None, "LORA")  # of which `r: 0` may be the default: OFT
     for key, (sound, wanted) in ADAPTER.items():
+        if key == "r" and other:
+            continue
         if config.get(key) is not None and not sound(config[key]):
             raise _refused(where, key, config[key], wanted, "copy the adapter again, or train again")
     for key, problem, help_text in wrong_patterns(config):

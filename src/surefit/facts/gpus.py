@@ -189,6 +189,8 @@ _ALIASES = {
     "gh200480gb": "gh200", "mi250": "mi250x",
 }  # fmt: skip
 
+_SIZES = {"a100": ("a100-40", "a100-80"), "v100": ("v100-16", "v100-32")}
+
 
 def _plain(name: str) -> str:
     return re.sub(r"nvidia|geforce|tesla|amd|instinct|[^a-z0-9]", "", name.lower())
@@ -203,6 +205,15 @@ def find_gpu(name: str) -> Gpu | None:
     # The form of the card is left out only where it makes no card of its own, as it does for the H100.
     key = _NAMES.get(plain) or _NAMES.get(re.sub(r"pcie|sxm\d?|hbm\de?", "", plain))
     return GPUS[key] if key else None
+
+
+def sizes_of(name: str) -> tuple[str, ...]:
+    """Return the cards that a name may mean which says no amount of memory; () where it means one.
+
+    >>> sizes_of("A100 PCIe"), sizes_of("NVIDIA A100-SXM4-80GB")
+    (('a100-40', 'a100-80'), ())
+    """
+    return _SIZES.get(re.sub(r"pcie|sxm\d?|hbm\de?", "", _plain(name)), ())
 
 
 def table(gpus: Iterable[tuple[str, Gpu]] = GPUS.items()) -> str:

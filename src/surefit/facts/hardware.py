@@ -24,6 +24,7 @@ from surefit.core.units import MIB, bytes_of
 from surefit.facts.gpus import BF16_CAPABILITY as BF16_CAPABILITY
 from surefit.facts.gpus import GPUS as GPUS
 from surefit.facts.gpus import find_gpu as find_gpu
+from surefit.facts.gpus import sizes_of
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,13 @@ def _detected_device(found: list[DetectedGpu], disk: int) -> HardwareFacts:
 
 
 def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
+    if sizes := sizes_of(gpu):
+        raise ConfigError(
+            f"{gpu} is made with different amounts of memory",
+            code="E2400",
+            field="hardware.gpu",
+            help=f"write {' or '.join(sizes)}",
+        )
     card = find_gpu(gpu)
     if card is None:
         raise ConfigError(

@@ -62,6 +62,10 @@ LISTED = 50
 MERGE_IT = "merge it, name the merged model, and leave start_from out"
 CONVERT = "save it where it was trained, with save_pretrained(…, path_initial_model_for_weight_conversion=…)"
 SIDE_BY_SIDE = "serve it beside its base model with PEFT"
+CONVERTIBLE = frozenset(
+    {"DELORA", "GRALORA", "LOHA", "LOKR", "MISS", "PSOFT", "RANDLORA", "TINYLORA", "UNILORA", "VERA"}
+)
+"""Kinds that `peft.convert_to_lora` of PEFT 0.21 converts; each was tried."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ def changes_arithmetic(config: Mapping[str, Any]) -> Problem | None:
     if config.get("peft_type") != "LORA":
         kind = config.get("peft_type")
         reason = f"it is of the kind {kind}" if kind else "adapter_config.json has no peft_type"
-        return Problem("peft_type", reason, f"{SIDE_BY_SIDE}, or convert it to LoRA with peft.convert_to_lora")
+        convert = ", or convert it to LoRA with peft.convert_to_lora" if kind in CONVERTIBLE else ""
+        return Problem("peft_type", reason, f"{SIDE_BY_SIDE}{convert}")
     for key, reason in OTHER_ARITHMETIC.items():
         if not is_off(config.get(key)):
             return Problem(key, reason, SIDE_BY_SIDE)

@@ -12,6 +12,7 @@ from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
 
 if TYPE_CHECKING:
+    from surefit.core.rundir import RunDir
     from surefit.data.formats import Examples
     from surefit.parallel.mesh import World
 
@@ -39,7 +40,7 @@ def evaluate(
     by_first(world, lambda: require_inputs_apart(run, run.run.eval))
     if asks_the_result(variants):
         by_first(world, lambda: require_trained(run.run))
-    else:  # there is nothing that a gate could judge
+    elif not _has_scored_result(run.run):  # there is nothing that a gate could judge
         config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
     with (
         concluded(run.run, "evaluate", watcher, config.telemetry, world.is_first),
@@ -49,6 +50,11 @@ def evaluate(
         sets = by_first(world, lambda: held_out_sets(run))
         summary = score_variants(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
     return summary if world.is_first else None
+
+
+def _has_scored_result(run: RunDir) -> bool:
+    """Whether answers of what training results in are there already, beside which others are scored."""
+    return any((run.eval / "eval" / f"{name}.predictions.jsonl").exists() for name in ("adapter", "merged", "model"))
 
 
 def asks_the_result(variants: Sequence[str] | None) -> bool:
