@@ -187,6 +187,8 @@ OPTIONS: dict[str, Option] = {
     "token rows": Option({"trainable_token_indices": {"{embed}": [3, 7]}}),
     "token rows, a list": Option({"trainable_token_indices": [3, 7]}),
     "token rows of both": Option({"trainable_token_indices": {"{embed}": [3, 7], "lm_head": [3, 7]}}),
+    "token rows, factors of the head": Option({"target_modules": ["{q}", "lm_head"],
+                                               "trainable_token_indices": [3, 7]}),
     "resized": Option(resized=MORE),
     "resized, both whole": Option({"modules_to_save": ["{embed}", "lm_head"]}, resized=MORE),
     "resized, embedding whole": Option({"modules_to_save": ["{embed}"]}, resized=MORE),

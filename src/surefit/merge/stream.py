@@ -178,7 +178,8 @@ class Merge:
                 yield name, (tensor if parameter is None else self._changed(parameter, tensor)).cpu().contiguous()
 
     def _base(self, stored: str, parameter: str | None) -> torch.Tensor:
-        """A tensor as the adapter's factors were trained beside it: the base's, or one that the adapter replaces."""
+        """A tensor as the adapter's factors were trained beside it: the base's, with the rows of single tokens that the
+        adapter trains, or one that the adapter replaces."""
         for whole in (self.adapter.replaced, self.adapter.base):
             if parameter is not None and parameter in whole:
                 tensor = cast(self.model, parameter, whole[parameter], self.dtype)
@@ -186,17 +187,18 @@ class Merge:
         tensor = self.weights.read(stored)
         if parameter is None:
             return tensor
-        return self.frozen(parameter, cast(self.model, parameter, tensor, self.dtype).to(self.device))
+        tensor = self.frozen(parameter, cast(self.model, parameter, tensor, self.dtype).to(self.device))
+        if parameter in self.adapter.rows:
+            ids, rows = self.adapter.rows[parameter]
+            tensor = tensor.clone()
+            tensor[ids] = rows.to(tensor.device, tensor.dtype)
+        return tensor
 
     def _changed(self, parameter: str, tensor: torch.Tensor) -> torch.Tensor:
         adapter = self.adapter
         if parameter in adapter.added:
             return (tensor.float() + adapter.added[parameter].to(tensor.device)).to(tensor.dtype)
-        if parameter in adapter.rows:
-            ids, rows = adapter.rows[parameter]
-            tensor = tensor.clone()
-            tensor[ids] = rows.to(tensor.device, tensor.dtype)
-        elif parameter in self.updates:
+        if parameter in self.updates:
             tensor = tensor.clone()
             fold(tensor.mT if parameter in self.transposed else tensor, self.updates[parameter])
         return tensor
