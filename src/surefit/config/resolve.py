@@ -207,7 +207,7 @@ def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | Non
     train = config.train
     if rows is None:
         return train.max_steps
-    trained = rows - round(rows * config.data.eval) if isinstance(config.data.eval, float) else rows
+    trained = rows - round(rows * (config.data.share or 0))
     return optimizer_steps(trained + round(mixed), train.epochs, train.global_batch_size, train.max_steps)
 
 

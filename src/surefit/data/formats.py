@@ -422,6 +422,7 @@ def read_splits(
     mixed: Mapping[str, Rows] | None = None,
 ) -> tuple[Examples, Examples]:
     """The training and the held-out examples that a config asks for; with `data.prepared` the held-out ones alone.
+    Where `data.eval` is 0, there are none of the latter.
 
     Args:
         section: the config's `data`.
@@ -435,6 +436,8 @@ def read_splits(
         DataError: as `load_rows`, `to_examples`, `split_eval` and `mix_in`.
     """
     if section.prepared is not None:
+        if section.holds_nothing_out:
+            return Examples([], [], []), Examples([], [], [])
         source = section.eval if isinstance(section.eval, str) else str(Path(section.prepared) / HELD_OUT)
         scored = load_held_out(source, section.split, None)
         held_out = to_examples(scored, recipe, section.format, section.bad_rows)
@@ -444,14 +447,16 @@ def read_splits(
     if isinstance(section.eval, str):
         held_out_rows = load_held_out(section.eval, section.split, rows)
         held_out = to_examples(held_out_rows, recipe, section.format, section.bad_rows)
+    elif section.share:
+        train, held_out = split_eval(train, section.share, seed)
     else:
-        train, held_out = split_eval(train, section.eval, seed)
+        held_out = Examples([], [], [])
     for source, passes in section.mix.items():
         found = (mixed or {}).get(source)
         found = found if found is not None else load_mixed(source, section)
         more = to_examples(found, recipe, section.format, section.bad_rows)
-        if recipe.parts and not isinstance(section.eval, str):  # each source may be all that there is of a task
-            more, also_held_out = split_eval(more, section.eval, seed)
+        if recipe.parts and section.share:  # each source may be all that there is of a task
+            more, also_held_out = split_eval(more, section.share, seed)
             held_out = Examples(held_out.examples + also_held_out.examples, held_out.where + also_held_out.where, [])
         train = mix_in(train, more, source, passes, held_out, seed)
     # Only now: which rows are held out must not depend on it.

@@ -378,7 +378,7 @@ def _unplanned(
         yield "time" if quick else "time: how fast this device is, is not known; `surefit calibrate` measures it"
     else:
         yield "time of merging" if scored else "time of merging and scoring"
-        if time["parts"] and not time["parts"]["evaluations"]:
+        if time["parts"] and not time["parts"]["evaluations"] and not resolved.config.data.holds_nothing_out:
             yield "time of the held-out loss: its rows are not counted yet"
     if not answered:
         yield "the memory of generating answers when the model is scored"

@@ -138,17 +138,17 @@ class Planner:
         if resolved.total_steps is None:
             return None
         config, length = resolved.config, self.typical(resolved)
-        every = config.checkpoint.every
+        every, between = config.checkpoint.every, config.train.eval_every
         assert isinstance(every, int)
         saves = rounds(resolved.total_steps, every)
-        share = config.data.eval if isinstance(config.data.eval, float) else 0.0
+        share = config.data.share or 0.0
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
         return run_time(
             step,
             resolved.total_steps,
             tokens_per_step=config.train.global_batch_size * length,
             weight_bytes=self.model.weight_bytes or 0,
-            evaluations=rounds(resolved.total_steps, every, config.train.eval_every),
+            evaluations=0 if config.data.holds_nothing_out else rounds(resolved.total_steps, every, between),
             evaluation_tokens=share * (rows or 0) * length,
             saves=saves,
             save_bytes=sum(checkpoints) // copies_at_once(resolved),
