@@ -172,6 +172,7 @@ def _estimate(
         "length": length,
         "tokens": micro_batch_shape(resolved, length).tokens,
         "lengths": planner.lengths.source,
+        "longest_row": planner.lengths.longest,
         "lengths_known": planner.lengths.known,
         **found,
         "low_bytes": needed.low,

@@ -48,6 +48,7 @@ class Lengths:
         known: "all" where `longest` is of all rows, "sample" of some, the largest among them, "none" where nothing is
             known and rows are taken to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
+        shortest: of the rows that were tokenized; None where it is not known.
     """
 
     longest: int | None = None
@@ -55,6 +56,7 @@ class Lengths:
     source: str = "data.max_length: `surefit audit` first, to plan with the real rows'"
     supervised: float = 1.0
     known: Literal["all", "sample", "none"] = "none"
+    shortest: int | None = None
 
 
 @dataclass

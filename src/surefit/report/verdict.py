@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.core.units import bytes_text, count_text, duration_text
+from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.report.artefacts import Artefacts
 from surefit.report.curves import Training
 from surefit.report.scores import HELD_OUT, SetScores, tone_of
@@ -130,7 +130,7 @@ def _without_scores(found: Artefacts, training: Training | None, tries: Sequence
     if train is not None and train.outcome == "failed":
         return Verdict("bad", "Training failed", [train.detail or "No reason is recorded.", unknown])
     if training is not None or train is not None:
-        done = f"{training.last_step:,} steps are logged." if training else "No step is logged yet."
+        done = f"{plural(training.last_step, 'step')} logged." if training else "No step is logged yet."
         return Verdict("neutral", "Training has not finished", [done])
     return Verdict(
         "neutral", "Nothing has been trained yet", ["There is nothing to judge: the train stage has not run."]
