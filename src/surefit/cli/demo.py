@@ -163,8 +163,8 @@ def _say(out: Output, chosen: Demo, result: dict[str, Any]) -> None:
         if name != "old_tools":
             what = "gain on the new tools" if name == "eval" else f"gain on the {name}'s requests"
             out.say(f"{what}: {_interval(found['ci95'])} points (95 % interval, {found['n']} prompts)")
-    out.say(f"certificate: {'passed' if result['certificate'] else 'FAILED'} · {plural(result['steps'], 'optimizer step')} · "
-            f"{duration_text(result['seconds'])}")  # fmt: skip
+    passed, steps = "passed" if result["certificate"] else "FAILED", plural(result["steps"], "optimizer step")
+    out.say(f"certificate: {passed} · {steps} · {duration_text(result['seconds'])}")
     out.say(f"the page that explains it: {result['report']}", "bold")
 
 
