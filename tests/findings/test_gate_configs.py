@@ -38,7 +38,7 @@ def check(evaluate: str, rows: int = 200, *more: str) -> set[tuple[str, str, str
 
 
 REFERENCE = ("EVL033", "error", "evaluate.gate.not_worse_than")
-GATE, MIN, MARGIN = (("EVL034", "warning", f"evaluate.gate{key}") for key in ("", ".min", ".margin"))
+MIN, MARGIN = (("EVL034", "warning", f"evaluate.gate.{key}") for key in ("min", "margin"))
 SMALL, FEW = ("DAT006", "warning", "data.eval"), ("EVL004", "warning", "data.eval")
 
 
@@ -59,7 +59,7 @@ SMALL, FEW = ("DAT006", "warning", "data.eval"), ("EVL004", "warning", "data.eva
         pytest.param("{min: 0.03, margin: 0.01}", set(), id="N15-min-over-its-margin"),
         pytest.param("{min: 0.6, margin: 1}", {MIN}, id="N15-min-margin-1"),
         pytest.param("{min: 0.6}", set(), id="N15-min"),
-        pytest.param("{metric: exact_match}", {GATE}, id="N15-no-condition"),
+        pytest.param("{metric: exact_match}", set(), id="N15-no-condition-is-CFG002"),
     ],
 )
 def test_the_gate(gate: str, expected: set[tuple[str, str, str]]) -> None:

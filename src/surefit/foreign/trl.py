@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from surefit.data.sources import HUB_ID, is_local
 from surefit.facts.setup import Setup
 from surefit.foreign import conflicts, hf, peft_adapter
 from surefit.foreign import convert as c
@@ -303,7 +303,7 @@ def _held_out(draft: Draft) -> None:
         draft.names["data.eval"] = "eval_strategy"
         return
     source, split = draft.flat.get("dataset_name"), draft.flat.get("dataset_test_split") or "test"
-    on_hub = isinstance(source, str) and HUB_ID.fullmatch(source) and not is_local(source) and "@" not in source
+    on_hub = isinstance(source, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and not os.path.exists(source)
     if on_hub and is_plain_split(split):
         draft.carry("data.eval", f"{source}@{split}", "dataset_test_split")
         draft.reach("dataset_test_split")

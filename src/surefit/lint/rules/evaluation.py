@@ -438,8 +438,10 @@ def nothing_held_out(context: LintContext, config: Config) -> Iterator[Finding]:
     ## Evidence
     Axolotl, LLaMA-Factory, TRL and ms-swift hold nothing out unless they are told to.
     """
-    if context.is_foreign or not config.data.holds_nothing_out or _needing_held_out_rows(config):
+    if context.is_foreign or not (config.data.holds_nothing_out and context.is_set("data.eval")):
         return
+    if _needing_held_out_rows(config):
+        return  # EVL032 says so
     also = config.evaluate.also
     scored = f"only {', '.join(also)} will be scored" if also else "no score will say whether training helped"
     yield Finding(
@@ -542,8 +544,8 @@ def gate_decides_nothing(config: Config) -> Iterator[Finding]:
     """The gate passes whatever the model is like, or nearly.
 
     ## What it does
-    Looks for a gate with neither `min` nor `not_worse_than`; for `not_worse_than` with a `margin` of 0.5 or more; and
-    for a `min` that is not above `margin`: the interval must not reach below `min` - `margin`, and no score is below 0.
+    Looks for `not_worse_than` with a `margin` of 0.5 or more; and for a `min` that is not above `margin`: the interval
+    must not reach below `min` - `margin`, and no score is below 0. (A gate with neither condition: CFG002.)
 
     ## Why it is bad
     The exit code of `surefit evaluate` is relied on, and says nothing: a margin of 1 is a loss of 100 points, and with
@@ -561,12 +563,6 @@ def gate_decides_nothing(config: Config) -> Iterator[Finding]:
     gate = config.evaluate.gate
     if gate is None:
         return
-    if gate.min is None and gate.not_worse_than is None:
-        yield Finding(
-            field="evaluate.gate",
-            message="the gate has neither min nor not_worse_than, so it passes whatever the scores are",
-            help="write the condition, such as not_worse_than: base",
-        )
     if gate.not_worse_than is not None and gate.margin >= LOOSE_MARGIN:
         yield Finding(
             field="evaluate.gate.margin",
