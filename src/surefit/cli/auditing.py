@@ -265,10 +265,11 @@ def _judged(subject: Subject, **known: Any) -> list[dict[str, Any]]:
 def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
     """Rows that training would stop at, as a problem for DAT001."""
     config = subject.context.config
-    found = {None: facts.seen("unusable_row"), **{key: seen.get("unusable_row") for key, seen in facts.others.items()}}
+    found: list[tuple[str | None, Observation | None]] = [(None, facts.seen("unusable_row"))]
+    found += [(key, observations.get("unusable_row")) for key, observations in facts.others.items()]
     known = {problem.field for problem in subject.context.problems}
     problems: list[SureFitError] = []
-    for key, seen in found.items():
+    for key, seen in found:
         skips = config is not None and config.data.bad_rows == "skip"
         if not (seen and seen.rows) or (skips and seen.rows < seen.of) or (key and key in known):
             continue

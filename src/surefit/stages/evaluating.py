@@ -95,7 +95,7 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     if config.evaluate.gate or not config.evaluate.also:
         require_held_out(config, "evaluate.gate" if config.evaluate.gate else "scoring")
     tokenizer = load_tokenizer(config.model) if config.data.bad_rows == "skip" else None
-    sets = {}
+    sets: dict[str, Examples] = {}
     if not config.data.holds_nothing_out:
         _, sets["eval"] = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     for name, source in config.evaluate.also.items():

@@ -521,7 +521,8 @@ def gate_reference_unknown(context: LintContext, config: Config) -> Iterator[Fin
     ## Evidence
     SureFit's own `evaluate` used to stop this late.
     """
-    wanted, known = config.evaluate.gate and config.evaluate.gate.not_worse_than, ("base", *context.baselines)
+    gate, known = config.evaluate.gate, ("base", *context.baselines)
+    wanted = gate.not_worse_than if gate else None
     if not wanted or wanted in known:
         return
     places = [Path(text).expanduser() for text in dict.fromkeys((wanted, wanted.partition(":")[0])) if text]
