@@ -123,7 +123,7 @@ def plan(target: Target, gpu: str | None = None, *, quick: bool = False) -> Plan
     from surefit.stages.planning import planned_run
 
     config = target if gpu is None else _config(target).changed({"hardware.gpu": gpu})
-    document = planned_run(prepare(_target(config)), quick=quick)
+    document = planned_run(prepare(_target(config)), quick=quick, needs_rows=True)
     estimate, time = document["estimate"] or {}, document["time"] or {}
     return Plan(
         estimate.get("verdict"), estimate.get("low_bytes"), estimate.get("high_bytes"), time.get("total_seconds"),

@@ -232,9 +232,9 @@ def test_import_writes_tokens_frequencies_and_what_is_held_out() -> None:
     assert loaded is not None
     assert loaded.config.model.add_tokens == ["<call>"]
     assert loaded.config.checkpoint.every == 80 // 8 // 2
-    assert "  eval: 0.02  #" in config_text(read(Path("x.yml")))
+    assert "  eval: 0.0  #" in config_text(read(Path("x.yml")))
     Path("x.yml").write_text(text + "val_set_size: 0\n", encoding="utf-8")
-    assert "  eval: 0.02  #" in config_text(read(Path("x.yml")))
+    assert "  eval: 0.0  #" in config_text(read(Path("x.yml")))
 
 
 def test_families_of_names() -> None:

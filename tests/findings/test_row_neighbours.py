@@ -109,9 +109,12 @@ def test_n1_3_marks_are_named_with_the_way_to_write_them(check, mark: str) -> No
     assert '"weight": 0' in found[0]["help"]
 
 
-@pytest.mark.parametrize("value", [0, 0.0, "0", "rejected", "Bad", "False", False])
+KTO = [("label", value) for value in (False, "False", "false", "rejected", "Undesirable")]
+KTO += [("kto_tag", value) for value in (False, 0, 0.0, "0", "rejected", "Bad", "False")]
+
+
+@pytest.mark.parametrize(("name", "value"), KTO)
 @pytest.mark.parametrize("row", [{"prompt": Q, "completion": A}, {"messages": CHAT}], ids=["prompt", "messages"])
-@pytest.mark.parametrize("name", ["label", "kto_tag"])
 def test_n1_1_bad_answers_are_not_learnt(name: str, row: dict[str, Any], value: Any) -> None:
     with pytest.raises(DataError) as caught:
         row_converter([*row, name], "x", get("sft"), "auto")(row | {name: value})
@@ -119,9 +122,25 @@ def test_n1_1_bad_answers_are_not_learnt(name: str, row: dict[str, Any], value: 
     assert "rename" in str(caught.value.help)  # N1-5: a class that is no verdict
 
 
-@pytest.mark.parametrize("value", [1, "chosen", "good", True, "true", 3, "sports", None])
-def test_n1_1_other_labels_are_learnt(value: Any) -> None:
-    assert row_converter(["messages", "label"], "x", get("sft"), "auto")({"messages": CHAT, "label": value}).messages
+@pytest.mark.parametrize("value", [1, "chosen", "good", True, "true", 3, "sports", None, 0, 0.0, "0", "bad", "wrong"])
+@pytest.mark.parametrize("row", [{"prompt": Q, "completion": A}, {"messages": CHAT}], ids=["K1-prompt", "K1-messages"])
+def test_n1_1_other_labels_are_learnt(row: dict[str, Any], value: Any) -> None:
+    assert row_converter([*row, "label"], "x", get("sft"), "auto")(row | {"label": value}).messages
+
+
+@pytest.mark.parametrize("values", [[0, 1, 2, 3], [0, 0, 0], [1, 1, 1], ["0", "1"], [0, 1]], ids=lambda v: f"K1-{v}")
+def test_k1_a_class_beside_prompt_and_completion_is_named_once(check, values: list[Any]) -> None:
+    rows = [{"prompt": f"{Q} {n}", "completion": A, "label": value} for n, value in enumerate(values)]
+    found = [one for one in check(*rows) if "'label'" in one["message"]]
+    assert [one["code"] for one in found] == ["AUD046"]
+
+
+def test_k1_an_answer_column_is_no_verdict(check) -> None:
+    """BoolQ's: a column of another name says nothing about the answer, whatever its values are."""
+    found = check(
+        {"prompt": Q, "completion": "no", "answer": False}, {"prompt": A, "completion": "yes", "answer": True}
+    )
+    assert "error" not in {one["severity"] for one in found}
 
 
 def test_n1_1_a_label_that_is_no_verdict_is_named(check) -> None:

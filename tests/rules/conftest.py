@@ -189,6 +189,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             environment=EnvironmentFacts(**stated.get("environment", {"hub_token": True})),
             columns=columns,
             metrics=recipe.metrics if recipe else (),
+            baselines=tuple(recipe.baselines) if recipe else (),
             audit=rendered if rows and recipe else None,
             problems=tuple(problems),
         )

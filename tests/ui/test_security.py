@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -248,6 +249,23 @@ def test_no_value_is_a_fault_of_the_server(server: Any, what: str) -> None:
         answer = server.post(target, usual | BODIES[what])
         assert answer.status in (200, 400, 404, 409), (target, answer.text[:300])
     assert not (server.workspace / "odd.yaml").exists()
+
+
+def test_a_config_is_not_saved_over_what_it_reads(server: Any) -> None:
+    """OB: every verb decides by core/output.py what it may write over."""
+    space = server.workspace
+    (space / "accelerate.yaml").write_text("distributed_type: FSDP\n")
+    opened = server.get("/config?open=accelerate.yaml").text
+    known = re.search(r'data-known="(\w+)"', opened)
+    assert known
+    text = (
+        "model: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: run\n"
+        "parallel: {accelerate_config: accelerate.yaml}\n"
+    )
+    answer = server.post("/api/save", {"name": "accelerate.yaml", "text": text, "known": known[1]})
+    assert (answer.status, "parallel.accelerate_config" in answer.text) == (400, True)
+    assert (space / "accelerate.yaml").read_text() == "distributed_type: FSDP\n"
+    assert server.post("/api/save", {"name": "mine.yaml", "text": text, "known": None}).status == 200
 
 
 def test_only_files_are_saved_to(server: Any) -> None:

@@ -9,7 +9,7 @@ from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir
 from surefit.core.units import plural
 from surefit.evaluate.curve import in_words
-from surefit.stages.evaluating import held_out_sets
+from surefit.stages.evaluating import held_out_sets, require_held_out
 from surefit.stages.prepare import Prepared
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def score_all(out: Output, run: Prepared, *, dry_run: bool = False, world: World
         dry_run: only say which there are.
         world: the processes that share the rows, of which this is one; the first alone writes and speaks.
     """
+    require_held_out(run.resolved.config, "--all-checkpoints")
     if dry_run:
         return _dry_run(out, run)
     from surefit.evaluate.checkpoints import score_checkpoints

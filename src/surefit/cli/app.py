@@ -134,7 +134,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Say what the run needs, and whether it fits: memory by phase, time, disk, with what is not counted."""
-    changes = [*(overrides or ()), *([f"hardware.gpu={gpu}"] if gpu else [])]
+    changes = [*(overrides or ()), *([] if gpu is None else [f"hardware.gpu={gpu!r}"])]
     changes += [f"hardware.count={gpus}"] if gpus else []
     finish(
         as_json,

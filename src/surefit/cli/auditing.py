@@ -49,6 +49,7 @@ class Subject:
         run: the run directory of a config.
         inputs: files and directories that are read, by name.
         conventions: how the rows of `data.mix` are written, by config key.
+        mixed: the rows of `data.mix`, by config key.
     """
 
     rows: Audited | None
@@ -60,6 +61,7 @@ class Subject:
     run: RunDir | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
     conventions: dict[str, dict[str, Observation]] = field(default_factory=dict)
+    mixed: dict[str, Audited] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def _audited(
             rows,
             question,
             scored=subject.scored,
+            mixed=subject.mixed,
             expected=subject.expected,
             workers=workers,
             on_progress=progress,
@@ -261,18 +264,25 @@ def _judged(subject: Subject, **known: Any) -> list[dict[str, Any]]:
 
 def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
     """Rows that training would stop at, as a problem for DAT001."""
-    seen = facts.seen("unusable_row")
     config = subject.context.config
-    if seen is None or (config is not None and config.data.bad_rows == "skip" and seen.rows < seen.of):
-        return []
-    return [
-        DataError(
-            f"{seen.rows:,} of {seen.of:,} rows cannot be used, the first: {seen.examples[0]}",
-            code="E1007",
-            path=facts.source,
-            help="fix them, or set data.bad_rows: skip to leave them out (counted)",
+    found: list[tuple[str | None, Observation | None]] = [(None, facts.seen("unusable_row"))]
+    found += [(key, observations.get("unusable_row")) for key, observations in facts.others.items()]
+    known = {problem.field for problem in subject.context.problems}
+    problems: list[SureFitError] = []
+    for key, seen in found:
+        skips = config is not None and config.data.bad_rows == "skip"
+        if not (seen and seen.rows) or (skips and seen.rows < seen.of) or (key and key in known):
+            continue
+        problems.append(
+            DataError(
+                f"{seen.rows:,} of {seen.of:,} rows cannot be used, the first: {seen.examples[0]}",
+                code="E1007",
+                path=None if key else facts.source,
+                field=key,
+                help="fix them, or set data.bad_rows: skip to leave them out (counted)",
+            )
         )
-    ]
+    return problems
 
 
 # What is audited
@@ -297,6 +307,7 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
         except DataError as error:
             problems.append(error)
     scored = scored_rows(config, rows, problems) if rows is not None else {}
+    more = _mixed_rows(config, problems) if rows is not None else {}
     mixed = mixed_problems(found, tokenizer_of(found)[0])
     problems += [problem for problem in mixed if isinstance(problem, DataError)]
     loaded = found.loaded
@@ -315,7 +326,7 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
     inputs = input_files(config, loaded.path)
     mixed_rows = {} if found.recipe.parts else found.mixed
     conventions = {f"data.mix.{name}": conventions_of(each, config.recipe) for name, each in mixed_rows.items()}
-    return Subject(rows, question, context, scored, expected, found.run.passport, found.run, inputs, conventions)
+    return Subject(rows, question, context, scored, expected, found.run.passport, found.run, inputs, conventions, more)
 
 
 def config_question(config: Config) -> Question:
@@ -351,6 +362,20 @@ def scored_rows(config: Config, rows: Hashed, problems: list[SureFitError]) -> d
             error.about(key)
             problems.append(error)
     return scored
+
+
+def _mixed_rows(config: Config, problems: list[SureFitError]) -> dict[str, Audited]:
+    """The rows of `data.mix`, by config key; those that cannot be read are added to `problems`."""
+    from surefit.data.audit.streamed import Streamed
+
+    mixed: dict[str, Audited] = {}
+    for source in config.data.mix:
+        try:
+            mixed[f"data.mix.{source}"] = Streamed(source, config.data.split)
+        except SureFitError as error:
+            error.about(f"data.mix.{source}")
+            problems.append(error)
+    return mixed
 
 
 def _data_subject(target: str) -> Subject:

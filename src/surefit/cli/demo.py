@@ -20,7 +20,7 @@ from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.output import json_lines_with, output_file
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
 from surefit.core.sampling import evenly
-from surefit.core.units import duration_text
+from surefit.core.units import duration_text, plural
 from surefit.evaluate.answers import PREDICTIONS
 from surefit.stages.prepare import Prepared, prepare
 
@@ -163,8 +163,8 @@ def _say(out: Output, chosen: Demo, result: dict[str, Any]) -> None:
         if name != "old_tools":
             what = "gain on the new tools" if name == "eval" else f"gain on the {name}'s requests"
             out.say(f"{what}: {_interval(found['ci95'])} points (95 % interval, {found['n']} prompts)")
-    out.say(f"certificate: {'passed' if result['certificate'] else 'FAILED'} · {result['steps']} optimizer steps · "
-            f"{duration_text(result['seconds'])}")  # fmt: skip
+    passed, steps = "passed" if result["certificate"] else "FAILED", plural(result["steps"], "optimizer step")
+    out.say(f"certificate: {passed} · {steps} · {duration_text(result['seconds'])}")
     out.say(f"the page that explains it: {result['report']}", "bold")
 
 

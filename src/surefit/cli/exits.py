@@ -25,6 +25,7 @@ from surefit.core.errors import (
     MachineError,
     ShortOfMemory,
     SureFitError,
+    os_help,
 )
 from surefit.core.progress import heard_by
 from surefit.core.rundir import FULL
@@ -117,7 +118,7 @@ def _failed_system_call(out: Any, error: OSError) -> int:
     if kind is None:
         return _report_bug(out)
     path = shortened(str(error.filename), 200) if error.filename is not None else None
-    problem = kind(error.strerror or str(error), code="E1201", path=path, help="nothing was done after that")
+    problem = kind(error.strerror or str(error), code="E1201", path=path, help=os_help(error))
     out.error(problem)
     return problem.exit_code
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_jsonl
 from surefit.core.units import bytes_text, plural, quoted, shortened
+from surefit.stages.evaluating import require_held_out
 from surefit.stages.events import noted
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def export(out: Output, target: Path, options: ExportOptions) -> int:
     output = options.output or run.run.exports / options.format
     conversion = None if as_it_is else _conversion(run, source, options)
     require_place(source, output)
+    if options.score:
+        require_held_out(run.resolved.config, "--score")
     if options.dry_run:
         return _dry_run(out, source, conversion, output, options)
     with run.run.locked("export", out.note), noted(run.run, "export"):
@@ -152,17 +155,11 @@ def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Map
 
 
 def _sequences(run: Prepared) -> list[list[int]]:
-    """The held-out rows as tokens, prompt and gold answer."""
-    from surefit.data.dataset import build_dataset, takes_all
-    from surefit.data.formats import read_splits
+    """The rows that a conversion is compared on, as tokens."""
     from surefit.model.saved import load_run_tokenizer
+    from surefit.stages.merging import compared_rows
 
-    config = run.resolved.config
-    _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-    tokenizer = load_run_tokenizer(config.model, run.run)
-    held_out = takes_all(held_out, tokenizer, config.data.bad_rows)
-    rows = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)
-    return [rows[index][0].tolist() for index in range(len(rows))]
+    return compared_rows(run, load_run_tokenizer(run.resolved.config.model, run.run))
 
 
 def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) -> dict[str, Any]:
@@ -308,6 +305,7 @@ def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list
         )
     run = prepare(found.run.path)
     config = run.resolved.config
+    require_held_out(config, "--url")
     before = {line["where"]: line for line in read_run(str(found.run.path), "eval").lines}
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     rows = pick("eval", held_out, None)

@@ -7,8 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).")]
-Target = Annotated[Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.")]
+
+def _named(text: str) -> Path:
+    """Return the path; an empty text, as of a shell variable that is not set, is none: it would be this directory."""
+    if not text.strip():
+        raise typer.BadParameter("empty: name a file or a directory")
+    return Path(text)
+
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).", parser=_named)]
+Target = Annotated[Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.", parser=_named)]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.epochs=2.")
 ]

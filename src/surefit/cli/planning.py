@@ -64,7 +64,7 @@ def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -
             return say_against(out, run, asked.against)
         if asked.plot is not None:
             picture_file(asked.plot, input_files(run.resolved.config, run.loaded.path))
-        planned = planned_run(run, quick=asked.quick)
+        planned = planned_run(run, quick=asked.quick, needs_rows=True)
         if asked.plot is not None:
             _write_plot(out, planned, asked.plot)
         return say_plan(out, planned)
@@ -127,7 +127,8 @@ def _say_ranks(out: Output, ranks: dict[str, Any] | None, kind: str) -> None:
 
 def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
     text = (
-        f"{steps['total_steps'] or 'an unknown number of'} optimizer steps of {steps['global_batch_size']} examples "
+        f"{plural(steps['total_steps'], 'optimizer step') if steps['total_steps'] else 'an unknown number of steps'} "
+        f"of {plural(steps['global_batch_size'], 'example')} "
         f"({steps['per_device_train_batch_size']} per micro batch × {steps['gradient_accumulation_steps']})"
     )
     return f"{text}; {estimate['setting']}; {_longest(estimate)}" if estimate else text
@@ -135,7 +136,9 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
 
 def _longest(estimate: dict[str, Any]) -> str:
     """What the plan knows of the longest row."""
-    tokens = f"{estimate['length']:,} tokens"
+    tokens, longest = f"{estimate['length']:,} tokens", estimate["longest_row"]
+    if longest is not None and longest > estimate["length"]:
+        return f"rows of up to {tokens} are trained on, and the longest has {longest:,}"
     match estimate["lengths_known"]:
         case "all":
             return f"the longest row has {tokens}"

@@ -75,11 +75,16 @@ def run(
 
 
 def _evaluated(out: Output, prepared: Prepared, variants: Sequence[str] | None) -> int:
-    """As `evaluate`; rows that are all continued and not answered, which EVL010 has said, leave nothing to do."""
+    """As `evaluate`; where nothing is held out (EVL031) or no row has an answer to compare with (EVL010), which the
+    check has said, there is nothing to do."""
     scored = scored_of(prepared)
     if scored is None or not scored.nothing_to_score or prepared.resolved.config.evaluate.gate:
         return evaluate(out, prepared, variants)
-    out.say("left out: no held-out row has an answer to compare with; the loss on them was measured in training")
+    if prepared.resolved.config.data.holds_nothing_out:
+        why = "nothing is held out (data.eval is 0), and no other set has an answer to compare with"
+    else:
+        why = "no held-out row has an answer to compare with; the loss on them was measured in training"
+    out.say(f"left out: {why}")
     return EXIT_OK
 
 

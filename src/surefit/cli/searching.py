@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.config.resolve import resolve
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, did_you_mean
 from surefit.core.units import GIB, bytes_text, duration_text, plural
+from surefit.stages.planning import kept_lengths
 from surefit.stages.prepare import Prepared, lengths_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def optimize(out: Output, run: Prepared, gpus: str | None = None, prices: str | 
     from surefit.plan.search import optimize as search
 
     start, costs = time.monotonic(), _prices(prices)
-    planner = Planner(run.model, lengths_of(run))
+    planner = Planner(run.model, kept_lengths(run))
     chosen = search(planner, _places(run, gpus) if gpus else [_here(run)], _here(run))
     seconds = time.monotonic() - start
     out.say(
@@ -123,7 +124,7 @@ def compare_gpus(out: Output, run: Prepared, gpus: str, prices: str | None) -> i
     from surefit.plan.search import on_each
 
     costs = _prices(prices)
-    planner = Planner(run.model, lengths_of(run))
+    planner = Planner(run.model, kept_lengths(run))
     places = _places(run, gpus)
     found = [_as_dict(one, costs, planner, run) for one in on_each(planner, places)]
     rows = [

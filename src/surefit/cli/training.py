@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import EXIT_OK
-from surefit.core.units import duration_text
+from surefit.core.units import duration_text, plural
 from surefit.stages import training
 from surefit.stages.checking import Refused
 from surefit.stages.prepare import Prepared
@@ -45,12 +45,12 @@ def findings_said(out: Output) -> Iterator[None]:
 
 def _say_how_it_ended(out: Output, result: dict[str, Any]) -> None:
     if result["dry_run"]:
-        out.say(f"Ready: {result['total_steps']} optimizer steps; nothing was written")
+        out.say(f"Ready: {plural(result['total_steps'], 'optimizer step')}; nothing was written")
         return
     held_out, rejected = result["eval_loss"], result["rejected"]
     out.say(
-        f"Trained {result['steps']} steps in {duration_text(result['seconds'])}: loss {result['loss']:.4f}"
+        f"Trained {plural(result['steps'], 'step')} in {duration_text(result['seconds'])}: loss {result['loss']:.4f}"
         + (f", held-out loss {held_out:.4f}" if held_out is not None else "")
-        + (f", {rejected} steps rejected" if rejected else "")
+        + (f", {plural(rejected, 'step')} rejected" if rejected else "")
         + f" → {result['output']}"
     )

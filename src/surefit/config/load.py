@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from surefit.config.schema import STACKED, Config
-from surefit.core.errors import ConfigError, did_you_mean
+from surefit.core.errors import ConfigError, did_you_mean, os_help
 from surefit.core.units import KIB, shortened
 
 MAX_BYTES = 256 * KIB
@@ -152,9 +152,7 @@ def read_text(path: Path) -> str:
             help="`surefit init RECIPE -o FILE` writes a config to start from; `surefit runs` lists the runs there are",
         ) from None
     except OSError as error:
-        raise ConfigError(
-            f"cannot be read: {error.strerror}", code="E2009", path=path, help="check its permissions"
-        ) from None
+        raise ConfigError(f"cannot be read: {error.strerror}", code="E2009", path=path, help=os_help(error)) from None
     if len(data) > MAX_BYTES:
         problem = f"larger than {MAX_BYTES // KIB} KiB: this is no config file"
         raise ConfigError(
@@ -368,7 +366,7 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         return f"unknown key{hint}", f"known here: {', '.join(known)}"
     expected = expected_text(dotted)
     if item["type"] == "missing":
-        return "missing", f"add {name}: {expected}"
+        return "missing", f"add {name}: {EXAMPLES.get(dotted, expected)}"
     if item["type"] == "value_error":
         return str(item["ctx"]["error"]), None
     if dotted == "adapter.start_from" and isinstance(value, list) and len(value) > 1:
@@ -376,6 +374,16 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
     if expected == "text" and type(value) in (int, float):
         return f"expected text, got {_shape(value)}", f'write it in quotes: {name}: "{value}"'
     return f"expected {expected}, got {_shape(value)}", _value_help(value)
+
+
+EXAMPLES = {
+    "model": "{name_or_path: Qwen/Qwen2.5-0.5B-Instruct}",
+    "model.name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
+    "data": "{train: train.jsonl}",
+    "data.train": "train.jsonl",
+    "output_dir": "runs/first",
+}
+"""What a key that has to be there can be set to."""
 
 
 def _elsewhere(name: str) -> str:

@@ -34,7 +34,7 @@ from surefit.config.world import (
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
-from surefit.core.units import GIB, bytes_text, count_text
+from surefit.core.units import GIB, bytes_text, count_text, plural
 
 LOSS_BYTES = 12
 """Per supervised token and vocabulary entry in the backward pass of `train/loss.py` without chunks, whatever the
@@ -207,7 +207,7 @@ def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | Non
     train = config.train
     if rows is None:
         return train.max_steps
-    trained = rows - round(rows * config.data.eval) if isinstance(config.data.eval, float) else rows
+    trained = rows - round(rows * (config.data.share or 0))
     return optimizer_steps(trained + round(mixed), train.epochs, train.global_batch_size, train.max_steps)
 
 
@@ -394,7 +394,7 @@ def rounds_before(step: int, *every: int | None) -> int:
 def _decide_save_every(steps: int | None) -> tuple[int, str]:
     if steps is None:
         return 200, "the number of steps is not known yet"
-    return max(1, math.ceil(steps / 4)), f"a quarter of {steps} steps"
+    return max(1, math.ceil(steps / 4)), f"a quarter of {plural(steps, 'step')}"
 
 
 def _decide_eval_batch(hardware: HardwareLike) -> tuple[int, str]:

@@ -49,6 +49,13 @@ def _size_with_unit(text: str) -> str:
     return text
 
 
+def _null_as_zero(value: object) -> object:
+    """Return 0 for null: `eval: null` says the same as `eval: 0`, that nothing is held out."""
+    if isinstance(value, str) and value.strip().lower() in ("", "none", "no", "off"):
+        raise ValueError(f"{value!r} is no file of rows: write 0 to hold nothing out")
+    return 0.0 if value is None else value
+
+
 Auto = Literal["auto"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 _HOLDS_A_SECRET = re.compile(
@@ -145,9 +152,9 @@ class DataSection(Section):
 
     train: PathText
     """A .jsonl, .json, .parquet or .csv file, a directory of them, a hub data set id, or a surefit/… sample."""
-    eval: Annotated[float, Field(gt=0, lt=1)] | PathText = 0.02
+    eval: Annotated[Annotated[float, Field(ge=0, lt=1)] | PathText, BeforeValidator(_null_as_zero)] = 0.02
     """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
-    source)."""
+    source). 0 or null holds nothing out: all rows are trained on, and no loss or score is measured on held-out rows."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt"] = "auto"
     """How rows are laid out; auto looks at the column names."""
     mix: dict[PathText, Annotated[float, Field(gt=0, le=1e6)]] = Field(default_factory=dict)
@@ -171,6 +178,16 @@ class DataSection(Section):
     (truncate), or its beginning and end (truncate_middle), for recipes that have documents. No answer is ever cut."""
     bad_rows: Literal["error", "skip"] = "error"
     """What to do with a row that cannot be used: stop and name it, or leave it out (counted and reported)."""
+
+    @property
+    def share(self) -> float | None:
+        """The share of the training rows that is held out; None where nothing is, or the held-out rows are a file."""
+        return self.eval if isinstance(self.eval, float) and self.eval > 0 else None
+
+    @property
+    def holds_nothing_out(self) -> bool:
+        """Whether all rows are trained on and there are no held-out rows."""
+        return self.eval == 0
 
     @property
     def cuts(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -162,6 +163,30 @@ def errors_at(where: str) -> Iterator[None]:
     except RecipeError as error:
         error.path = error.path or where
         raise
+
+
+_OS_HELP = {
+    errno.ELOOP: "a link leads back to itself: name the file that it should lead to",
+    errno.ENAMETOOLONG: "shorten the name",
+    errno.ENOTDIR: "a part of the path is a file and no directory: correct the path",
+    errno.EISDIR: "name a file in it",
+    errno.ENOENT: "it is gone: put it back, or correct the path",
+    errno.EIO: "the disk failed: copy the file to another",
+    errno.ESTALE: "the network drive lost it: mount the drive again",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or have the quota raised",
+    errno.EROFS: "name a place that can be written to",
+}
+
+
+def os_help(error: OSError) -> str:
+    """Return what to do about a path that the operating system refuses.
+
+    >>> os_help(PermissionError(errno.EACCES, "Permission denied")), os_help(OSError(errno.EROFS, "Read-only"))
+    ('check its permissions', 'name a place that can be written to')
+    """
+    return _OS_HELP.get(error.errno or 0, "check its permissions")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

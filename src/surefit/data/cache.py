@@ -178,7 +178,7 @@ def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: 
     Args:
         key: from `cache_key`.
         cache: the cache directory, or None for the user's.
-        kept: (int32 ids, uint8 mask) of each example; not empty.
+        kept: (int32 ids, uint8 mask) of each example.
         stats: their counts.
 
     Raises:
@@ -188,11 +188,12 @@ def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: 
         return there
     path = _directory(key, cache)
     offsets = np.cumsum([0, *(len(ids) for ids, _ in kept)], dtype=np.int64)
-    arrays = (np.concatenate([ids for ids, _ in kept]), np.concatenate([mask for _, mask in kept]), offsets)
+    ids, masks = np.empty(0, np.int32), np.empty(0, np.uint8)  # of no example there is nothing to concatenate
+    arrays = (np.concatenate([ids, *(one for one, _ in kept)]), np.concatenate([masks, *(one for _, one in kept)]))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with directory_atomic(path) as temporary:
-            for name, array in zip(ARRAYS, arrays, strict=True):
+            for name, array in zip(ARRAYS, (*arrays, offsets), strict=True):
                 np.save(temporary / f"{name}.npy", array)
             sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
             meta = {"sizes": sizes, "stats": dataclasses.asdict(stats)}

@@ -43,9 +43,14 @@ PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
 """Where rows that are only to be answered have what they ask."""
 WAY_OUT = "set data.bad_rows: skip to leave them out (counted)"
 VERDICTS = ("label", "kto_tag")
-"""Columns in which KTO's data sets say whether an answer is a good one: TRL's, LLaMA-Factory's."""
-_GOOD = frozenset(["true", "1", "1.0", "chosen", "good", "desirable", "correct", "accepted"])
-_BAD = frozenset(["false", "0", "0.0", "rejected", "bad", "undesirable", "incorrect", "wrong", "dispreferred"])
+"""Columns in which KTO's data sets say whether an answer is a good one: TRL's and ms-swift's, LLaMA-Factory's."""
+_PREFERRED = frozenset(["true", "chosen", "desirable"])
+_NOT_PREFERRED = frozenset(["false", "rejected", "undesirable", "dispreferred"])
+"""What a `label` can mean by KTO: TRL defines a bool, which a CSV file writes as text; the words mean nothing else. A
+number, or a word such as bad or wrong, is as often a class."""
+_GOOD = _PREFERRED | {"1", "1.0", "good", "correct", "accepted"}
+_BAD = _NOT_PREFERRED | {"0", "0.0", "bad", "incorrect", "wrong"}
+"""What a `kto_tag`, which is nothing but KTO's, can mean."""
 SHOWN = 5
 """Problems that one error lists; the rest are counted."""
 
@@ -288,9 +293,10 @@ def _refuse_bad_answer(row: Row) -> None:
     """An answer that the row says is a bad one, as KTO's data sets do: it would be learnt as a good one."""
     for name in VERDICTS:
         value = row.get(name)
-        if verdict(value) is False:
+        if verdict(name, value) is False:
             raise DataError(
-                f"the row says that its answer is a bad one ({name}: {json.dumps(value)}), and every answer is learnt",
+                f"{name} is {value}, which by KTO's layout (prompt, completion, label: true or false) says that the "
+                "answer is a bad one, and every answer is learnt",
                 code="E4326",
                 field=name,
                 help=f"leave such rows out: SureFit learns from good answers alone; where {name} is a class and says "
@@ -298,10 +304,15 @@ def _refuse_bad_answer(row: Row) -> None:
             )
 
 
-def verdict(value: Any) -> bool | None:
-    """Whether a value says that an answer is a good one; None where it says neither."""
+def verdict(name: str, value: Any) -> bool | None:
+    """Whether a value of one of the columns `VERDICTS` says that an answer is a good one; None where it says neither.
+
+    >>> verdict("label", False), verdict("label", 0), verdict("kto_tag", 0)
+    (False, None, False)
+    """
     written = str(value).strip().lower()
-    return written in _GOOD if written in _GOOD or written in _BAD else None
+    good, bad = (_GOOD, _BAD) if name == "kto_tag" else (_PREFERRED, _NOT_PREFERRED)
+    return written in good if written in good or written in bad else None
 
 
 def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
@@ -422,6 +433,7 @@ def read_splits(
     mixed: Mapping[str, Rows] | None = None,
 ) -> tuple[Examples, Examples]:
     """The training and the held-out examples that a config asks for; with `data.prepared` the held-out ones alone.
+    Where `data.eval` is 0, there are none of the latter.
 
     Args:
         section: the config's `data`.
@@ -435,6 +447,8 @@ def read_splits(
         DataError: as `load_rows`, `to_examples`, `split_eval` and `mix_in`.
     """
     if section.prepared is not None:
+        if section.holds_nothing_out:
+            return Examples([], [], []), Examples([], [], [])
         source = section.eval if isinstance(section.eval, str) else str(Path(section.prepared) / HELD_OUT)
         scored = load_held_out(source, section.split, None)
         held_out = to_examples(scored, recipe, section.format, section.bad_rows)
@@ -444,14 +458,16 @@ def read_splits(
     if isinstance(section.eval, str):
         held_out_rows = load_held_out(section.eval, section.split, rows)
         held_out = to_examples(held_out_rows, recipe, section.format, section.bad_rows)
+    elif section.share:
+        train, held_out = split_eval(train, section.share, seed)
     else:
-        train, held_out = split_eval(train, section.eval, seed)
+        held_out = Examples([], [], [])
     for source, passes in section.mix.items():
         found = (mixed or {}).get(source)
         found = found if found is not None else load_mixed(source, section)
         more = to_examples(found, recipe, section.format, section.bad_rows)
-        if recipe.parts and not isinstance(section.eval, str):  # each source may be all that there is of a task
-            more, also_held_out = split_eval(more, section.eval, seed)
+        if recipe.parts and section.share:  # each source may be all that there is of a task
+            more, also_held_out = split_eval(more, section.share, seed)
             held_out = Examples(held_out.examples + also_held_out.examples, held_out.where + also_held_out.where, [])
         train = mix_in(train, more, source, passes, held_out, seed)
     # Only now: which rows are held out must not depend on it.

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from surefit.core.errors import SureFitError
 from surefit.core.sampling import evenly
 from surefit.data.formats import to_examples
-from surefit.data.sampled import load_tokenizer
+from surefit.data.sampled import load_tokenizer, token_examples
 from surefit.data.scored import rendered, tokens_of
 from surefit.data.thinking import with_thinking
 from surefit.facts.chat_template import with_defaults
+from surefit.facts.named_templates import DEFAULT, TOOL_USE
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from surefit.task import TaskRecipe
 
 LARGEST, OTHERS = 16, 500
-"""Rows that are tokenized: those with the most characters, and others spread evenly, for the mean."""
+"""Rows that are tokenized: so many with the most and with the fewest characters, and others spread evenly, for the
+mean."""
 SIZED = 100_000
 """Rows whose characters are counted at most: half a second."""
 
@@ -36,12 +38,14 @@ class SampledLengths:
     """Tokens of a source's rows.
 
     Attributes:
-        longest: of the rows that were tokenized, the largest among them.
+        longest: of the rows that were tokenized, the largest and the smallest among them.
+        shortest: of these; None where the chat template divides conversations, so that a part may be shorter.
         mean: of those spread evenly.
         rows, total: how many were tokenized, of how many.
     """
 
     longest: int
+    shortest: int | None
     mean: float
     rows: int
     total: int
@@ -56,9 +60,11 @@ def sampled_lengths(
         return None
     looked_at = evenly(len(rows), SIZED)
     sizes = {n: _characters(rows.row(n)) for n in looked_at}
-    largest, spread = heapq.nlargest(LARGEST, looked_at, key=sizes.__getitem__), evenly(len(rows), OTHERS)
+    spread = evenly(len(rows), OTHERS)
+    largest, smallest = (pick(LARGEST, looked_at, key=sizes.__getitem__) for pick in (heapq.nlargest, heapq.nsmallest))
+    ends = sorted({*largest, *smallest})
     try:
-        large = _examples(rows.chosen(largest), recipe, config.data)
+        at_ends = _examples(rows.chosen(ends), recipe, config.data)
         others = _examples(rows.chosen(spread), recipe, config.data)
     except SureFitError:
         return None
@@ -75,8 +81,15 @@ def sampled_lengths(
         return tokens_of(library, rendered(example, tokenizer, template=template, asks=False)) + end
 
     measured = [length(one) for one in others]
-    longest = max([*measured, *(length(one) for one in large)])
-    return SampledLengths(longest, sum(measured) / len(measured), len({*spread, *largest}), rows.total)
+    found = [*measured, *(length(one) for one in at_ends)]
+    shortest: int | None = min(found)
+    named = {DEFAULT: tokenizer.chat_template, TOOL_USE: tokenizer.tool_template}
+    if (
+        min(found) > config.data.max_length
+        and token_examples(others, {key: text or "" for key, text in named.items()}) > 1
+    ):
+        shortest = None
+    return SampledLengths(max(found), shortest, sum(measured) / len(measured), len({*spread, *ends}), rows.total)
 
 
 def _examples(rows: Rows, recipe: TaskRecipe, section: DataSection) -> Sequence[Example]:

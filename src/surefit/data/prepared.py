@@ -29,7 +29,7 @@ def settings_of(config: Config, recipe: TaskRecipe) -> dict[str, Any]:
     """What the shards of a config depend on beside the rows and the tokenizer, by config key, as JSON has it."""
     data = config.data
     share = isinstance(data.eval, float)
-    chosen = share or any(passes % 1 for passes in data.mix.values())
+    chosen = data.share is not None or any(passes % 1 for passes in data.mix.values())
     values = {
         "recipe": f"{recipe.name}, version {recipe.version}",
         **{f"data.{key}": getattr(data, key) for key in DECIDING},

@@ -222,7 +222,7 @@ def _taken(task: ShardTask, making: Making, found: _Found, held_out: Any) -> Ite
     """The examples of a range to train on, each with its place; the others are written to `held_out` or counted."""
     section, seed = making.section, making.seed
     convert = row_converter(list(task.columns), task.source, making.recipe, section.format)
-    limit = section.eval if isinstance(section.eval, float) else 0.0
+    limit = section.share or 0.0
     for placed in read_range(task.rows):
         where = found.at(placed)
         try:

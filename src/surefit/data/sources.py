@@ -113,10 +113,15 @@ def _missing(text: str, path: Path) -> DataError:
     hub = "a data set on the hub is written owner/name"
     if not text.strip():
         return DataError("no data is named", code="E4117", help=f"name a file ({KINDS}) or a directory; {hub}")
+    if path.is_symlink():
+        return DataError(
+            f"a link that leads nowhere: to {os.readlink(path)}", code="E4700", path=path, help="name the file itself"
+        )
     help_text = f"relative paths start at the current directory; {hub}"
     if not os.path.isdir(path.parent):
         return DataError(f"no such file: there is no directory {path.parent}", code="E4118", path=path, help=help_text)
-    siblings = [str(entry) for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
+    beside = [entry for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
+    siblings = [str(entry) for entry in beside if entry.is_dir() or endings(entry.name)[0] in ENDINGS]
     return DataError(
         f"no such file or directory{did_you_mean(str(path), siblings)}", code="E4119", path=path, help=help_text
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from surefit import samples
-from surefit.core.errors import DataError
+from surefit.core.errors import DataError, os_help
 from surefit.core.units import MIB
 from surefit.data.columnar import read_arrow, read_parquet, row_groups
 from surefit.data.opening import endings, is_url, opened, shown
@@ -235,5 +235,5 @@ def file_errors(path: str) -> Iterator[None]:
     except OSError as error:
         named = error.filename if isinstance(error.filename, str) else shown(path)
         raise DataError(
-            f"cannot be read: {error.strerror or error}", code="E4133", path=named, help="check its permissions"
+            f"cannot be read: {error.strerror or error}", code="E4133", path=named, help=os_help(error)
         ) from None

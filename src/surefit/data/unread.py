@@ -95,7 +95,8 @@ def unread_columns(
     if not read:
         return {}
     if not recipe.columns and not recipe.parts:  # looked at by every layout, and of use only as a verdict
-        read -= {name for name in VERDICTS if any(verdict(row.get(name)) is None for row in sample if row.get(name))}
+        values = {name: [row[name] for row in sample if row.get(name) is not None] for name in VERDICTS}
+        read -= {name for name in VERDICTS if any(verdict(name, value) is None for value in values[name])}
     written = f"{tokenizer.chat_template} {tokenizer.tool_template}" if tokenizer else ""
     known = frozenset(re.findall(r"\w+", written))
     counts: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from surefit.core.errors import ModelError
+from surefit.core.errors import ModelError, os_help
 from surefit.core.reading import read_json_file
 from surefit.core.units import MIB
 
@@ -311,9 +311,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         value = read_json_file(path)
     except OSError as error:
-        raise ModelError(
-            f"cannot be read: {error.strerror}", code="E2042", path=path, help="check its permissions"
-        ) from None
+        raise ModelError(f"cannot be read: {error.strerror}", code="E2042", path=path, help=os_help(error)) from None
     except ValueError as error:
         line = getattr(error, "lineno", None)
         raise ModelError("not valid JSON", code="E2043", path=path, line=line, help="download the file again") from None

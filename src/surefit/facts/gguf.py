@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from surefit.core.errors import ModelError
+from surefit.core.errors import ModelError, os_help
 from surefit.core.units import bytes_text
 
 MAGIC = b"GGUF"
@@ -130,9 +130,7 @@ def _read(path: Path, size: int, mtime_ns: int) -> GgufHeader:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data, size).header()
     except OSError as error:
-        raise ModelError(
-            f"cannot be read: {error.strerror}", code="E2046", path=path, help="check its permissions"
-        ) from None
+        raise ModelError(f"cannot be read: {error.strerror}", code="E2046", path=path, help=os_help(error)) from None
 
 
 def _not_gguf(path: Path, start: bytes, size: int) -> ModelError:

@@ -199,6 +199,11 @@ def _plain(name: str) -> str:
 _NAMES = {_plain(spelling): key for key, gpu in GPUS.items() for spelling in (key, gpu.name)} | _ALIASES
 
 
+def spellings() -> list[str]:
+    """Return the names that a GPU can be given by: those of the catalogue, and the short ones, such as 4090."""
+    return [*GPUS, *_NAMES]
+
+
 def find_gpu(name: str) -> Gpu | None:
     """A GPU of the catalogue, however its name is written: h100, RTX_3090, "NVIDIA A100-SXM4-80GB"."""
     plain = _plain(name)

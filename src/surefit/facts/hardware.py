@@ -24,7 +24,7 @@ from surefit.core.units import MIB, bytes_of
 from surefit.facts.gpus import BF16_CAPABILITY as BF16_CAPABILITY
 from surefit.facts.gpus import GPUS as GPUS
 from surefit.facts.gpus import find_gpu as find_gpu
-from surefit.facts.gpus import sizes_of
+from surefit.facts.gpus import sizes_of, spellings
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
     card = find_gpu(gpu)
     if card is None:
         raise ConfigError(
-            f"no GPU named {gpu!r} is known{did_you_mean(gpu.lower(), GPUS)}",
+            f"no GPU named {gpu!r} is known{did_you_mean(gpu.lower(), spellings())}",
             code="E2068",
             field="hardware.gpu",
             help=f"auto, cpu, or one of {', '.join(GPUS)}",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.core.errors import ModelError
+from surefit.core.errors import ModelError, os_help
 from surefit.core.reading import open_file, parse_json, read_json_file
 from surefit.core.units import shortened
 
@@ -57,9 +57,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
                 raise _damaged(path, start, size)
             raw = file.read(length)
     except OSError as error:
-        raise ModelError(
-            f"cannot be read: {error.strerror}", code="E2087", path=path, help="check its permissions"
-        ) from None
+        raise ModelError(f"cannot be read: {error.strerror}", code="E2087", path=path, help=os_help(error)) from None
     tensors = parse_header(raw, path)
     needed = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
     if size != needed:

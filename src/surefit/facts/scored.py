@@ -35,7 +35,7 @@ class ScoredSet:
 
 @dataclass(frozen=True)
 class ScoredFacts:
-    """All sets that are scored, the held-out rows first.
+    """All sets that are scored, the held-out rows first, where there are any.
 
     Attributes:
         ranked: the recipe ranks labels, and no answer is written.
@@ -47,16 +47,16 @@ class ScoredFacts:
     @property
     def held_out(self) -> ScoredSet:
         """The set that is scored while training, too."""
-        return self.sets[0] if self.sets else ScoredSet("eval", None)
+        return next((each for each in self.sets if each.name == "eval"), ScoredSet("eval", None))
 
     @property
     def nothing_to_score(self) -> bool:
-        """Whether no row that was looked at has an answer to compare with, in any set.
+        """Whether no row that was looked at has an answer to compare with, in any set, or there is no set.
 
         >>> ScoredFacts((ScoredSet("eval", 9, looked_at=9, unanswered=9), ScoredSet("old", None))).nothing_to_score
         False
         """
-        return bool(self.sets) and all(each.has_no_answer for each in self.sets)
+        return all(each.has_no_answer for each in self.sets)
 
     def longest(self, unknown: int) -> int:
         """Tokens of the longest prompt of any set; of one that nobody looked at, `unknown`.

@@ -282,7 +282,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         global_batch=train.global_batch_size,
         save_steps=every,
         eval_steps=every,
-        eval_rows=True,
+        eval_rows=not config.data.holds_nothing_out,
         save_total_limit=checkpoint.save_total_limit,
         best_model=checkpoint.keep_best is not None,
         best_metric=checkpoint.keep_best,

@@ -148,6 +148,7 @@ ALIASES = {
 ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
 DEFAULTS = {
     "adapter.kind": ("adapter", "full"),
+    "data.eval": ("val_set_size", 0.0),
     "train.epochs": ("num_epochs", 1.0),
     "train.schedule": ("lr_scheduler", "cosine"),
     "train.seed": ("seed", 42),

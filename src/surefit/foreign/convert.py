@@ -148,10 +148,8 @@ def share(value: Any) -> float:
 
 
 def held_out(value: Any) -> Any:
-    """The share of the rows to hold out."""
+    """Return the share of the rows to hold out, 0 for none."""
     found = number(value)
-    if found == 0:
-        return UNSAID
     if found >= 1:
         raise NoPlace("a number of rows; SureFit's data.eval is a share of them, or a file")
     return found

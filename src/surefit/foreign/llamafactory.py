@@ -84,6 +84,7 @@ ALIASES = {
 """Keys of Axolotl and TRL → what LLaMA-Factory calls the same."""
 DEFAULTS = {
     "data.max_length": ("cutoff_len", 2048),
+    "data.eval": ("val_size", 0.0),
     "train.epochs": ("num_train_epochs", 3.0),
     "train.learning_rate": ("learning_rate", 5e-5),
     "train.schedule": ("lr_scheduler_type", "linear"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -110,6 +111,7 @@ def _finish(draft: Draft) -> None:
     _stage(draft)
     _loss(draft)
     hf.held_out(draft, "test_split_size")
+    _held_out(draft)
     if not draft.setup.get("packing"):
         draft.without_effect(["packing_strategy"], "packing is not true")
 
@@ -290,6 +292,24 @@ def _data(draft: Draft) -> None:
     layout = ("dataset_config", "dataset_streaming", "streaming", "dataset_kwargs")
     if any(draft.says(key) for key in layout) or draft.flat.get("dataset_text_field", "text") != "text":
         draft.rows_known = False
+
+
+def _held_out(draft: Draft) -> None:
+    """TRL measures the split `dataset_test_split` wherever `eval_strategy` says when, and otherwise nothing."""
+    if "data.eval" in draft.config or "test_split_size" in draft.refused:
+        return
+    if draft.setup.get("eval_strategy", "no") == "no":
+        draft.config["data.eval"] = 0.0
+        draft.names["data.eval"] = "eval_strategy"
+        return
+    source, split = draft.flat.get("dataset_name"), draft.flat.get("dataset_test_split") or "test"
+    on_hub = isinstance(source, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and not os.path.exists(source)
+    if on_hub and is_plain_split(split):
+        draft.carry("data.eval", f"{source}@{split}", "dataset_test_split")
+        draft.reach("dataset_test_split")
+    else:
+        why = "data.eval takes a file, or a split of a hub data set; it stays SureFit's default"
+        draft.lose_part("dataset_test_split", "", split, why)
 
 
 def _mixture(draft: Draft, mixture: list[Any]) -> None:

@@ -54,8 +54,6 @@ def _values(found: Foreign) -> list[str]:
             lines.append(f"{parent}:")
         section = parent
         lines.append(f"{'  ' if parent else ''}{leaf}: {one_line_yaml(value)}  # {_origin(found, dotted, value)}")
-        if dotted == "data.train":
-            lines += _held_out(found)
     return lines
 
 
@@ -65,21 +63,6 @@ def _origin(found: Foreign, dotted: str, value: Any) -> str:
     stated = dotted in found.loaded.lines
     origin = f"{found.tool}: {key}" if stated else f"{found.tool}'s default of {key}"
     return origin + (NOTES.get(dotted, "") if value else "")
-
-
-HOLDS_NOTHING_OUT = frozenset({"axolotl", "llamafactory", "trl"})
-"""Tools that hold no rows out unless they are told to."""
-
-
-def _held_out(found: Foreign) -> list[str]:
-    """What SureFit holds out where the other tool held nothing out: SureFit cannot do without."""
-    assert found.loaded is not None
-    if found.tool not in HOLDS_NOTHING_OUT or "data.eval" in found.loaded.lines:
-        return []
-    return [
-        f"  eval: {one_line_yaml(found.loaded.config.data.eval)}  # SureFit's own: {found.tool} holds no rows out, "
-        "and SureFit always measures on some: this share of the rows is not trained on"
-    ]
 
 
 def _comments(found: Foreign) -> list[str]:

@@ -106,6 +106,7 @@ class LintContext:
         resolved: the config with every "auto" decided, and the steps of the run.
         columns: the recipe's columns; empty for the general data formats.
         metrics: the names that the recipe's scores can have; empty where it does not say.
+        baselines: the recipe's answers that need no model.
         problems: errors met while the facts were gathered; they are reported as findings beside all others.
     """
 
@@ -129,6 +130,7 @@ class LintContext:
     job: JobScript | None = None
     columns: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
     problems: tuple[SureFitError, ...] = ()
 
     @property

@@ -172,6 +172,7 @@ def _estimate(
         "length": length,
         "tokens": micro_batch_shape(resolved, length).tokens,
         "lengths": planner.lengths.source,
+        "longest_row": planner.lengths.longest,
         "lengths_known": planner.lengths.known,
         **found,
         "low_bytes": needed.low,
@@ -378,7 +379,7 @@ def _unplanned(
         yield "time" if quick else "time: how fast this device is, is not known; `surefit calibrate` measures it"
     else:
         yield "time of merging" if scored else "time of merging and scoring"
-        if time["parts"] and not time["parts"]["evaluations"]:
+        if time["parts"] and not time["parts"]["evaluations"] and not resolved.config.data.holds_nothing_out:
             yield "time of the held-out loss: its rows are not counted yet"
     if not answered:
         yield "the memory of generating answers when the model is scored"

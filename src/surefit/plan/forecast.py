@@ -48,6 +48,7 @@ class Lengths:
         known: "all" where `longest` is of all rows, "sample" of some, the largest among them, "none" where nothing is
             known and rows are taken to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
+        shortest: of the rows that were tokenized; None where it is not known.
     """
 
     longest: int | None = None
@@ -55,6 +56,7 @@ class Lengths:
     source: str = "data.max_length: `surefit audit` first, to plan with the real rows'"
     supervised: float = 1.0
     known: Literal["all", "sample", "none"] = "none"
+    shortest: int | None = None
 
 
 @dataclass
@@ -138,17 +140,17 @@ class Planner:
         if resolved.total_steps is None:
             return None
         config, length = resolved.config, self.typical(resolved)
-        every = config.checkpoint.every
+        every, between = config.checkpoint.every, config.train.eval_every
         assert isinstance(every, int)
         saves = rounds(resolved.total_steps, every)
-        share = config.data.eval if isinstance(config.data.eval, float) else 0.0
+        share = config.data.share or 0.0
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
         return run_time(
             step,
             resolved.total_steps,
             tokens_per_step=config.train.global_batch_size * length,
             weight_bytes=self.model.weight_bytes or 0,
-            evaluations=rounds(resolved.total_steps, every, config.train.eval_every),
+            evaluations=0 if config.data.holds_nothing_out else rounds(resolved.total_steps, every, between),
             evaluation_tokens=share * (rows or 0) * length,
             saves=saves,
             save_bytes=sum(checkpoints) // copies_at_once(resolved),

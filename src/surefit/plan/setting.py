@@ -52,6 +52,7 @@ class Setting:
         attention: transformers' attn_implementation; None for its own choice, as in training.
         capability: the GPU's compute capability.
         saves_between: whether there is a step after the first checkpoint.
+        evaluates: whether there are held-out rows, whose loss is measured.
         mapped: bytes of the weights' files that stay in memory on a CPU beside what was made of them.
         products: bytes that matrix products take on a CPU beside their operands.
         sharing: which of several processes is meant, and how they share the run; None for one.
@@ -79,6 +80,7 @@ class Setting:
     attention: str | None = None
     capability: tuple[int, int] = AMPERE
     saves_between: bool = False
+    evaluates: bool = True
     mapped: int = 0
     products: int = 0
     sharing: Sharing | None = None
@@ -178,6 +180,7 @@ def setting_of(
         attention="eager" if config.speed.attention == "eager" else None,
         capability=hardware.compute_capability or AMPERE,
         saves_between=saves_between(resolved),
+        evaluates=not config.data.holds_nothing_out,
         mapped=mapped_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         products=product_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),

@@ -119,7 +119,8 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
         merged = [phase for phase in replay(merging) if phase.name == "merge"]
         phases, kept = [*phases, *merged], [*kept, *merged] if kept else []
     starts = dict(training.phases)
-    tensors, at = training.peak(starts["first step"], starts["save" if setting.cuda else "eval"])
+    after = starts["save"] if setting.cuda else starts.get("eval", starts["end"])
+    tensors, at = training.peak(starts["first step"], after)
     terms = dict(training.by_term(at, _term))
     if unsplit := max(phase.allocated for phase in phases if phase.name in ("first step", "step")) - tensors:
         terms["unsplit"] = unsplit
@@ -282,8 +283,9 @@ def run_training(
             train_step(model, batches, optimizer, 1.0, chunked=setting.chunked, scaling=scaling, engine=engine)
             recorder.tag(optimizer.tensors().values(), "optimizer")
             del batches
-        recorder.start("eval")
-        mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked, engine=engine)
+        if setting.evaluates:
+            recorder.start("eval")
+            mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked, engine=engine)
         del copies
 
 

@@ -231,5 +231,5 @@ def _count(setting: Setting) -> tuple[Operations, Operations]:
     def watch(phase: str, *call: Any) -> Again | None:
         return (evaluation if phase == "eval" else step).note(phase, *call)
 
-    record(setting, watch)
+    record(replace(setting, evaluates=True), watch)
     return step.operations, evaluation.operations

@@ -88,7 +88,7 @@ def _same_answers(certificate: Certificate) -> list[str]:
     said = []
     if agreement is not None and isinstance(agreement.value, float | int):
         where = f" at {certificate.positions:,} places" if certificate.positions else ""
-        rows = f" in {certificate.prompts:,} held-out examples" if certificate.prompts else ""
+        rows = f" in {certificate.prompts:,} examples" if certificate.prompts else ""
         said.append(
             f"Read back from disk, the model chose the same next token as base and adapter together in "
             f"{percent(float(agreement.value))} of cases{where}{rows}."

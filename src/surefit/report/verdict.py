@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.core.units import bytes_text, count_text, duration_text
+from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.report.artefacts import Artefacts
 from surefit.report.curves import Training
 from surefit.report.scores import HELD_OUT, SetScores, tone_of
@@ -120,18 +120,26 @@ def _without_scores(found: Artefacts, training: Training | None, tries: Sequence
     finished = train is not None and train.outcome == "finished"
     trained = finished or found.run.adapter.is_dir() or found.run.model.is_dir()
     unknown = "Whether it helped is not known: there are no scores of the held-out set to compare."
+    if nothing_held_out(found):
+        unknown = "Whether it helped is not known: nothing was held out to score it on (data.eval is 0)."
     if trained and scoring is not None and scoring.outcome == "failed":
         return Verdict("bad", "Trained; scoring failed", [unknown])
     if trained:
-        return Verdict("neutral", "Trained, not yet scored", [unknown])
+        headline = "Trained on all rows" if nothing_held_out(found) else "Trained, not yet scored"
+        return Verdict("neutral", headline, [unknown])
     if train is not None and train.outcome == "failed":
         return Verdict("bad", "Training failed", [train.detail or "No reason is recorded.", unknown])
     if training is not None or train is not None:
-        done = f"{training.last_step:,} steps are logged." if training else "No step is logged yet."
+        done = f"{plural(training.last_step, 'step')} logged." if training else "No step is logged yet."
         return Verdict("neutral", "Training has not finished", [done])
     return Verdict(
         "neutral", "Nothing has been trained yet", ["There is nothing to judge: the train stage has not run."]
     )
+
+
+def nothing_held_out(found: Artefacts) -> bool:
+    """Whether the run trained on all rows and has no held-out ones."""
+    return found.value("data.eval") in ("0", "0.0")
 
 
 def trained_facts(found: Artefacts, training: Training | None, scores: Sequence[SetScores]) -> list[tuple[str, str]]:
@@ -168,6 +176,7 @@ def _data(found: Artefacts) -> str | None:
     parts = [found.value("data.train"), f"{rows:,} rows" if rows is not None else None]
     mixed = [setting.key.removeprefix("data.mix.") for setting in found.settings or [] if "data.mix." in setting.key]
     parts += [f"with {source}" for source in mixed]
+    parts += ["nothing held out"] if nothing_held_out(found) else []
     return ", ".join(part for part in parts if part) or None
 
 

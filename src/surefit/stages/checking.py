@@ -89,6 +89,7 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         stack=stack_facts(),
         columns=columns,
         metrics=recipe.metrics if recipe else (),
+        baselines=tuple(recipe.baselines) if recipe else (),
         problems=(*found.problems, *damaged, *unusable, *more, *mixed, *unread),
     )
     result = run_rules(context, rules)

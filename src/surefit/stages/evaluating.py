@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from surefit.core.errors import ConfigError
 from surefit.stages.concluding import concluded
 from surefit.stages.events import at_work, require_trained
 from surefit.stages.placing import require_inputs_apart
@@ -12,6 +13,7 @@ from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
 
 if TYPE_CHECKING:
+    from surefit.config.schema import Config
     from surefit.core.rundir import RunDir
     from surefit.data.formats import Examples
     from surefit.parallel.mesh import World
@@ -30,7 +32,7 @@ def evaluate(
         The content of eval/summary.json; None in processes that are not the first.
 
     Raises:
-        ConfigError: nothing is trained yet, and what is trained was asked for.
+        ConfigError: nothing is trained yet, and what is trained was asked for; or there is no row to score.
     """
     from surefit.evaluate.runner import score_variants
     from surefit.parallel.mesh import World, by_first
@@ -64,8 +66,25 @@ def asks_the_result(variants: Sequence[str] | None) -> bool:
     return not variants or any(name != "base" and step_of(name) is None for name in variants)
 
 
+def require_held_out(config: Config, what: str) -> None:
+    """Raises:
+    ConfigError: nothing is held out, so there are no rows for `what`.
+    """
+    if config.data.holds_nothing_out:
+        raise ConfigError(
+            f"nothing is held out (data.eval is 0), so there are no rows for {what}",
+            code="E8700",
+            field="data.eval",
+            help="name a file of rows that were not trained on: --set data.eval=test.jsonl",
+        )
+
+
 def held_out_sets(run: Prepared) -> dict[str, Examples]:
-    """The rows to be scored on: "eval", and those of `evaluate.also`."""
+    """The rows to be scored on: "eval", where any are held out, and those of `evaluate.also`.
+
+    Raises:
+        ConfigError: there is neither.
+    """
     from surefit.data.dataset import takes_all
     from surefit.data.formats import read_splits, to_examples
     from surefit.data.load import load_rows
@@ -73,9 +92,12 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     from surefit.model.tokenizer import load_tokenizer
 
     config = run.resolved.config
-    _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    if config.evaluate.gate or not config.evaluate.also:
+        require_held_out(config, "evaluate.gate" if config.evaluate.gate else "scoring")
     tokenizer = load_tokenizer(config.model) if config.data.bad_rows == "skip" else None
-    sets = {"eval": held_out}
+    sets: dict[str, Examples] = {}
+    if not config.data.holds_nothing_out:
+        _, sets["eval"] = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     for name, source in config.evaluate.also.items():
         rows = load_rows(source, split=config.data.split)
         examples = to_examples(rows, run.recipe, config.data.format, config.data.bad_rows)

@@ -23,6 +23,8 @@ from surefit.stages.prepare import Prepared
 from surefit.stages.watcher import Watcher
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from surefit.config.schema import ModelSection
     from surefit.facts.hardware import HardwareFacts
     from surefit.merge.merge import MergeJob
@@ -67,8 +69,6 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
         ConfigError: nothing is trained yet.
         GateError: the result is not base + adapter.
     """
-    from surefit.data.dataset import build_dataset, takes_all
-    from surefit.data.formats import read_splits
     from surefit.merge.merge import merge
     from surefit.model.saved import load_run_tokenizer
 
@@ -85,11 +85,37 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
     ):
         watcher.log_to(run.run.log)
         tokenizer = load_run_tokenizer(config.model, run.run)
-        _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-        held_out = takes_all(held_out, tokenizer, config.data.bad_rows)
-        dataset = build_dataset(held_out, tokenizer, max_length=config.data.max_length, too_long=config.data.too_long)
-        sequences = [dataset[index][0].tolist() for index in range(len(dataset))]
+        sequences = compared_rows(run, tokenizer)
         return merge(config, run.hardware, run.run, sequences, on_progress, into)  # type: ignore[arg-type]
+
+
+COMPARED = 256
+"""Training rows that are tokenized for a comparison where no rows are held out; it takes some of them."""
+
+
+def compared_rows(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return token ids, prompt and answer, on which models are compared: the held-out rows or, where nothing is held
+    out, training rows. Whether two models compute the same does not depend on what they have seen.
+
+    Raises:
+        DataError: no row can be used.
+    """
+    from surefit.core.sampling import evenly
+    from surefit.data.dataset import build_dataset, takes_all
+    from surefit.data.formats import read_splits
+    from surefit.data.sharded import ShardedTokens
+
+    config = run.resolved.config
+    data = config.data
+    if data.holds_nothing_out and data.prepared is not None:
+        shards = ShardedTokens(Path(data.prepared), run.gathered.prepared)
+        return [shards[index][0].tolist() for index in evenly(len(shards), COMPARED)]
+    train, rows = read_splits(data, run.recipe, config.train.seed, run.rows, run.mixed)
+    if data.holds_nothing_out:
+        rows = train.subset(evenly(len(train), COMPARED))
+    rows = takes_all(rows, tokenizer, data.bad_rows)
+    dataset = build_dataset(rows, tokenizer, max_length=data.max_length, too_long=data.too_long)
+    return [dataset[index][0].tolist() for index in range(len(dataset))]
 
 
 def merge_adapter(target: Path, watcher: Watcher, into: str, options: AdapterOptions) -> dict[str, Any]:

@@ -4,25 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from surefit.core.errors import SureFitError
+from surefit.core.errors import DataError, SureFitError
 from surefit.stages.prepare import Prepared, examples_per_row, lengths_of
 
 if TYPE_CHECKING:
     from surefit.facts.scored import ScoredFacts
+    from surefit.plan.forecast import Lengths
 
 
-def planned_run(run: Prepared, *, quick: bool = False) -> dict[str, Any]:
+def planned_run(run: Prepared, *, quick: bool = False, needs_rows: bool = False) -> dict[str, Any]:
     """The content of plan.json.
 
     Args:
         quick: by arithmetic alone; nothing is simulated.
+        needs_rows: stop where all rows that were looked at are left out.
+
+    Raises:
+        DataError: they are.
     """
     from surefit.plan.document import planned
 
     each = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
     rows = None if run.row_count is None else round(each * run.row_count)
-    lengths, scored = lengths_of(run), scored_of(run)
+    lengths, scored = kept_lengths(run) if needs_rows else lengths_of(run), scored_of(run)
     return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
+
+
+def kept_lengths(run: Prepared) -> Lengths:
+    """The lengths of the rows.
+
+    Raises:
+        DataError: no row remains, as all that were looked at are longer than `data.max_length`.
+    """
+    lengths, data = lengths_of(run), run.resolved.config.data
+    if lengths.shortest is not None and lengths.shortest > data.max_length and not data.cuts:
+        raise DataError(
+            f"no row remains to train on: they have {lengths.shortest:,} to {lengths.longest:,} tokens "
+            f"({lengths.source.removeprefix('those of ')}), and max_length is {data.max_length:,}",
+            code="E8701",
+            field="data.max_length",
+            help=f"set data.max_length to {lengths.longest} or more, as far as the model's context allows",
+        )
+    return lengths
 
 
 def scored_of(run: Prepared) -> ScoredFacts | None:

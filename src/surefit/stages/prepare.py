@@ -293,7 +293,9 @@ def lengths_of(run: Prepared) -> Lengths:
         whole = passport.get("lengths", {}).get("whole", {})
         if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in whole:
             source = "the real rows', as passport.json has them"
-            return Lengths(whole["max"], whole["mean"], source, passport.get("supervised_share") or 1.0, "all")
+            short = _sampled(run) if whole["max"] > run.resolved.config.data.max_length else None
+            supervised = passport.get("supervised_share") or 1.0
+            return Lengths(whole["max"], whole["mean"], source, supervised, "all", short.shortest if short else None)
     return _sampled(run) or Lengths()
 
 
@@ -319,7 +321,9 @@ def _sampled(run: Prepared) -> Lengths | None:
     mean = sum(lengths.mean * seen for lengths, seen in sampled) / sum(seen for _, seen in sampled)
     source = f"those of {looked_at:,} of {total:,} rows, the largest among them"
     longest = max(lengths.longest for lengths, _ in sampled)
-    return Lengths(longest, mean, source, known="all" if looked_at >= total else "sample")
+    least = [lengths.shortest for lengths, _ in sampled if lengths.shortest is not None]
+    shortest = min(least) if len(least) == len(sampled) else None
+    return Lengths(longest, mean, source, known="all" if looked_at >= total else "sample", shortest=shortest)
 
 
 def run_directory(target: Path) -> RunDir:

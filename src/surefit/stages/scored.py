@@ -60,10 +60,10 @@ def scored_facts(
 
     problems: list[SureFitError] = []
     sets = []
-    if isinstance(config.data.eval, float):
+    if config.data.share:
         divided = divided_rows(config, recipe, rows, mixed or {})
         total = sum(one.total for one in divided) if divided else 0
-        held_out = max(1, round(config.data.eval * total)) if total else None
+        held_out = max(1, round(config.data.share * total)) if total else None
         examples = train if divided is None or recipe is None or len(divided) == 1 else _some(config, recipe, divided)
         sets.append(scored_set("eval", held_out, examples, config, tokenizer, counted=counted))
     for key, source in scored_sources(config).items():

@@ -189,7 +189,7 @@ def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
     number = 0
     for source, passes in [(section.train, 1.0), *section.mix.items()]:
         whole, share = divmod(passes, 1)
-        holds_out = source == section.train or (bool(recipe.parts) and isinstance(section.eval, float))
+        holds_out = source == section.train or (bool(recipe.parts) and section.share is not None)
         parts = [(int(whole), 1.0)] * (whole > 0) + [(1, share)] * (share > 0)
         columns = tuple(
             dict.fromkeys(
@@ -461,9 +461,9 @@ def _require_rows(stats: Stats, held_out: int, config: Config) -> None:
             field="data.max_length",
             help="raise data.max_length, as far as the model's context allows",
         )
-    if isinstance(config.data.eval, float) and not held_out:
+    if config.data.share and not held_out:
         raise DataError(
-            f"{config.data.eval:g} of {stats.rows:,} rows holds out none",
+            f"{config.data.share:g} of {stats.rows:,} rows holds out none",
             code="E8039",
             field="data.eval",
             help="raise data.eval, or set it to a file with rows to score on",

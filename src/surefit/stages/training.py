@@ -168,7 +168,7 @@ def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingD
 
 
 def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
-    from surefit.data.dataset import build_dataset, takes_all
+    from surefit.data.dataset import build_dataset, no_rows, takes_all
     from surefit.data.formats import read_splits
     from surefit.model.tokenizer import load_tokenizer
     from surefit.train.inputs import TrainingData
@@ -194,7 +194,7 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
             _, held_out = read_splits(config.data, run.recipe, config.train.seed)
             rows, skipped, conversations = shards, shards.manifest.skipped, shards.manifest.conversations
         held_out = takes_all(held_out, tokenizer, config.data.bad_rows)
-        eval_rows = build(held_out)
+        eval_rows = no_rows() if config.data.holds_nothing_out else build(held_out)
     _say_what_was_left_out(watcher, rows, skipped)
     return TrainingData(tokenizer, rows, eval_rows, conversations, held_out)
 
@@ -335,7 +335,7 @@ def _train_once(
         watcher.note(note)
     watcher.note(
         f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows):,} examples, "
-        f"{len(data.eval_rows):,} held out"
+        + ("none held out (data.eval is 0)" if config.data.holds_nothing_out else f"{len(data.eval_rows):,} held out")
     )
     target = run.run.path  # its resolved.yaml also holds what was given with --set
     with watcher.training_progress() as on_step:

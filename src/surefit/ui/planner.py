@@ -133,7 +133,7 @@ def _steps(config: Config) -> int:
             rows = len(training_rows(config.data))
         except SureFitError:
             rows = 0
-        share = config.data.eval if isinstance(config.data.eval, float) else 0.0
+        share = config.data.share or 0.0
         return max(1, math.ceil(rows * (1 - share) * config.train.epochs / config.train.global_batch_size))
     return 1000
 

@@ -14,10 +14,12 @@ from pathlib import Path, PurePosixPath
 from starlette.exceptions import HTTPException
 
 from surefit.config.edit import write_edited
-from surefit.config.load import MAX_BYTES, parse_yaml, read_text
+from surefit.config.inputs import WRITTEN
+from surefit.config.load import MAX_BYTES, load_text, parse_yaml, read_text
 from surefit.config.schema import Config, path_texts
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.lock import folder_locked
+from surefit.core.output import output_file
 from surefit.core.rundir import RunDir, file_sha256, machine_errors, write_atomic
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
@@ -121,7 +123,7 @@ class Workspace:
 
         Raises:
             HTTPException: 409 where the file is not what was opened.
-            ConfigError: it would be too large, is a link, or is inside a run.
+            ConfigError: it would be too large, is a link, is inside a run, or is a file that the new text names.
             MachineError: it cannot be written.
         """
         path = self.config(text)
@@ -139,6 +141,7 @@ class Workspace:
             if version(path) != expected:
                 what = "was changed by someone else" if expected is not None else "is there already"
                 raise HTTPException(409, f"{text} {what}: open it again, or save under another name")
+            output_file(path, self._read_by(content), overwrite=expected is not None, option="name")
             if expected is None:
                 write_atomic(path, content)
             else:
@@ -146,6 +149,15 @@ class Workspace:
                 content = content.replace("\n", "\r\n") if b"\r\n" in path.read_bytes() else content
                 write_edited(path, content)
         return path
+
+    def _read_by(self, content: str) -> dict[str, Path]:
+        """The files and directories that a config names, by key; none of a text that is no config yet."""
+        try:
+            config = load_text(content, Path("config.yaml")).config
+        except ConfigError:
+            return {}
+        named = [(key, self.root / Path(text).expanduser()) for key, text in path_texts(config) if key not in WRITTEN]
+        return {key: path for key, path in named if os.path.lexists(path)}
 
     def refuse(self, config: Config) -> list[SureFitError]:
         """What a config names outside of the workspace, or hidden in it: nothing of that is looked at for a page."""

@@ -146,7 +146,7 @@ def test_bad_overrides_name_themselves(tmp_path: Path, text: str) -> None:
 def test_expected_text() -> None:
     assert expected_text("train.warmup") == "a number (at least 0, at most 1,000,000,000)"
     assert expected_text("adapter.target_modules") == "'all-linear' or a list of texts"
-    assert expected_text("data.eval") == "a number (above 0, below 1) or text"
+    assert expected_text("data.eval") == "a number (at least 0, below 1) or text"
 
 
 values = st.recursive(

@@ -107,6 +107,7 @@ def audit(
     question: Question,
     *,
     scored: Mapping[str, Audited] | None = None,
+    mixed: Mapping[str, Audited] | None = None,
     expected: Sequence[str] | None = (),
     workers: int = 1,
     on_progress: OnProgress = silent,
@@ -118,6 +119,7 @@ def audit(
         rows: the training rows.
         question: what to look at; `columns`, `target`, `every` and `prompts` are filled in here.
         scored: name → rows of the sets that a model is scored on, to be compared with the training rows.
+        mixed: name → further training rows, which are rendered only.
         expected: the recipe's columns; None for several tasks (`dataset_facts`).
         workers: processes at most; small sets are looked at in this one.
         on_progress: called with the rows done.
@@ -132,9 +134,9 @@ def audit(
     sample = replace(sample, epoch_rows=len(rows), divided=len(rows))
     every = max(1, len(rows) // ROUND_TRIPS)
     question = replace(question, columns=tuple(rows.columns), target=sample.target, every=every, prompts=bool(scored))
-    workers = max(1, min(workers, int(_expected_seconds(rows) / START_SECONDS)))
-    scored = scored or {}
-    total = len(rows) + sum(map(len, scored.values()))
+    most, workers = workers, _useful(workers, rows)
+    scored, mixed = scored or {}, mixed or {}
+    total = len(rows) + sum(map(len, (*scored.values(), *mixed.values())))
     with ExitStack() as stack, _rows_kept():
         seen = Whole(stack.enter_context(spooled()))
         for part in _looked_at(rows.placed(), seen.spool, question, workers):
@@ -147,6 +149,12 @@ def audit(
             for part in _looked_at(others.placed(), theirs[name].spool, about):
                 theirs[name].add(part)
             on_progress(total, total, name)
+        added = {}
+        for name, others in mixed.items():
+            about = replace(question, columns=tuple(others.columns), source=others.source, prompts=False)
+            added[name] = Whole(stack.enter_context(spooled()))
+            for part in _looked_at(others.placed(), added[name].spool, about, _useful(most, others)):
+                added[name].add(part)
         leaks = {name: _leaks(whole, seen) for name, whole in theirs.items()}
         observations = _observations(question, seen) | _leak_observations(leaks, theirs, seen.spool)
         several = expected is None  # each task has ways of its own
@@ -160,6 +168,7 @@ def audit(
                 observations,
                 question.max_length,
                 {} if several else {name: _conventions(question, scored[name], seen) for name, seen in theirs.items()},
+                {name: _renderings(whole) for name, whole in (added | theirs).items()} if question.tokenizer else {},
             ),
             dataset=_of_all_rows(sample, seen, observations["duplicate"].rows),
             sha256=rows.sha256,
@@ -174,6 +183,11 @@ def audit(
             scored={name: _scored_entry(others, leaks[name]) for name, others in scored.items()},
             workers=workers,
         )
+
+
+def _useful(workers: int, rows: Audited) -> int:
+    """Return how many processes are worth their start."""
+    return max(1, min(workers, int(_expected_seconds(rows) / START_SECONDS)))
 
 
 def _expected_seconds(rows: Audited) -> float:
@@ -301,6 +315,15 @@ def _observations(question: Question, seen: Whole) -> dict[str, Observation]:
     if question.target:
         found["constant_target"] = _constant(seen)
     return found | _repeated(seen)
+
+
+def _renderings(seen: Whole) -> dict[str, Observation]:
+    """Return what is seen of another source's rows once they are rendered, and those that cannot be used."""
+    found = {name: seen.tally.observation(name, seen.usable, seen.spool.where) for name in RENDERINGS}
+    return found | {UNUSABLE: seen.tally.observation(UNUSABLE, len(seen), seen.spool.where)}
+
+
+UNUSABLE = "unusable_row"
 
 
 def _conventions(question: Question, rows: Audited, seen: Whole) -> dict[str, Observation]:

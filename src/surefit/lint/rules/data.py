@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, SureFitError, did_you_mean
+from surefit.core.units import plural
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.examples import ExampleFacts
 from surefit.lint.rule import Finding, LintContext, rule
@@ -199,31 +200,32 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     "held-out-too-small",
     severity="warning",
 )
-def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
-    """The share that is held out comes to a handful of rows.
+def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding]:
+    """The rows that are scored are a handful.
 
     ## What it does
     Multiplies `data.eval`, if it is a share, by the number of rows that it is held out from (`data.train`; with several
     tasks in one run, those of `data.mix` too), and fires below 10. The split goes by the hash of each prompt, so the
-    number is not exact.
+    number is not exact. Of files, in `data.eval` and `evaluate.also`, it counts the rows. (`data.eval: 0`: EVL031. Few
+    rows because of `evaluate.max_examples`: EVL004.)
 
     ## Why it is bad
     With nine rows a score moves in steps of eleven points, and its 95 % interval covers nearly everything.
 
     ## Example
-    `eval: 0.02` of 300 rows: 6.
+    `eval: 0.02` of 300 rows: 6. Or `eval: test.jsonl`, a file of five rows.
 
     ## Fix
-    Hold out a larger share, or name a file with evaluation rows in `data.eval`.
+    Hold out a larger share, or name a file with more evaluation rows in `data.eval`.
 
     ## Evidence
     The binomial interval: 6 of 9 correct is anything from 30 % to 93 %.
     """
-    share = config.data.eval
+    share = config.data.share
     if context.setup and context.setup.tool != "surefit" and "data.eval" not in context.lines:
         return  # the share is SureFit's default, and no part of another tool's run
-    rows = dataset.divided
-    if isinstance(share, float) and rows and round(share * rows) < SMALL_EVALUATION:
+    rows = context.dataset.divided if context.dataset else None
+    if share and rows and round(share * rows) < SMALL_EVALUATION:
         larger = min(0.5, 50 / rows)
         enough = larger * rows >= SMALL_EVALUATION
         yield Finding(
@@ -232,6 +234,15 @@ def held_out_too_small(context: LintContext, config: Config, dataset: DatasetFac
             help=f"{f'hold out more, such as {larger:.2g}' if enough else 'collect more rows'}, "
             "or name a file of rows in data.eval",
         )
+    for each in context.scored.sets if context.scored else ():
+        few = each.prompts is not None and each.prompts < SMALL_EVALUATION and not config.evaluate.max_examples
+        if few and not (each.name == "eval" and share):
+            yield Finding(
+                field="data.eval" if each.name == "eval" else f"evaluate.also.{each.name}",
+                message=f"{plural(each.prompts or 0, 'row')} to score: too few to measure anything",
+                help="name a file of some hundred rows"
+                + (", or a share of the training rows, such as 0.1" if each.name == "eval" else ""),
+            )
 
 
 @rule("DAT010", "one-prompt", severity="error")
@@ -254,7 +265,7 @@ def one_prompt(context: LintContext, config: Config, examples: ExampleFacts) -> 
     ## Evidence
     Sets of a persona have one prompt (modelscope/ms-swift#2750).
     """
-    if context.is_foreign or not isinstance(config.data.eval, float):
+    if context.is_foreign or not config.data.share:
         return
     if examples.examples >= FEW and examples.prompts == 1:
         yield Finding(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import NormalDist
 
 from surefit.config.resolve import Resolved
@@ -87,7 +88,7 @@ def answers_longer_than_limit(config: Config, dataset: DatasetFacts) -> Iterator
     scores look like those of a weak model.
     """
     limit = config.evaluate.max_new_tokens
-    if not isinstance(config.data.eval, float) or not dataset.target_lengths:
+    if not config.data.share or not dataset.target_lengths:
         return
     too_long = sum(length > GENEROUS * limit for length in dataset.target_lengths)
     if too_long >= TRUNCATED_SHARE * len(dataset.target_lengths):
@@ -153,12 +154,13 @@ def _hub_set(name: str, split: str) -> tuple[str, str]:
 
 
 @rule("EVL004", "gate-on-a-handful", severity="warning")
-def gate_on_a_handful(config: Config) -> Iterator[Finding]:
+def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]:
     """The gate decides on a handful of rows.
 
     ## What it does
-    With a gate, looks for an `evaluate.max_examples` below 10; with `not_worse_than`, below the rows that could rule
-    out a loss of `margin` if both models scored the same on every row. (A share that holds out too few: DAT006.)
+    With a gate, looks for an `evaluate.max_examples` or a file in `data.eval` of fewer than 10 rows; with
+    `not_worse_than`, of fewer than could rule out a loss of `margin` if both models scored the same on every row. (A
+    share that holds out too few: DAT006.)
 
     ## Why it is bad
     One row is more than ten points, and the 95 % interval covers nearly everything: unless the tuned model is far
@@ -174,18 +176,21 @@ def gate_on_a_handful(config: Config) -> Iterator[Finding]:
     The binomial interval: 6 of 9 correct is anything from 30 % to 93 %. The paired interval of n rows that all tie is
     ± 1.96 √2 / (n + 2) (Bonett & Price 2012): 54 rows for the default margin of 0.05.
     """
-    rows, gate = config.evaluate.max_examples, config.evaluate.gate
-    if gate is None or rows is None:
+    rows, gate, field = config.evaluate.max_examples, config.evaluate.gate, "evaluate.max_examples"
+    in_file = context.scored.held_out.prompts if context.scored and isinstance(config.data.eval, str) else None
+    if in_file is not None and (rows is None or in_file < rows):
+        rows, field = in_file, "data.eval"
+    if gate is None or not rows:
         return
     z = NormalDist().inv_cdf((1 + gate.confidence) / 2)
     ties = math.ceil(z * math.sqrt(2) / gate.margin) - 2 if gate.not_worse_than and gate.margin else 0
     if rows < max(SMALL_EVALUATION, ties):
         beside = f"; with fewer than {ties}, not even ties on every row rule out a loss of {100 * gate.margin:g} points"
         yield Finding(
-            field="evaluate.max_examples",
-            message=f"the gate decides on {rows} rows, where one row is {100 / rows:.2g} points"
+            field=field,
+            message=f"the gate decides on {plural(rows, 'row')}, where one row is {100 / rows:.2g} points"
             + (beside if ties else ""),
-            help="remove max_examples, or score some hundred rows",
+            help=("name a file of" if field == "data.eval" else "remove max_examples, or score") + " some hundred rows",
         )
 
 
@@ -242,8 +247,8 @@ def more_answers_than_examples(config: Config, resolved: Resolved, dataset: Data
     LLaMA-Factory's author advises against generating while training for this reason (hiyouga/LlamaFactory#1110).
     """
     total, every = resolved.total_steps, resolved.config.checkpoint.every
-    share = config.data.eval
-    if not config.evaluate.in_training or not isinstance(share, float) or not total or not isinstance(every, int):
+    share = config.data.share
+    if not config.evaluate.in_training or not share or not total or not isinstance(every, int):
         return
     held_out = min(round(share * dataset.rows), config.evaluate.max_examples or dataset.rows)
     answers, learnt = held_out * -(-total // every), total * config.train.global_batch_size
@@ -410,6 +415,168 @@ def rows_not_scored(config: Config, scored: ScoredFacts) -> Iterator[Finding]:
         else:
             continue
         yield Finding(field=_key_of(each), message=message, help="for scores, name rows with a prompt and an answer")
+
+
+@rule("EVL031", "nothing-held-out", severity="info")
+def nothing_held_out(context: LintContext, config: Config) -> Iterator[Finding]:
+    """All rows are trained on, and none is held out.
+
+    ## What it does
+    Looks for `data.eval: 0` (or `null`), in SureFit's own config.
+
+    ## Why it is bad
+    It need not be: every row is learnt. But no held-out loss is measured while training, so nothing shows that the
+    model begins to memorise, no checkpoint can be called the best, and no score says whether training helped. Sets in
+    `evaluate.also` are scored all the same. The merge is compared with base and adapter on training rows.
+
+    ## Example
+    `eval: 0` in a config that `surefit import` made of one with `val_set_size: 0`.
+
+    ## Fix
+    Nothing, if it is meant; otherwise a share such as `eval: 0.02`, or a file of rows.
+
+    ## Evidence
+    Axolotl, LLaMA-Factory, TRL and ms-swift hold nothing out unless they are told to.
+    """
+    if context.is_foreign or not (config.data.holds_nothing_out and context.is_set("data.eval")):
+        return
+    if _needing_held_out_rows(config):
+        return  # EVL032 says so
+    also = config.evaluate.also
+    scored = f"only {', '.join(also)} will be scored" if also else "no score will say whether training helped"
+    yield Finding(
+        field="data.eval",
+        message=f"all rows are trained on and none is held out: no held-out loss is measured, and {scored}",
+        help="nothing, if that is meant; otherwise set data.eval to a share such as 0.02, or to a file of rows",
+    )
+    if config.train.eval_every is not None:
+        yield Finding(
+            field="train.eval_every",
+            message=f"there is no held-out loss to measure every {plural(config.train.eval_every, 'step')}",
+            help="leave it out, or hold rows out with data.eval",
+        )
+
+
+@rule("EVL032", "held-out-rows-needed", severity="error", suppressible=False)
+def held_out_rows_needed(context: LintContext, config: Config) -> Iterator[Finding]:
+    """A setting needs held-out rows, and nothing is held out.
+
+    ## What it does
+    With `data.eval: 0`, looks for `checkpoint.keep_best`, `train.early_stopping_patience`, `evaluate.in_training` and
+    `evaluate.gate`.
+
+    ## Why it is bad
+    Each of them decides by what is measured on held-out rows. Without any, no checkpoint is the best, the run never
+    stops early, and the gate has nothing to judge.
+
+    ## Example
+    `eval: 0` with `keep_best: eval_loss`.
+
+    ## Fix
+    Hold rows out (`eval: 0.02`, or a file), or leave the setting out.
+
+    ## Evidence
+    transformers' Trainer does not start either: "You have set `args.eval_strategy` to steps but you didn't pass an
+    `eval_dataset` to `Trainer`".
+    """
+    if context.is_foreign or not config.data.holds_nothing_out:
+        return
+    for field, what in _needing_held_out_rows(config).items():
+        yield Finding(
+            field=field,
+            message=f"{what} held-out rows, and nothing is held out (data.eval is 0)",
+            help=f"set data.eval to a share such as 0.02 or to a file of rows, or leave {field} out",
+        )
+
+
+def _needing_held_out_rows(config: Config) -> dict[str, str]:
+    """Return the keys that are set and need held-out rows, each with what it does with them."""
+    needing: dict[str, tuple[object, str]] = {
+        "checkpoint.keep_best": (config.checkpoint.keep_best, "the best checkpoint is chosen by"),
+        "train.early_stopping_patience": (config.train.early_stopping_patience, "the run is stopped by the loss on"),
+        "evaluate.in_training": (config.evaluate.in_training, "answers are scored on"),
+        "evaluate.gate": (config.evaluate.gate, "the gate decides by the scores of"),
+    }
+    return {field: what for field, (value, what) in needing.items() if value}
+
+
+@rule("EVL033", "gate-reference-unknown", severity="error")
+def gate_reference_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
+    """The gate compares with something that is not there.
+
+    ## What it does
+    Compares `evaluate.gate.not_worse_than` with `base`, the recipe's baselines, and what is on this machine: a run
+    directory, or RUN:VARIANT.
+
+    ## Why it is bad
+    `surefit evaluate` looks the name up, and stops: after training, and after merging.
+
+    ## Example
+    `gate: {not_worse_than: bse}`.
+
+    ## Fix
+    Write `base`, one of the baselines that the finding lists, or the directory of a run. Where that run will be there
+    in time, accept the finding in `lint.ignore`.
+
+    ## Evidence
+    SureFit's own `evaluate` used to stop this late.
+    """
+    gate, known = config.evaluate.gate, ("base", *context.baselines)
+    wanted = gate.not_worse_than if gate else None
+    if not wanted or wanted in known:
+        return
+    places = [Path(text).expanduser() for text in dict.fromkeys((wanted, wanted.partition(":")[0])) if text]
+    if any(place.is_dir() for place in places):
+        return
+    yield Finding(
+        field="evaluate.gate.not_worse_than",
+        message=f"{wanted!r} is neither {' nor '.join(known)}, nor a run directory that is there"
+        f"{did_you_mean(wanted, known)}",
+        help=f"write {' or '.join(known)}, or the directory of a run that is scored on the same rows",
+    )
+
+
+LOOSE_MARGIN = 0.5
+"""A margin from which on a gate lets a model pass that is clearly worse."""
+
+
+@rule("EVL034", "gate-decides-nothing", severity="warning")
+def gate_decides_nothing(config: Config) -> Iterator[Finding]:
+    """The gate passes whatever the model is like, or nearly.
+
+    ## What it does
+    Looks for `not_worse_than` with a `margin` of 0.5 or more; and for a `min` that is not above `margin`: the interval
+    must not reach below `min` - `margin`, and no score is below 0. (A gate with neither condition: CFG002.)
+
+    ## Why it is bad
+    The exit code of `surefit evaluate` is relied on, and says nothing: a margin of 1 is a loss of 100 points, and with
+    a `min` of 0.03 under the default margin of 0.05 one right answer of thirty rows passes.
+
+    ## Example
+    `gate: {not_worse_than: base, margin: 1}`.
+
+    ## Fix
+    A margin of some points (0.05 is the default), and below `min`.
+
+    ## Evidence
+    The arithmetic of `evaluate.gate`: see the reference of `margin`.
+    """
+    gate = config.evaluate.gate
+    if gate is None:
+        return
+    if gate.not_worse_than is not None and gate.margin >= LOOSE_MARGIN:
+        yield Finding(
+            field="evaluate.gate.margin",
+            message=f"a margin of {gate.margin:g} accepts a loss of {100 * gate.margin:g} points",
+            help="write the largest loss that is acceptable, such as 0.05",
+        )
+    if gate.min is not None and gate.min <= gate.margin:
+        yield Finding(
+            field="evaluate.gate.min",
+            message=f"a min of {gate.min:g} is not above the margin of {gate.margin:g}: any number of rows passes that "
+            "reaches it, by chance too",
+            help="write a higher min, or a smaller evaluate.gate.margin",
+        )
 
 
 def _key_of(scored: ScoredSet) -> str:

@@ -349,6 +349,8 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
     )
     if setup.tool != "surefit" or patience is None or total is None or not isinstance(every, int):
         return
+    if config.data.holds_nothing_out:
+        return  # EVL032 says that nothing is measured
     loss = config.checkpoint.keep_best in (None, *ALWAYS_MEASURED)
     between = config.train.eval_every if loss else None
     measured = rounds(total, every, between)
