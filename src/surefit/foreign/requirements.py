@@ -23,7 +23,7 @@ from surefit.facts.job_script import read_job_script
 from surefit.facts.pins import compatible, exact
 from surefit.facts.setup import Place, Setup
 from surefit.facts.stack import StackFacts, stack_facts
-from surefit.foreign.releases import requirements_of
+from surefit.foreign.releases import least_python, requirements_of
 from surefit.foreign.result import Foreign, Lost
 
 NAMES = re.compile(
@@ -80,6 +80,7 @@ def read_requirements(path: Path) -> Foreign:
     setup = Setup("requirements", places={name: Place(name, str(path), pin.line) for name, pin in first.items()})
     stack = _stack(always, wheels=_has_index(lost))
     problems += _contradictions(path, always)
+    problems += _too_old_python(path, always)
     return Foreign("requirements", path, setup, None, {}, tuple(lost), None, tuple(problems), stack=stack)
 
 
@@ -181,6 +182,7 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
                 problems.append(_unreadable(path, written, line, error))
             else:
                 lost.append(Lost(written, line, written, "it names no package and version"))
+    problems += _conda_slips(text, path) if path.suffix in (".yml", ".yaml") else ()
     if not pins and not problems:
         raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", code="E3029", path=path)
     return pins, problems, lost
@@ -435,6 +437,58 @@ def _known_to_ask(name: str, version: str) -> Iterator[str]:
         yield f"torch==2.{minor}.*"
     elif name == "tensorboard" and major == 2 and minor in (10, 11):
         yield "protobuf<3.20" if minor == 10 else "protobuf<4"
+
+
+def _too_old_python(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
+    """A Python that none of the releases of a package that is asked for runs on."""
+    text = read_text(path) if path.suffix in (".yml", ".yaml", ".toml") else ""
+    python, line = _python_asked(text, path)
+    needs = ((pin, least_python(pin.package, pin.versions)) for pin in pins)
+    late = [(pin, least) for pin, least in needs if python and least and not compatible(python, f">={least}")]
+    for pin, least in sorted(late, key=lambda each: Version(each[1]), reverse=True)[:1]:
+        yield ConfigError(
+            f"{pin.package}{pin.versions} needs Python {least} or newer, and python{python} is asked for",
+            code="E?", path=path, line=line, field="python", help=f"ask for Python {least} or newer",
+        )  # fmt: skip
+
+
+def _python_asked(text: str, path: Path) -> tuple[str, int]:
+    """(the versions of Python that a conda or project file admits, the line that says so)."""
+    if path.suffix == ".toml":
+        tree = tomllib.loads(text)
+        poetry = _table(_table(_table(tree, "tool"), "poetry"), "dependencies").get("python")
+        asked = _table(tree, "project").get("requires-python")
+        found = asked if isinstance(asked, str) else _of_poetry(poetry) if isinstance(poetry, str) else ""
+        return found, _line_of(text, r"^\s*(requires-)?python\s*=")
+    for entry in _entries(compose_yaml(text), "dependencies") if text else ():
+        name, versions = _of_conda_entry(entry.value) if isinstance(entry, yaml.ScalarNode) else ("", "")
+        if name == "python" and re.match(r"[<>=!~]", versions):
+            return versions, entry.start_mark.line + 1
+    return "", 1
+
+
+SECTIONS = ("name", "channels", "dependencies", "variables", "prefix", "platforms", "category", "platform")
+"""What stands at the top of a conda environment's file, or of conda-lock's."""
+
+
+def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
+    """Packages that stand where conda does not look for them."""
+    tree = compose_yaml(text)
+    pairs = tree.value if isinstance(tree, yaml.MappingNode) else ()
+    for key, listed in pairs:
+        if key.value not in SECTIONS and key.value in ("pip", "packages", "requirements", "conda", "deps"):
+            yield ConfigError(
+                f"conda knows no {key.value} at the top of an environment's file: nothing of it is installed",
+                code="E?", path=path, line=key.start_mark.line + 1, field=str(key.value),
+                help="write it as the last entry of dependencies: `- pip: [NAME==VERSION, …]`",
+            )  # fmt: skip
+    for entry in _entries(tree, "dependencies"):
+        for key, listed in entry.value if isinstance(entry, yaml.MappingNode) else ():
+            if key.value == "pip" and not isinstance(listed, yaml.SequenceNode):
+                yield ConfigError(
+                    "pip needs a list of requirements", code="E?", path=path, line=key.start_mark.line + 1,
+                    field="pip", help="write each below it, as an entry of its own",
+                )  # fmt: skip
 
 
 def _contradictions(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
