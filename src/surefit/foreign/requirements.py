@@ -448,7 +448,7 @@ def _too_old_python(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
     for pin, least in sorted(late, key=lambda each: Version(each[1]), reverse=True)[:1]:
         yield ConfigError(
             f"{pin.package}{pin.versions} needs Python {least} or newer, and python{python} is asked for",
-            code="E?", path=path, line=line, field="python", help=f"ask for Python {least} or newer",
+            code="E3950", path=path, line=line, field="python", help=f"ask for Python {least} or newer",
         )  # fmt: skip
 
 
@@ -479,14 +479,14 @@ def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
         if key.value not in SECTIONS and key.value in ("pip", "packages", "requirements", "conda", "deps"):
             yield ConfigError(
                 f"conda knows no {key.value} at the top of an environment's file: nothing of it is installed",
-                code="E?", path=path, line=key.start_mark.line + 1, field=str(key.value),
+                code="E3951", path=path, line=key.start_mark.line + 1, field=str(key.value),
                 help="write it as the last entry of dependencies: `- pip: [NAME==VERSION, …]`",
             )  # fmt: skip
     for entry in _entries(tree, "dependencies"):
         for key, listed in entry.value if isinstance(entry, yaml.MappingNode) else ():
             if key.value == "pip" and not isinstance(listed, yaml.SequenceNode):
                 yield ConfigError(
-                    "pip needs a list of requirements", code="E?", path=path, line=key.start_mark.line + 1,
+                    "pip needs a list of requirements", code="E3952", path=path, line=key.start_mark.line + 1,
                     field="pip", help="write each below it, as an entry of its own",
                 )  # fmt: skip
 
