@@ -70,7 +70,11 @@ def pythons(releases: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Return the first release that needs each least Python → that Python."""
     least: dict[str, str] = {}
     for version in ordered(releases):
-        bounds = [part.version for part in SpecifierSet(releases[version].get("requires_python") or "") if part.operator == ">="]
+        bounds = [
+            part.version
+            for part in SpecifierSet(releases[version].get("requires_python") or "")
+            if part.operator == ">="
+        ]
         needed = ".".join(bounds[0].split(".")[:2]) if bounds else ""
         if needed and needed not in least.values():
             least[version] = needed

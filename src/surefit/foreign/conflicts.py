@@ -90,6 +90,8 @@ TRAINER: tuple[Rule, ...] = (
     ),
     (lambda flat: not off(flat.get("fsdp")) and not off(flat.get("deepspeed")), "fsdp deepspeed", "only one of them"),
 )
+
+
 def _losses(flat: dict[str, Any]) -> list[Any]:
     losses = flat.get("loss_type", "sigmoid")
     return losses if isinstance(losses, list) else [losses]
@@ -98,9 +100,7 @@ def _losses(flat: dict[str, Any]) -> list[Any]:
 TRL: tuple[Rule, ...] = (
     *TRAINER,
     (
-        lambda flat: (
-            isinstance(flat.get("loss_weights"), list) and len(flat["loss_weights"]) != len(_losses(flat))
-        ),
+        lambda flat: isinstance(flat.get("loss_weights"), list) and len(flat["loss_weights"]) != len(_losses(flat)),
         "loss_weights",
         "a weight for each entry of loss_type",
     ),
@@ -361,7 +361,9 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         "no quantization_bit in an export: an adapter is not merged into quantised weights",
     ),
 )
-GENERATION_KEYS = "max_new_tokens max_length top_p top_k num_beams repetition_penalty length_penalty do_sample temperature"
+GENERATION_KEYS = (
+    "max_new_tokens max_length top_p top_k num_beams repetition_penalty length_penalty do_sample temperature"
+)
 LLAMAFACTORY_IGNORED: tuple[Ignored, ...] = (
     (
         lambda flat: (

@@ -23,6 +23,7 @@ from surefit.foreign.python_calls import (
     read_call,
 )
 from surefit.foreign.python_conflicts import read_conflicts, read_groups
+from surefit.foreign.python_faults import read_faults
 from surefit.foreign.python_models import read_models
 from surefit.foreign.python_rows import LENGTHS, read_rows
 from surefit.foreign.python_script import Notes, read_arguments, read_loads, unusable
@@ -84,6 +85,7 @@ def read_python(path: Path) -> Foreign:
     read_models(notes, source, calls)
     read_rows(notes, source, calls, judge)
     read_conflicts(notes, source, calls)
+    read_faults(notes, source, calls, judge)
     _read_batch(notes, source, calls)
     _read_generation(notes, source)
     _read_trackers(notes, source)

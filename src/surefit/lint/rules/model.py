@@ -391,7 +391,9 @@ def target_modules_of_another_model(context: LintContext, setup: Setup) -> Itera
         )
     layers = layers_of(setup.base_model)
     names = [name.rpartition(".")[2] for name in setup.target_modules or ()]
-    plain = all(name.isidentifier() for name in names) and not {"all-linear", "custom"} & set(setup.target_modules or ())
+    plain = all(name.isidentifier() for name in names) and not {"all-linear", "custom"} & set(
+        setup.target_modules or ()
+    )
     if layers is not None and names and plain and not layers.linear.union(HEADS) & set(names):
         yield Finding(
             field="target_modules",

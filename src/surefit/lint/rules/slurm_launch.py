@@ -147,9 +147,13 @@ def devices_hidden(job: JobScript) -> Iterator[Finding]:
     devices = [int(number) for number in value[0].strip(",").split(",")]
     count = launch.per_node or 0
     if launch.tool != "deepspeed" and count > len(devices):  # which leaves the variable aside where it is told a number
-        message = f"{launch.tool} starts {count} processes on a node, and CUDA_VISIBLE_DEVICES shows them {len(devices)}"
+        message = (
+            f"{launch.tool} starts {count} processes on a node, and CUDA_VISIBLE_DEVICES shows them {len(devices)}"
+        )
     elif job.gpus_per_node and max(devices) >= job.gpus_per_node:
-        message = f"CUDA_VISIBLE_DEVICES names device {max(devices)}, and the job has {job.gpus_per_node} GPUs on a node"
+        message = (
+            f"CUDA_VISIBLE_DEVICES names device {max(devices)}, and the job has {job.gpus_per_node} GPUs on a node"
+        )
     else:
         return
     yield Finding(

@@ -24,7 +24,16 @@ FIRST_FOR_NUMPY_2 = {
 CORE = ("transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface-hub")
 FAMILY = (*CORE, "trl", "safetensors", "torch", "numpy")
 TOOLS = ("axolotl", "llamafactory", "unsloth")
-BUILT_UPON = ("bitsandbytes", "xformers", "torchvision", "torchao", "liger-kernel", "deepspeed", "triton", "unsloth-zoo")
+BUILT_UPON = (
+    "bitsandbytes",
+    "xformers",
+    "torchvision",
+    "torchao",
+    "liger-kernel",
+    "deepspeed",
+    "triton",
+    "unsloth-zoo",
+)
 """What those pin beside the libraries of `FAMILY`; compared in requirements only."""
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 BITS = ("nf4", "fp4", "int8")
