@@ -297,13 +297,9 @@ def _loses(source: Source, node: ast.expr, scope: Scope, line: int, column: str)
         made += values[1:2] if name == "rename_column" else []
         if column in made or (name in ("map", "add_column") and _mentions(source, call, column)):
             lost = None
-        elif name in ("rename_columns", "rename_column", "remove_columns") and column in named[: len(named) or None]:
-            lost = (name, call.lineno)
-        elif name == "select_columns" and values and all(isinstance(x, str) for x in named) and column not in named:
-            lost = (name, call.lineno)
-        elif name == "map" and any(
+        elif (name in ("rename_columns", "rename_column", "remove_columns") and column in named[: len(named) or None]) or (name == "select_columns" and values and all(isinstance(x, str) for x in named) and column not in named) or (name == "map" and any(
             each.arg == "remove_columns" and column in _listed(source.value(each.value, at)) for each in call.keywords
-        ):
+        )):
             lost = (name, call.lineno)
     return lost
 
