@@ -74,6 +74,7 @@ class Setup:
         collator: the data collator's class.
         pad_is_eos: the padding token is made the end-of-sequence token.
         truncation_side: left or right, where rows over max_length are cut.
+        columns_left_out: columns of the rows that the tool does not read → the entry and the role that would.
         chat_template: what the tool uses instead of the tokenizer's own chat template: a name, a file or its text.
         tokenizer_name: the model whose tokenizer is loaded, where that is said apart from base_model.
         padding_learnt: the labels are a copy of padded ids, padding included.
@@ -163,6 +164,7 @@ class Setup:
     collator: str | None = None
     pad_is_eos: bool | None = None
     truncation_side: str | None = None
+    columns_left_out: Mapping[str, str] | None = None
     chat_template: str | None = None
     tokenizer_name: str | None = None
     padding_learnt: bool | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from surefit.config.modes import MODES
 from surefit.foreign.draft import Draft
-from surefit.foreign.known import keys
+from surefit.foreign.known import keys as key_names
 
 Rule = tuple[Callable[[dict[str, Any]], Any], str, str]
 """(what holds where it is wrong, the keys of which the last in the file is named, what the tool expects)."""
@@ -472,7 +472,7 @@ ACCELERATE: tuple[Rule, ...] = (
         "fsdp_sync_module_states: true beside fsdp_cpu_ram_efficient_loading",
     ),
 )
-NOT_BESIDE_FILE = keys("""
+NOT_BESIDE_FILE = key_names("""
     gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device offload_param_device
     offload_param_nvme_path offload_optimizer_nvme_path zero3_save_16bit_model
 """)

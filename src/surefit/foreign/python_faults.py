@@ -156,8 +156,9 @@ def _collators(
         made = read_call(source, MASKED, inside, at)
         if decodes and not made.open and (made.silent("mlm") or made.known.get("mlm") is True):
             yield ConfigError(
-                f"{MASKED} masks tokens where mlm is not False, and a decoder's tokenizer has no mask token", code="E3957",
-                path=notes.path, line=made.lines.get("mlm", made.line), field="mlm", help="write mlm=False",
+                f"{MASKED} masks tokens where mlm is not False, and a decoder's tokenizer has no mask token",
+                code="E3957", path=notes.path, line=made.lines.get("mlm", made.line), field="mlm",
+                help="write mlm=False",
             )  # fmt: skip
     silent = not given and not trainer.open and "data_collator" not in source.set_attributes
     padding = origin.startswith("transformers.") and name in PADS_ONLY
@@ -165,8 +166,8 @@ def _collators(
     if plain and decodes and (silent or padding) and _makes_no_labels(source):
         what = f"{name} makes none" if padding else "the Trainer's own collator makes none"
         yield ConfigError(
-            f"no labels reach the model: the rows are tokenized without them, and {what}", code="E3958", path=notes.path,
-            line=line, field="data_collator",
+            f"no labels reach the model: the rows are tokenized without them, and {what}", code="E3958",
+            path=notes.path, line=line, field="data_collator",
             help=f"write data_collator={MASKED}(tokenizer, mlm=False)",
         )  # fmt: skip
     yield from _packed_collator(notes, source, trainer, arguments, name, judge)
@@ -281,8 +282,9 @@ def _columns(notes: Notes, source: Source, trainer: Call) -> Iterator[ConfigErro
         step = _loses(source, *trainer.given["train_dataset"], trainer.line, column)
         if step is not None:
             yield ConfigError(
-                f"{trainer.kind} reads the column {column!r}, and {step[0]} takes it away", code="E3963", path=notes.path,
-                line=step[1], field=column, help=f"leave {column} as it is, or name the new column {column}",
+                f"{trainer.kind} reads the column {column!r}, and {step[0]} takes it away", code="E3963",
+                path=notes.path, line=step[1], field=column,
+                help=f"leave {column} as it is, or name the new column {column}",
             )  # fmt: skip
 
 
@@ -297,11 +299,20 @@ def _loses(source: Source, node: ast.expr, scope: Scope, line: int, column: str)
         made += values[1:2] if name == "rename_column" else []
         if column in made or (name in ("map", "add_column") and _mentions(source, call, column)):
             lost = None
-        elif (name in ("rename_columns", "rename_column", "remove_columns") and column in named[: len(named) or None]) or (name == "select_columns" and values and all(isinstance(x, str) for x in named) and column not in named) or (name == "map" and any(
-            each.arg == "remove_columns" and column in _listed(source.value(each.value, at)) for each in call.keywords
-        )):
+        elif _takes_away(source, call, at, named, column):
             lost = (name, call.lineno)
     return lost
+
+
+def _takes_away(source: Source, call: ast.Call, at: Scope, named: list[Any], column: str) -> bool:
+    """Whether a method of a data set leaves a column out; `named`: all texts that it is given."""
+    name = getattr(call.func, "attr", "")
+    if name in ("rename_columns", "rename_column", "remove_columns"):
+        return column in named
+    if name == "select_columns":
+        return bool(named) and all(isinstance(each, str) for each in named) and column not in named
+    removed = [source.value(each.value, at) for each in call.keywords if each.arg == "remove_columns"]
+    return name == "map" and any(column in _listed(value) for value in removed)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -140,22 +140,33 @@ def _copied(node: ast.AST) -> int | None:
     return None
 
 
+def _name_of(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _copied_from(node: ast.ListComp) -> ast.expr:
+    """What a comprehension copies row by row (`[ids[:] for ids in x]`), or itself where it does something else."""
+    if len(node.generators) != 1 or node.generators[0].ifs:
+        return node
+    each, target = node.elt, node.generators[0].target
+    if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Slice):
+        each = each.value
+    elif isinstance(each, ast.Call):
+        each = each.func.value if isinstance(each.func, ast.Attribute) else next(iter(each.args), each)
+    same = isinstance(each, ast.Name) and isinstance(target, ast.Name) and each.id == target.id
+    return node.generators[0].iter if same else node
+
+
 def _is_ids(node: ast.expr) -> bool:
     """`x["input_ids"]`, or a copy of it."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("copy", "clone"):
         node = node.func.value
-    elif (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "list" and node.args) or (isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "deepcopy" and node.args):
+    elif isinstance(node, ast.Call) and _name_of(node.func) in ("list", "deepcopy") and node.args:
         node = node.args[0]
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
         node = node.value
-    elif isinstance(node, ast.ListComp) and len(node.generators) == 1 and not node.generators[0].ifs:
-        each, target = node.elt, node.generators[0].target
-        if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Slice):
-            each = each.value
-        elif isinstance(each, ast.Call):
-            each = each.func.value if isinstance(each.func, ast.Attribute) else next(iter(each.args), each)
-        if isinstance(each, ast.Name) and isinstance(target, ast.Name) and each.id == target.id:
-            node = node.generators[0].iter
+    elif isinstance(node, ast.ListComp):
+        node = _copied_from(node)
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == "input_ids"
     return (isinstance(node, ast.Name) and node.id == "input_ids") or (

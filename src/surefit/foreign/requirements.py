@@ -475,7 +475,7 @@ def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
     """Packages that stand where conda does not look for them."""
     tree = compose_yaml(text)
     pairs = tree.value if isinstance(tree, yaml.MappingNode) else ()
-    for key, listed in pairs:
+    for key, _ in pairs:
         if key.value not in SECTIONS and key.value in ("pip", "packages", "requirements", "conda", "deps"):
             yield ConfigError(
                 f"conda knows no {key.value} at the top of an environment's file: nothing of it is installed",

@@ -20,9 +20,10 @@ UNSLOTH_TEMPLATES = {
     "qwen3-thinking": CHATML, "gpt-oss": HARMONY, "gptoss": HARMONY, "lfm-2": CHATML, "lfm-2.5": CHATML,
     "starling": STARLING, "yi-chat": CHATML,
 }  # fmt: skip
-"""Names of Unsloth's chat templates (2026.10.9, chat_templates.py) → how an answer begins; None where no one text does."""
+"""Names of Unsloth's chat templates (2026.10.9) → how an answer begins; None where no one text does."""
 MODELS: tuple[tuple[str, str], ...] = (
-    (r"llama-?3(\.[123])?-.*instruct", LLAMA_3), (r"qwen-?(1\.5|2(\.5)?|3)-", CHATML), (r"gemma-?[23]?-.*\bit\b", GEMMA),
+    (r"llama-?3(\.[123])?-.*instruct", LLAMA_3), (r"qwen-?(1\.5|2(\.5)?|3)-", CHATML),
+    (r"gemma-?[23]?-.*\bit\b", GEMMA),
     (r"phi-3(\.5)?-(mini|medium).*instruct", PHI), (r"mistral-7b-instruct", MISTRAL), (r"llama-?2-.*chat", MISTRAL),
 )  # fmt: skip
 """(how the names of models look that were tuned to chat, how an answer begins in their chat template)."""

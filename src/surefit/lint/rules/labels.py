@@ -390,5 +390,5 @@ def padding_in_the_labels(setup: Setup) -> Iterator[Finding]:
         yield Finding(
             field="padding_learnt",
             message="the labels are a copy of padded ids, and nothing takes the padding out of the loss",
-            help="leave the labels to DataCollatorForLanguageModeling(tokenizer, mlm=False), or write -100 over padding",
+            help="leave the labels to DataCollatorForLanguageModeling(tokenizer, mlm=False), or write -100 there",
         )

@@ -429,8 +429,8 @@ def tokenizer_of_another_model(setup: Setup) -> Iterator[Finding]:
     if theirs and ours and theirs != ours:
         yield Finding(
             field="tokenizer_name",
-            message=f"the tokenizer is {setup.tokenizer_name}, of the family {theirs}, and the model {setup.base_model} "
-            f"is of {ours}",
+            message=f"the tokenizer is {setup.tokenizer_name}, of the family {theirs}, and the model is "
+            f"{setup.base_model}, of {ours}",
             help=f"load the tokenizer of {setup.base_model}",
         )
 

@@ -284,8 +284,8 @@ def _too_many_machines(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=launch.lines.get(flag, launch.line),
-            message=f"{launch.tool} is told {launch.machines} machines with --{flag}, and --nodes asks for one: it waits "
-            "for machines that never come",
+            message=f"{launch.tool} is told {launch.machines} machines with --{flag}, and --nodes asks for one: it "
+            "waits for machines that never come",
             help=f"write #SBATCH --nodes={launch.machines}, or --{flag}=1",
         )
 

@@ -61,7 +61,7 @@ def memory_too_small(job: JobScript) -> Iterator[Finding]:
     yield Finding(
         path=job.path,
         line=job.line(name),
-        message=f"--{name}={written} comes to {bytes_text(round(asked * 2**20))} on a node, and PyTorch alone needs more",
+        message=f"--{name}={written} comes to {bytes_text(round(asked * 2**20))} on a node, less than PyTorch needs",
         help=f"write --{name}={written}G" if written.isdecimal() else "ask for several gigabytes",
     )
 
