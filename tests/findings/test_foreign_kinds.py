@@ -114,7 +114,8 @@ def test_visible_devices_are_counted(before: str, fires: bool) -> None:
         ("torchrun a.py\n  --rank 8\n", [2]), ("torchrun a.py \\\n# note\n  --rank 8\n", [3]),
         ("torchrun a.py \\\n\n  --rank 8\n", [3]), ("torchrun a.py \\\n  --rank 8\n", []),
         ("ARGS=(\n  --rank 8\n)\n", []), ("ARGS='\n--rank 8'\n", []), ("cat <<END\n--rank 8\nEND\n", []),
-        ('case "$1" in\n  --rank) r=8 ;;\n  -a|--all)\n ;;\nesac\n', []), ("f() {\n  torchrun a.py\n  --rank 8\n}\n", []),
+        ('case "$1" in\n  --rank) r=8 ;;\n  -a|--all)\n ;;\nesac\n', []),
+        ("f() {\n  torchrun a.py\n  --rank 8\n}\n", []),
     ],
 )  # fmt: skip
 def test_a_line_that_begins_with_an_option_has_to_continue_one(text: str, lines: list[int]) -> None:
@@ -287,7 +288,8 @@ def test_the_names_of_layers_are_those_of_transformers(model_type: str) -> None:
     [
         ("meta-llama/Meta-Llama-3-8B", "llama"), ("Qwen/Qwen3-8B", "qwen3"), ("Qwen/Qwen3-30B-A3B", None),
         ("Qwen/Qwen2.5-VL-7B-Instruct", None), ("tiiuae/Falcon3-7B-Base", "llama"), ("microsoft/phi-2", "phi"),
-        ("microsoft/phi-4", "phi3"), ("google/flan-t5-base", "t5"), ("./llama-3", None), ("EleutherAI/gpt-j-6b", "gptj"),
+        ("microsoft/phi-4", "phi3"), ("google/flan-t5-base", "t5"), ("./llama-3", None),
+        ("EleutherAI/gpt-j-6b", "gptj"),
     ],
 )  # fmt: skip
 def test_types_in_names(name: str, model_type: str | None) -> None:
@@ -395,7 +397,8 @@ output_dir: o
         ("rl: dpo\ndpo_loss_type: [sigmoid, sft]\ndpo_loss_weights: [1.0]", "dpo_loss_weights"),
         ("rl: grpo\ntrl:\n  num_generations: 1", "num_generations"),
         ("rl: grpo\ntrl:\n  num_generations: 3", "num_generations"),
-        ("rl: simpo\nwarmup_ratio: 0.1", "warmup_ratio"), ("relora: true\njagged_restart_steps: 9\ndeepspeed: d.json", "relora"),
+        ("rl: simpo\nwarmup_ratio: 0.1", "warmup_ratio"),
+        ("relora: true\njagged_restart_steps: 9\ndeepspeed: d.json", "relora"),
         ("cut_cross_entropy: true\nliger_cross_entropy: true", "liger_cross_entropy"),
     ],
 )  # fmt: skip
@@ -454,7 +457,7 @@ TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assis
         ("sft", {"formatting": "sharegpt", "columns": {"messages": "talk"}}, True),
         ("sft", {"formatting": "openai", "columns": {"messages": "talk"}, "tags": {"role_tag": "role"}}, True),
         ("sft", {"formatting": "openai", "columns": {"messages": "talk"}, "tags": TAGS}, False),
-        ("sft", {"formatting": "sharegpt", "columns": {"messages": "talk"}, "tags": {**TAGS, "user_tag": "human"}}, True),
+        ("sft", {"formatting": "sharegpt", "columns": {"messages": "talk"}, "tags": TAGS | {"user_tag": "x"}}, True),
     ],
 )  # fmt: skip
 def test_entries_of_llama_factory(stage: str, entry: dict[str, Any], fires: bool) -> None:
@@ -579,7 +582,8 @@ def test_early_stopping_needs_evaluations(arguments: str, field: str | None) -> 
         f'args = TrainingArguments("o", {arguments})\n'
         + TOKENIZED
         + (
-            "Trainer(model=model, args=args, train_dataset=rows, eval_dataset=held, callbacks=[EarlyStoppingCallback(2)],\n"
+            "Trainer(model=model, args=args, train_dataset=rows, eval_dataset=x,\n"
+            "    callbacks=[EarlyStoppingCallback(2)],\n"
             "    data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)).train()\n"
         )
     )
@@ -589,7 +593,7 @@ def test_early_stopping_needs_evaluations(arguments: str, field: str | None) -> 
 def test_the_best_checkpoint_needs_a_metric_that_is_computed() -> None:
     body = (
         'args = TrainingArguments("o", eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,\n'
-        '    metric_for_best_model="{}")\nTrainer(model=model, args=args, train_dataset=raw, eval_dataset=held{}).train()\n'
+        '    metric_for_best_model="{}")\nTrainer(model=model, args=args, train_dataset=raw, eval_dataset=x{})\n'
     )
     assert errors(body.format("f1", "")) == {"metric_for_best_model"}
     assert errors(body.format("f1", ", compute_metrics=score")) == set()
@@ -730,3 +734,34 @@ def test_epochs_beside_steps_do_nothing() -> None:
     body = 'SFTTrainer(model=model, args=SFTConfig("o", max_steps={}, num_train_epochs=2), train_dataset=raw).train()\n'
     assert "ARG003" in warnings(body.format(30))
     assert "ARG003" not in warnings(body.format(-1))
+
+
+BESIDE = {
+    "setup__py": 'from setuptools import setup\nsetup(install_requires=["trl==0.15.2", "transformers==4.49.0"])\n',
+    "Pipfile": '[packages]\ntrl = "==0.15.2"\ntransformers = {version = "==4.49.0"}\n',
+}
+
+
+@pytest.mark.parametrize("name", sorted(BESIDE))
+def test_releases_are_looked_for_in_setup_py_and_in_a_pipfile(name: str) -> None:
+    body = 'SFTTrainer(model=model, args=SFTConfig("o", max_seq_length=512), train_dataset=raw).train()\n'
+    assert "ARG001" in codes(train__py=HEAD + body)
+    Path("other").mkdir()
+    assert "ARG001" not in codes(other_in_train__py=HEAD + body, **{f"other_in_{name}": BESIDE[name]})
+
+
+@pytest.mark.parametrize(
+    ("line", "fires"),
+    [
+        ('tokenizer = AutoTokenizer.from_pretrained("openai-community/gpt2", pad_token="<|endoftext|>")', True),
+        ('tokenizer.add_special_tokens({"pad_token": tokenizer.eos_token})', True),
+        ('tokenizer = AutoTokenizer.from_pretrained("openai-community/gpt2", pad_token="<|pad|>")', False),
+        ('tokenizer.add_special_tokens({"pad_token": "<|endofprompt|>"})', False),
+    ],
+)
+def test_padding_with_the_end_token_in_other_words(line: str, fires: bool) -> None:
+    from surefit.foreign.python_conflicts import pads_with_eos
+    from surefit.foreign.python_source import parse
+
+    Path("train.py").write_text(HEAD + line + "\n")
+    assert (pads_with_eos(parse(Path("train.py"))) == HEAD.count("\n") + 1) is fires

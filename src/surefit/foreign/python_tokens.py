@@ -21,7 +21,7 @@ SPARE |= {"falcon": 0, "bloom": 200, "opt": 7, "gemma": 0, "gemma2": 0, "gpt_big
 """`model_type` → rows of the embedding for which the tokenizer has no token, in the smallest of its models."""
 PADDING = ("[PAD]", "<pad>", "<PAD>", "[pad]", "<|pad|>")
 """Padding tokens that scripts make up."""
-HAVE_PADDING = ("gemma", "gemma2", "gemma3", "opt", "t5", "bert", "roberta", "distilbert", "deberta-v2", "bloom")
+HAVE_PADDING = ("gemma", "gemma2", "gemma3_text", "opt", "t5", "bert", "roberta", "distilbert", "deberta-v2", "bloom")
 RESIZES = ("resize_token_embeddings", "setup_chat_format", "clone_chat_template", "add_new_tokens", "smart_tokenizer")
 CLASSES = {
     "ag_news": 4, "imdb": 2, "rotten_tomatoes": 2, "dbpedia_14": 14, "yelp_review_full": 5, "yelp_polarity": 2,

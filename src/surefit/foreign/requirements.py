@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,8 @@ NAMES = re.compile(
     r"(.*[-_.])?(requirements|constraints)([-_.].*)?\.(txt|in)|pyproject\.toml|environment([-_.].*)?\.ya?ml"
 )
 BESIDE = re.compile(
-    r".*\.(sh|bash|sbatch|slurm)|(.*[._-])?Dockerfile([._-].*)?|(uv|poetry)\.lock|.*conda.*\.(ya?ml|txt)"
+    r".*\.(sh|bash|sbatch|slurm)|(.*[._-])?Dockerfile([._-].*)?|(uv|poetry)\.lock|.*conda.*\.(ya?ml|txt)|"
+    r"setup\.py|Pipfile"
 )
 """Files beside a script that may say which releases it is for, and are no requirements by their name."""
 USUAL = ("uv.lock", "poetry.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
@@ -43,6 +45,8 @@ EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)=([\w.!+*]+)=\S+")
 INLINE = re.compile(r"^# /// script$(.*?)^# ///$", re.MULTILINE | re.DOTALL)
 CONDA = {"pytorch": "torch"}
 """conda's name → that of the package index."""
+PINNED = re.compile(r"[A-Za-z][\w.-]*(\[[\w,.-]*\])?\s*([<>=!~]=|[<>])\s*\d")
+"""A requirement with versions, as setup.py lists them."""
 NO_NUMBER = re.compile(r"\d{19}")
 OPTION = re.compile(r"-{1,2}[A-Za-z]")
 TORCHVISION, TORCHAUDIO = range(15, 25), range(9)
@@ -155,8 +159,12 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
     if _is_shell(path):
         return _of_installs(read_job_script(path).installs)
     text = read_text(path)
-    if path.suffix == ".py":
-        lines: Iterable[tuple[str, int, bool]] = _of_header(text)
+    if path.name == "setup.py":
+        lines: Iterable[tuple[str, int, bool]] = _of_setup(text)
+    elif path.name == "Pipfile":
+        lines = _of_pipfile(text)
+    elif path.suffix == ".py":
+        lines = _of_header(text)
     elif path.suffix == ".lock":
         lines = _of_lock(text)
     elif path.suffix == ".toml":
@@ -249,6 +257,26 @@ def _of_header(text: str) -> Iterator[tuple[str, int, bool]]:
     with suppress(ValueError, RecursionError):
         for written in _texts(tomllib.loads(body).get("dependencies")):
             yield written, _line_of(text, re.escape(written)), True
+
+
+def _of_setup(text: str) -> Iterator[tuple[str, int, bool]]:
+    """The requirements in the lists of a setup.py that name a package with its versions, extras not told apart."""
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.walk(ast.parse(text)):
+            for each in node.elts if isinstance(node, ast.List) else ():
+                if isinstance(each, ast.Constant) and isinstance(each.value, str) and PINNED.match(each.value):
+                    yield each.value, each.lineno, True
+
+
+def _of_pipfile(text: str) -> Iterator[tuple[str, int, bool]]:
+    """The packages of a Pipfile; those for development need not hold together with the rest."""
+    with suppress(ValueError, RecursionError):
+        tree = tomllib.loads(text)
+        for name, asked in _table(tree, "packages").items():
+            versions = asked.get("version") if isinstance(asked, dict) else asked
+            if isinstance(versions, str):
+                line = _line_of(text, rf"^\s*[\"']?{re.escape(name)}[\"']?\s*=")
+                yield f"{name}{'' if versions == '*' else versions}", line, True
 
 
 def _of_lock(text: str) -> Iterator[tuple[str, int, bool]]:
