@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from surefit.core.errors import ConfigError, did_you_mean
@@ -108,8 +109,12 @@ def _read_unused(notes: Notes, call: Call) -> None:
         notes.place(key, name, call.lines[name])
 
 
-END_TOKENS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "<|end|>")
-"""Tokens that end a document or an answer in well-known models."""
+END_TOKENS = {
+    "</s>": r"llama-?2|mistral|vicuna|tinyllama", "<|endoftext|>": r"gpt2|pythia|gpt-neo|falcon|phi-2|phi-1",
+    "<|end_of_text|>": r"llama-?3(\.\d)?-\d+b(?!-instruct)", "<|eot_id|>": r"llama-?3(\.\d)?-\d+b-instruct",
+    "<|im_end|>": r"qwen[\d.]+-[\d.]+b-instruct",
+}  # fmt: skip
+"""Token → names of the models whose end-of-sequence token it is."""
 
 
 def pads_with_eos(source: Source) -> int | None:
@@ -131,7 +136,9 @@ def pads_with_eos(source: Source) -> int | None:
 def _is_end(source: Source, node: ast.expr, scope: Scope, attribute: str) -> bool:
     """Whether a value is the tokenizer's end-of-sequence token: its attribute, or a token of that use."""
     same = isinstance(node, ast.Attribute) and node.attr == attribute
-    return same or (not isinstance(node, ast.Attribute) and source.value(node, scope) in END_TOKENS)
+    value = None if isinstance(node, ast.Attribute) else source.value(node, scope)
+    models = END_TOKENS.get(value) if isinstance(value, str) else None
+    return same or (models is not None and re.search(models, source.text.lower()) is not None)
 
 
 def _padding_given(source: Source, node: ast.Call, scope: Scope) -> ast.expr | None:
